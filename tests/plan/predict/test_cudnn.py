@@ -40,7 +40,7 @@ def made(row: dict[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:
 
 def predicted(layer: nn.Module, shape: tuple[int, ...], dtype: str) -> dict[str, int]:
     """The same figures as a row's, counted on fake tensors."""
-    count = MemoryTracker()
+    count = MemoryTracker(cudnn_workspaces=True)
     x = torch.randn(shape, requires_grad=True)
     with as_on_cuda(), count, torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
         count.note([*layer.parameters(), x], "before")

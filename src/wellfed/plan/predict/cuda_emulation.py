@@ -54,8 +54,8 @@ AS_GIVEN = "binary_cross_entropy"
 
 
 @contextlib.contextmanager
-def as_on_cuda() -> Iterator[None]:
-    """Emulates CUDA's dropout mask of bytes, its fused attention kernel, its autocast lists, and RNNs without oneDNN.
+def as_on_cuda(*, cudnn_workspaces: bool = True) -> Iterator[None]:
+    """Emulates CUDA's dropout mask of bytes, its fused attention kernel, its autocast lists, and cuDNN's RNNs.
 
     Autocast's kernels are replaced below Python. So operators inside others, such as log_softmax in cross_entropy, are
     cast as on CUDA. Run the backward pass by `backward`. The oneDNN switch and the kernels are global, so they apply to
@@ -64,7 +64,7 @@ def as_on_cuda() -> Iterator[None]:
     was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would also call Intel's GPUs about TF32
     torch._C._set_mkldnn_enabled(False)
     try:
-        with _Functions(), torch.library._scoped_library("aten", "IMPL") as library:
+        with _Functions(cudnn_workspaces), torch.library._scoped_library("aten", "IMPL") as library:
             with warnings.catch_warnings(action="ignore"):  # torch warns about replaced kernels
                 library.impl("linear", _linear, "AutogradCPU")
                 for name, kernel in _autocast_kernels():
@@ -86,6 +86,10 @@ def backward(loss: Tensor) -> None:
 
 
 class _Functions(TorchFunctionMode):
+    def __init__(self, cudnn_workspaces: bool) -> None:
+        super().__init__()
+        self._cudnn_workspaces = cudnn_workspaces
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -99,17 +103,18 @@ class _Functions(TorchFunctionMode):
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
         if func in cudnn_rnn.RESERVED:
-            return _rnn(func, *args)
+            return self._rnn(func, *args)
         return func(*args, **named)
 
-
-def _rnn(func: Callable[..., Any], *args: Any) -> Any:
-    """Runs an RNN entirely in the lower type under autocast (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        with torch.autocast("cpu", enabled=False):
-            return _rnn(func, *_cast(args, dtype))
-    return cudnn_rnn.run(func, *args) if cudnn_rnn.is_known(*args) else func(*args)
+    def _rnn(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Runs an RNN entirely in the lower type under autocast (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            with torch.autocast("cpu", enabled=False):
+                return self._rnn(func, *_cast(args, dtype))
+        if not cudnn_rnn.is_known(*args):
+            return func(*args)
+        return cudnn_rnn.run(func, *args, workspaces=self._cudnn_workspaces)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

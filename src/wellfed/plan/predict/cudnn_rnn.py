@@ -90,7 +90,7 @@ def _parts(args: Sequence[Any]) -> tuple[Tensor, list[Tensor], Sequence[Tensor],
     return input, list(hidden) if isinstance(hidden, (list, tuple)) else [hidden], weights, options
 
 
-def run(function: Callable[..., Any], *args: Any) -> Any:
+def run(function: Callable[..., Any], *args: Any, workspaces: bool) -> Any:
     """Returns tensors of the shapes of ``function(*args)``; gradients flow to the input, the state and the weights."""
     input, states, weights, (_, num_layers, dropout, train, is_bidirectional, *more) = _parts(args)
     size = states[0].shape[-1]
@@ -105,21 +105,23 @@ def run(function: Callable[..., Any], *args: Any) -> Any:
         drops=bool(train and dropout),
         transposed=bool(more and more[0]),
     )
-    return _Rnn.apply(call, train, len(states), input, *states, *weights)  # type: ignore[no-untyped-call]
+    return _Rnn.apply(call, train, workspaces, len(states), input, *states, *weights)  # type: ignore[no-untyped-call]
 
 
 class _Rnn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, train: bool, num_states: int, input: Tensor, *others: Tensor) -> Any:
+    def forward(
+        ctx: Any, call: Call, train: bool, workspaces: bool, num_states: int, input: Tensor, *others: Tensor
+    ) -> Any:
         states = others[:num_states]
         copy = input.clone() if call.transposed else None
         output = input.new_zeros(call.output)
         after = [torch.zeros_like(state) for state in states]
         value_bytes = input.element_size()
         reserve = _bytes(input, call.reserve(value_bytes) if train else 0)
-        workspace = _bytes(input, call.workspace(value_bytes))
+        workspace = _bytes(input, call.workspace(value_bytes) if workspaces else 0)
         del workspace, copy
-        ctx.call = call
+        ctx.call, ctx.workspaces = call, workspaces
         ctx.save_for_backward(reserve, output, input, *others)
         return output, *after
 
@@ -128,9 +130,9 @@ class _Rnn(torch.autograd.Function):
         _, _, input, *others = ctx.saved_tensors
         copies = [gradients[0].clone(), input.clone()] if ctx.call.transposed else []
         found = [torch.zeros_like(each) for each in (input, *others)]
-        workspace = _bytes(input, ctx.call.workspace(input.element_size()))
+        workspace = _bytes(input, ctx.call.workspace(input.element_size()) if ctx.workspaces else 0)
         del workspace, copies
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
 def _bytes(like: Tensor, num_bytes: int) -> Tensor:

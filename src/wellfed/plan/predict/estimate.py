@@ -1,7 +1,7 @@
 """Finds the device memory of a training run by running its steps on fake tensors, which have shapes but no contents.
 
 Nothing of real size is allocated, and no GPU is needed. A table predicts workspaces of kernels (`as_on_cuda`).
-torch.compile is ignored, and cuDNN's RNN reserve is replaced by what single steps keep.
+torch.compile is ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measure(
         host_bytes: maximum memory of real runs; None = no limit.
     """
     try:
-        with _apart(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with _apart(task), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             rehearsal = Rehearsal(model, task, block_bytes, fake)
             points = curve(rehearsal.point, samples, lowest=rehearsal.lowest, beside=rehearsal.resident_bytes)
             return rehearsal.footprint(points, "fake tensors")
@@ -73,7 +73,7 @@ def measure(
         room = f"{show_bytes(needed)} of host memory, and {show_bytes(host_bytes)} are free"
         return NoEstimate(f"fake tensors can't follow the model ({why}); a real run of a few samples needs {room}")
     try:
-        with _apart():
+        with _apart(task):
             rehearsal = Rehearsal(model, task, block_bytes, None)
             return rehearsal.footprint(_small_runs(rehearsal, samples), "small runs")
     except Exception as error:  # noqa: BLE001  as above
@@ -150,7 +150,8 @@ def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _apart(task: Task) -> Iterator[None]:
     """Protects random states, warnings and modes of torch from changes."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), as_on_cuda():
+    kernels = as_on_cuda(cudnn_workspaces=task.cudnn_workspaces)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), kernels:
         yield

@@ -7,10 +7,11 @@ import gc
 import logging
 import os
 import pickle
+import select
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import torch
 
@@ -21,6 +22,7 @@ from wellfed.process import MAY_FORK, end_by_signals, exit_code, fork, held_sign
 
 _LOG = logging.getLogger(__name__)
 Found = Footprint | NoEstimate
+_POLL_S = 0.1
 
 
 def in_fork(work: Callable[[], Found]) -> Found:
@@ -57,7 +59,7 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
         try:
             os.close(writing)
             let_through()
-            answer = answers.read()
+            answer = _read(answers)
         except BaseException:
             os.kill(child, signal.SIGKILL)
             raise
@@ -71,6 +73,19 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
         _LOG.info("No estimate in a child process, so it is tried in this one: %s", found.reason)
         return None
     return found
+
+
+def _read(answers: BinaryIO) -> bytes:
+    """Returns all that comes, and runs handlers of signals meanwhile: another thread may have got the signal, which
+    would not interrupt a read."""
+    found = b""
+    while True:
+        ready, _, _ = select.select([answers], [], [], _POLL_S)
+        if ready:
+            part = os.read(answers.fileno(), 1 << 16)
+            if not part:
+                return found
+            found += part
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:

@@ -37,11 +37,11 @@ _IN_PLACE = {
 class MemoryTracker(TorchDispatchMode):
     """Counts each storage that an operator returns while the mode is active, until it is freed.
 
-    The kind of a storage is the value of ``making`` at its creation, or set by `note`. Of workspaces inside operators,
-    those of cuDNN's convolutions are counted.
+    The kind of a storage is the value of ``making`` at its creation, or set by `note`. Workspaces inside operators are
+    not counted, but for those of cuDNN's convolutions on request.
     """
 
-    def __init__(self, block_bytes: int = 1) -> None:
+    def __init__(self, block_bytes: int = 1, *, cudnn_workspaces: bool = False) -> None:
         """Rounds the size of each storage up to a multiple of ``block_bytes``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.making = "activations"
@@ -49,7 +49,7 @@ class MemoryTracker(TorchDispatchMode):
         """Current bytes by kind."""
         self.peak: dict[str, int] = {}
         """Bytes by kind at the highest sum since the last `forget_peak`."""
-        self._block_bytes = block_bytes
+        self._block_bytes, self._cudnn_workspaces = block_bytes, cudnn_workspaces
         self._total = self._highest = 0
         self.events: list[tuple[int, int]] = []
         """(storage number, bytes) in order since the list was last replaced, for `replay`; 0 bytes means freed."""
@@ -84,7 +84,7 @@ class MemoryTracker(TorchDispatchMode):
                 elif known[2] != self._rounded(storage.nbytes()):  # resize_
                     self._leave(storage._cdata)
                     self._make(storage, known[1])
-        if num_bytes := workspace_bytes(func, args):
+        if self._cudnn_workspaces and (num_bytes := workspace_bytes(func, args)):
             self._use(num_bytes)
         return result
 

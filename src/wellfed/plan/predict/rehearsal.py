@@ -59,6 +59,8 @@ class Task:
     shaped_by: tuple[object, ...] = ()
     """Objects besides the model that affect a pass, such as the data set. A cached footprint depends on them."""
     expandable_segments: bool = False
+    cudnn_workspaces: bool = True
+    """Whether workspaces of cuDNN count. A simulated card has none."""
 
 
 _STORE = 1
@@ -105,7 +107,8 @@ class Rehearsal:
 
     def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
         """``fake`` is already active; None = real tensors."""
-        self._task, self._live = task, MemoryTracker(block_bytes)
+        self._task = task
+        self._live = MemoryTracker(block_bytes, cudnn_workspaces=task.cudnn_workspaces)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that runs; BatchNorm has no statistics of a single sample."""

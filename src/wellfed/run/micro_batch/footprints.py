@@ -117,6 +117,7 @@ class Footprints:
             compile_mode=self._plan.device.compile,
             shaped_by=(train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
+            cudnn_workspaces=self._plan.device.workspaces > 0,
         )
 
     def _train(self, features: str | None) -> Any:
