@@ -31,3 +31,14 @@ def test_what_was_planted_is_said_first(path: Path, tmp_path: Path) -> None:
         assert [finding.id for finding in findings if not finding.is_note] == []
     else:
         assert ids[0] in (expected["cause"], *expected["also"])
+
+
+def test_readings_that_are_too_slow_for_the_swing_of_the_steps_give_the_gpu_no_period(tmp_path: Path) -> None:
+    """Four workers finish together every 243 ms; ten readings a second seemed to swing with a period of 1.1 s."""
+    trace = json.loads(gzip.decompress((TRACES / "gpu" / "lockstep_gpu_pictures.json.gz").read_bytes()))
+    for name, text in trace["files"].items():
+        (tmp_path / name).write_text(text)
+    evidence = Evidence.read(tmp_path)
+    assert [evidence.period_s(swing.lag) for swing in evidence.swings_of_steps] == [pytest.approx(0.243, abs=1e-3)]
+    assert evidence.swings_of_gpus == {}
+    assert "The utilisation of GPU" not in run_rules(evidence)[0].text

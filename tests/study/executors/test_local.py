@@ -263,7 +263,7 @@ def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(
             time.sleep(600)
         return int(was_done)
 
-    runs = local(work, prepare, timeout_s=1 if waits_for == "timeout" else 60, gpus=2)
+    runs = local(work, prepare, timeout_s=3 if waits_for == "timeout" else 60, gpus=2)
     for trial, _ in runs.run([runs.trial("first", waits_for), runs.trial("second", "", seed=2)]):
         if trial.key == "first":
             done.touch()

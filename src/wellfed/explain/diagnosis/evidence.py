@@ -36,6 +36,8 @@ _PAUSES = ("validate", "checkpoint")
 _EMPTY = np.empty(0)
 _WARMUP = 3
 """Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
+_READINGS = 4
+"""Minimum readings of the utilisation in a period that they can show."""
 _LATEST = 10_000
 """Number of latest steps used for a record without figures."""
 
@@ -316,13 +318,19 @@ class Evidence:
 
     @cached_property
     def swings_of_gpus(self) -> Mapping[int, Swing]:
-        """Utilisation that rises and falls with a period, by GPU."""
+        """Utilisation that rises and falls with a period, by GPU.
+
+        Readings do not show the swing of steps that is shorter than a few of them. They seem to swing with a longer
+        period then, which is no GPU's.
+        """
         found = {}
+        of_steps = [period_s for swing in self.swings_of_steps if (period_s := self.period_s(swing.lag)) is not None]
         for gpu in self.gpus:
             curve = self.curves[gpu]
             at_s, util_pct = curve.get("time_s", _EMPTY), curve.get("util_pct", _EMPTY)
             swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None
-            if swing is not None:
+            shortest_s = _READINGS * float(np.median(np.diff(at_s))) if len(at_s) > 1 else 0.0
+            if swing is not None and all(period_s >= shortest_s for period_s in of_steps):
                 found[gpu] = swing
         return found
 
