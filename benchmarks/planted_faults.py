@@ -253,7 +253,7 @@ OF_GPU = (
           ("memory.checkpoint_activations=true",), ("memory.checkpoint_activations=false",), steps=400),
     Fault("launch_bound_gpu", "launch_bound", "gpu", (*_model(rests="false"), *WHOLE), _model(small_ops=4000)),
     Fault("tiny_tensors_gpu", "launch_bound", "gpu", (*_model(rests="false"), *WHOLE), _model(tiny=500)),
-    Fault("synchronisation_gpu", "synchronisation", "gpu", (*_model(rests="false", works="true", size=1024), *WHOLE),
+    Fault("synchronisation_gpu", "synchronisation", "gpu", (*_model(rests="false", works="true", size=2048), *WHOLE),
           _model(asks="true")),
     Fault("tensor_cores_idle_gpu", "tensor_cores_idle", "gpu", (*ON_GPU, *WHOLE, *_model(products=10)),
           ("gpu.precision=32-true", "gpu.tf32=false"), ("gpu.precision=bf16-mixed", "gpu.tf32=true"), steps=160),

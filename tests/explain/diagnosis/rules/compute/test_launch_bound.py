@@ -20,6 +20,14 @@ def test_graphs_and_at_most_what_the_card_idles():
     assert found.message.startswith("The GPU is busy for 25.3 % of a step: the host takes 99.9 % of it to launch")
 
 
+def test_lines_that_wait_as_well_are_named():
+    lines = [{"place": "net.py:7", "per_step": 133.0}]
+    late = {"launch_frac": 1.0, "card": {"util_pct": 15, "sm_active_pct": 5}}
+    found = launch_bound.check(on_card(**late, synchronisations=lines))
+    assert found is not None
+    assert found.message.endswith("The host also waits for the GPU at net.py:7 (133 times a step).")
+
+
 def test_compiled_already():
     found = launch_bound.check(on_card(**LATE, plan={"gpu.compile": "reduce-overhead"}))
     assert found is not None

@@ -8,6 +8,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.gains.device_load import device_load
 from wellfed.explain.diagnosis.rules.compute import small_batch
+from wellfed.explain.diagnosis.rules.compute.synchronisation import places
 from wellfed.units import show_percent
 
 _WITHOUT_GRAPHS = ("none", "default")
@@ -21,13 +22,14 @@ def check(evidence: Evidence) -> Finding | None:
     if small_batch.check(evidence) is not None:  # fewer passes launch less, at no cost
         return None
     high = 1 / load.full_frac
+    waits = f" The host also waits for the GPU at {places(load.synchronisations)}." if load.synchronisations else ""
     can_compile = evidence.value("gpu.compile") in _WITHOUT_GRAPHS
     return Finding(
         "launch_bound",
         f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host takes "
         f"{show_percent(min(load.launch_frac, 1.0))} of it to launch the step's kernels, many and small ones, and is "
         "never ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
-        "optimizers with fused=true, fewer and larger tensors in the model.",
+        f"optimizers with fused=true, fewer and larger tensors in the model.{waits}",
         {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
         ("gpu.compile=reduce-overhead",) if can_compile else (),
         gain=Gain(sqrt(high), 1.0, high),

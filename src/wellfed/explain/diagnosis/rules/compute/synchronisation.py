@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.gains.device_load import device_load
+from wellfed.record import SynchronisationEntry
 from wellfed.units import show_percent
 
 _NAMED = 3
@@ -16,11 +19,9 @@ def check(evidence: Evidence) -> Finding | None:
     if load is None or load.limit != "synchronisation":
         return None
     lines = load.synchronisations
-    named = ", ".join(f"{one['place']} ({how_often(one['per_step'])})" for one in lines[:_NAMED])
-    more = f" and {len(lines) - _NAMED} lines more" if len(lines) > _NAMED else ""
     return Finding(
         "synchronisation",
-        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host waits for it at {named}{more}, and "
+        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host waits for it at {places(lines)}, and "
         "the GPU then waits for the host to launch the next kernels. Keep such values on the device (no .item(), "
         ".cpu(), or `if` on a tensor), and read them every 50 steps instead of in each.",
         {
@@ -31,6 +32,12 @@ def check(evidence: Evidence) -> Finding | None:
         },
         gain=load.without_synchronisation,
     )
+
+
+def places(lines: Sequence[SynchronisationEntry]) -> str:
+    """Returns the most frequent lines as text."""
+    named = ", ".join(f"{one['place']} ({how_often(one['per_step'])})" for one in lines[:_NAMED])
+    return named + (f" and {len(lines) - _NAMED} lines more" if len(lines) > _NAMED else "")
 
 
 def how_often(per_step: float) -> str:
