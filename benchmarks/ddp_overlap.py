@@ -108,7 +108,7 @@ def trained(rank: int, size: int, rounds: int) -> dict[int, dict[str, list[float
                 if number:
                     taken[name].append((time.perf_counter() - began_s) / STEPS)
         weights = [torch.cat([each.detach().flatten() for each in step._model.parameters()]) for step in steps.values()]
-        assert torch.allclose(*weights, rtol=1e-4, atol=1e-6), "both ways learn the same"
+        assert torch.allclose(*weights, rtol=1e-4, atol=1e-6), "both ways learn the same"  # type: ignore[arg-type]
     return found
 
 

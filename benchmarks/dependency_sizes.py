@@ -69,7 +69,7 @@ def installed(venv: Path) -> Installed:
 
 def pip_install(venv: Path, *what: str) -> None:
     command = [venv / "bin/python", "-m", "pip", "install", "--quiet", "-c", REPO / "constraints.txt", *what]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True)  # type: ignore[arg-type]
 
 
 def reached(found: Installed, roots: Iterable[str]) -> set[str]:
@@ -114,7 +114,7 @@ def main() -> None:
         base = Path(scratch) / "base"
         subprocess.run(["git", "clone", "--quiet", REPO, Path(scratch) / "clone"], check=True)
         describe = ["git", "-C", Path(scratch) / "clone", "describe", "--always"]
-        commit = subprocess.run(describe, capture_output=True, check=True)
+        commit = subprocess.run(describe, capture_output=True, check=True)  # type: ignore[arg-type]
         subprocess.run([sys.executable, "-m", "venv", base], check=True)
         pip_install(base, str(Path(scratch) / "clone"))
         first = installed(base)

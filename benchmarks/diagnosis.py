@@ -240,7 +240,8 @@ def won_back(verdicts: Sequence[Verdict]) -> str:
 
 def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
     """The figures that the whole is held to, without the runs on a busy machine."""
-    busy = [one for one in [*verdicts, *healthy] if one.is_busy]
+    both: list[Verdict | HealthyVerdict] = [*verdicts, *healthy]
+    busy = [one for one in both if one.is_busy]
     verdicts = [one for one in verdicts if not one.is_busy]
     healthy = [one for one in healthy if not one.is_busy]
     untuned = {fault.kind for fault in UNTUNED}
@@ -261,7 +262,7 @@ def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> d
         "curable": len(shares),
         "won_back_80": sum(share is not None and share >= 0.8 for share in shares),
         "gain_error_frac_median": statistics.median(errors) if errors else None,
-        "judged_ms_max": max((one.judged_ms for one in [*verdicts, *healthy]), default=0.0),
+        "judged_ms_max": max((one.judged_ms for one in both if not one.is_busy), default=0.0),
     }
 
 

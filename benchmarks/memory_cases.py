@@ -243,7 +243,7 @@ def training(
 
     def fill() -> None:
         model.eval()
-        source[0] = hold(features, mode, device, None if on_host is None else on_host.to(device, copy=True))
+        source[0] = hold(features, mode, device, None if on_host is None else on_host.to(device, copy=True))  # type: ignore[arg-type]
 
     if features is not None:
         yield fill

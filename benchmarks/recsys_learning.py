@@ -90,7 +90,7 @@ def tuned_factorisation(*overrides: str) -> tuple[list[str], list[dict[str, Any]
     """Overrides of the grid point that is best on validation, and all points."""
     best, chosen, table = -1.0, [], []
     for dim, lr, l2 in product(*GRID.values()):
-        options = factorisation(dim, lr, l2)
+        options = factorisation(dim, lr, l2)  # type: ignore[arg-type]
         result = train(1, *overrides, *options)
         table.append({"dim": dim, "lr": lr, "l2": l2, "val_ndcg": result.val_ndcg})
         print(f"BPR-MF {table[-1]}", flush=True)
@@ -135,7 +135,7 @@ def difference(one: Trained, other: Trained) -> dict[str, Any]:
 def popularity(data: Datasets) -> Trained:
     items = data.train.fetch(torch.arange(len(data.train)), SampleRng(0, 0))["pos"].numpy()  # passes count alike
     val, test = (
-        metrics_of_ranks(popularity_ranks(split, items, data.model_args["num_items"]))
+        metrics_of_ranks(popularity_ranks(split, items, data.model_args["num_items"]))  # type: ignore[arg-type]
         for split in (data.val, data.test)
     )
     return Trained(test["ndcg_at_10"], float(test["recall_at_10"].mean()), float(val["ndcg_at_10"].mean()))
@@ -216,12 +216,12 @@ def tuned_als(data: Datasets) -> tuple[Trained, dict[str, float]]:
     """Test metrics of the grid point that is best on validation."""
     best, found, point = -1.0, None, {}
     for dim, reg, alpha in product(*ALS_GRID.values()):
-        vectors = als(data, dim, reg, alpha)
-        val = ranked(data.val, vectors).val_ndcg
+        vectors = als(data, dim, reg, alpha)  # type: ignore[arg-type]
+        val = ranked(data.val, vectors).val_ndcg  # type: ignore[arg-type]
         if val > best:
             best, found, point = val, vectors, {"dim": dim, "reg": reg, "alpha": alpha}
     assert found is not None
-    result = ranked(data.test, found)
+    result = ranked(data.test, found)  # type: ignore[arg-type]
     return Trained(result.ndcg, result.recall, best), point
 
 

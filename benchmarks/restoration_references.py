@@ -90,7 +90,7 @@ def photograph(name: str) -> NDArray[np.uint8]:
 def read(package: str, inside: str) -> NDArray[np.uint8]:
     """RGB [H, W, 3] of a file that a package brings along."""
     module = __import__(package)
-    with Image.open(Path(module.__file__).parent / inside) as image:
+    with Image.open(Path(module.__file__).parent / inside) as image:  # type: ignore[arg-type]
         return np.array(image.convert("RGB"))
 
 
@@ -337,9 +337,10 @@ def small_set(work: Path, name: str, seeds: int, overrides: list[str]) -> dict[s
     known, clean = [centre(file) for file in trained_on[:4]], [centre(file) for file in judged]
     size = {"fast": True, "patch_distance": 6}
     strength = max(
-        NLM_STRENGTHS[True], key=lambda h: np.mean(mean_psnr(known, lambda noisy: non_local_means(noisy, h=h, **size)))
+        NLM_STRENGTHS[True],
+        key=lambda h: np.mean(mean_psnr(known, lambda noisy: non_local_means(noisy, h=h, **size))),  # type: ignore[arg-type]
     )
-    nlm = mean_psnr(clean, lambda noisy: non_local_means(noisy, h=strength, **size))
+    nlm = mean_psnr(clean, lambda noisy: non_local_means(noisy, h=strength, **size))  # type: ignore[arg-type]
     runs = []
     for seed in range(1, seeds + 1):
         run = work / "-".join([f"{name}-run-{seed}", *overrides])
