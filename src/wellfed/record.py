@@ -440,11 +440,12 @@ class RunRecord:
         )
 
     @classmethod
-    def read(cls, folder: Path) -> RunRecord:
+    def read(cls, folder: Path | str) -> RunRecord:
         """Reads the record of a run folder; missing keys get their defaults, as for older versions.
 
         Raises as `read` does, and a ValueError if a value has the wrong type.
         """
+        folder = Path(folder)
         found = read(folder)
         if "run_id" not in found:
             raise ValueError(f"{folder / FILE_NAME} is not a run record: it has no key 'run_id'.")

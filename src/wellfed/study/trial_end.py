@@ -33,7 +33,8 @@ _LONGEST_LINE = 300
 """Most characters of an error in a cell of a table."""
 _NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Iteration|Full|Empty|Expired|Fault)\b(: |$)")
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_NAMES = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT")
+_FROM_OUTSIDE = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))  # Windows lacks two
 _KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
 
 
@@ -184,7 +185,7 @@ def _verdict(
         number = -exit_code
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         if number in _FROM_OUTSIDE:
-            return "killed", _error("host_oom" if number == signal.SIGKILL else "code", f"ended by {name}", _KILLED)
+            return "killed", _error("host_oom" if name == "SIGKILL" else "code", f"ended by {name}", _KILLED)
         return "failed", _error("code", f"crashed: {name}", "Native code of the model, the data or a driver.")
     if found is not None and found.status not in ("running", "killed"):
         return _recorded_end(found)

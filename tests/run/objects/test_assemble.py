@@ -60,6 +60,13 @@ class ByClosure(torch.optim.Optimizer):
         return loss
 
 
+class ByGroups(torch.optim.AdamW):
+    """Reads the groups that it is given, as the documents say they come."""
+
+    def __init__(self, groups, lr):
+        super().__init__([{"params": list(group["params"])} for group in groups], lr=lr)
+
+
 class Unsteppable(ByClosure):
     def step(self):
         raise KeyError("not yet")
@@ -291,6 +298,7 @@ def test_a_sparse_buffer_counts_as_if_it_were_dense():
         ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
         (f"{__name__}.ByClosure", 1),
         (f"{__name__}.Unsteppable", 2),
+        (f"{__name__}.ByGroups", 2),
     ],
 )
 def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):

@@ -13,7 +13,7 @@ from torch import nn
 from tests.kit import tiny
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.errors import DataError
+from wellfed.errors import DataError, ModelError
 from wellfed.record import ignore_event
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -36,6 +36,18 @@ def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
 def delivery() -> Delivery:
     data = tiny.TinyData(16)
     return Delivery({"x": data.inputs, "y": data.targets}, epoch=0, index=0, total=16)
+
+
+class IgnoresClosure(torch.optim.SGD):
+    """An optimizer of a user who has not read what ``step`` is given."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_an_optimizer_that_ignores_the_closure_is_told_what_to_do() -> None:
+    with pytest.raises(ModelError, match=r"IgnoresClosure.step did not call the closure .* loss = closure\(\)"):
+        made(IgnoresClosure, 16)(delivery())
 
 
 @pytest.mark.parametrize("micro", [16, 5])

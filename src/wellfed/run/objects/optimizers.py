@@ -57,7 +57,7 @@ def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
     """Returns how many tensors of a parameter's size the optimizer keeps, from one step on a tiny parameter."""
     probe = nn.Parameter(torch.zeros(2, 3))
     probe.grad = torch.zeros(2, 3)
-    made = build(optimizer, "workload.optimizer", [probe])
+    made = build(optimizer, "workload.optimizer", [{"params": [probe]}])
     if type(made).__name__ == "LBFGS":
         return 2 * int(made.defaults["history_size"])
     try:
@@ -83,7 +83,7 @@ def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterabl
     if any(weight.requires_grad and id(weight) not in of_layers for weight in model.parameters()):
         tried.append(nn.Parameter(torch.zeros(2, 3)))
         tried[1].grad = torch.ones(2, 3)
-    made = build(optimizer, "workload.optimizer", tried)
+    made = build(optimizer, "workload.optimizer", [{"params": tried}])
     if type(made).__name__ == "LBFGS":  # it computes gradients itself
         return
     try:

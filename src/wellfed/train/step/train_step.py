@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.batches import Delivery
+from wellfed.errors import ModelError
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.optimizer_state import allocate
@@ -129,7 +130,12 @@ class TrainStep:
 
     def _taken_loss(self) -> Tensor:
         loss, self._first_loss = self._first_loss, None
-        assert loss is not None
+        if loss is None:
+            name = type(self._optimizer).__name__
+            raise ModelError(
+                f"{name}.step did not call the closure that it was given, so no gradient was computed. Begin "
+                "step(self, closure=None) with: loss = closure() if closure is not None else None."
+            )
         return loss
 
     def _step(self) -> bool:
