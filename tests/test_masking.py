@@ -350,6 +350,9 @@ def test_hidden_in_nested_facts() -> None:
         (["sh", "-c", "x --token abcdefghij --lr 1"], ["sh", "-c", "x --token *** --lr 1"]),
         (["x", "postgres://me:hunter22@host/db"], ["x", "postgres://me:***@host/db"]),
         (["x", "--max-tokens", "100"], ["x", "--max-tokens", "100"]),
+        (["curl", "-H", "Authorization: Bearer abc123def456ghi"], ["curl", "-H", "Authorization: *** ***"]),
+        (["x", "--config", '{"api_key":"x9x9x9x9"}'], ["x", "--config", '{"api_key":"***"}']),
+        (["x", "--token", "-Ab3deadbeef99"], ["x", "--token", "***"]),
         ([], []),
     ],
 )

@@ -257,8 +257,8 @@ def masked_command(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments of a process with secrets as ``***``, as in ``--api-key X`` and ``password=X``."""
     shown, name = list[str](), ""
     for text in arguments:
-        hides = bool(name) and not text.startswith("-") and is_secret(name, text)
-        is_script = any(map(str.isspace, text))  # of sh -c
+        hides = bool(name) and not text.startswith("--") and is_secret(name, text)
+        is_script = any(map(str.isspace, text)) or "{" in text or '":' in text  # of sh -c, or JSON
         shown.append(SECRET_SHOWN if hides else masked_diff(f" {text}")[1:] if is_script else masked_override(text))
         name = text.lstrip("-") if text.startswith("-") and "=" not in text else ""
     return shown
@@ -327,6 +327,7 @@ def masked_diff(diff: str) -> str:
         if name.endswith((".yaml", ".yml")) and (begun := _YAML_BLOCK.match(text)) and is_secret_name(begun[2]):
             block = len(begun[1])
         is_python = name.endswith(".py")
+        text = hidden(text)
         for pattern in (_ASSIGNED, _OPTION):
             text = pattern.sub(lambda found: _masked_literal(found, is_python=is_python), text)  # noqa: B023
         lines.append(hidden(sign + text))

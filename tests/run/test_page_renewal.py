@@ -107,7 +107,7 @@ def test_it_takes_a_hundredth_of_a_core_at_most(tmp_path: Path, monkeypatch: pyt
     assert 'data-due="60.0"' in (folder / "report.html").read_text()
     monkeypatch.setattr(renewal.time, "process_time", lambda: 2.5)
     assert renewal.main(folder) == 250.0
-    assert 'data-due="250.0"' in (folder / "report.html").read_text()
+    assert 'data-due="500.0"' in (folder / "report.html").read_text()
 
 
 def test_a_page_that_takes_long_is_renewed_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from urllib.parse import quote
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tests.kit.evidence_of import evidence
 from tests.plan.test_decide import config, planned
@@ -155,6 +157,34 @@ def test_a_spinner_turns_by_itself_and_leaves_nothing() -> None:
     in_ascii = in_a_terminal(job, encoding="ascii")
     assert "| planning" in in_ascii
     assert in_ascii.isascii()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_while_code_of_users_runs_the_stage_is_written_once() -> None:
+    def job(console: screen.Terminal) -> None:
+        screen.show_stage(console, "recsys", None, "reading data")
+        time.sleep(0.4)
+        console.file.write("password: ")
+        console.file.flush()
+        time.sleep(0.4)
+
+    assert in_a_terminal(job).endswith("password: ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_a_terminal_that_is_gone_ends_nothing() -> None:
+    ours, theirs = os.openpty()
+    stream = os.fdopen(theirs, "w")
+    console = screen.Terminal(file=stream, force_terminal=True, width=80)
+    live = Live(console=console, auto_refresh=False)
+    live.start()
+    os.close(ours)
+    live.update(Text("step 1"), refresh=True)
+    live.stop()
+    assert console.quiet
+    assert isinstance(console.failure, OSError)
+    with suppress(OSError):
+        stream.close()
 
 
 def test_a_file_gets_whole_lines_without_a_spinner() -> None:

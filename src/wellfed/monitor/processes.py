@@ -131,7 +131,7 @@ def _ask_system(holder: Holder) -> tuple[Mapping[str, str], Sequence[str]]:
     # Inside a container the id may belong to another process, whose name then differs.
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(holder.pid)
-        if holder.name is None or holder.name in (process.name(), Path(process.exe()).name):
+        if holder.name is None or holder.name == process.name() or holder.name == Path(process.exe()).name:
             arguments = process.cmdline()
             with contextlib.suppress(psutil.Error, OSError):  # another user's, whose command can be read
                 environ = process.environ()

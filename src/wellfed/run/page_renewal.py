@@ -23,6 +23,8 @@ _POLL_S = 0.1
 _STOP_S = 2.0
 """Seconds that the end of a run waits for a renewal in progress to give up."""
 _LAST_BYTES = 4096
+_LONGEST_PAUSE = 10
+"""Pause after repeated failures, as a multiple of the usual one."""
 
 
 class PageRenewal:
@@ -46,13 +48,13 @@ class PageRenewal:
         self._thread.join(_STOP_S)
 
     def _renew_until_the_end(self) -> None:
-        wait_s = self._every_s
+        wait_s, num_failed = self._every_s, 0
         while not self._stopping.wait(wait_s):
             try:
-                wait_s = max(self._every_s, self._renewed())
-            except (OSError, ValueError) as error:
+                wait_s, num_failed = max(self._every_s, self._renewed()), 0
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
                 self._failed(str(error))
-                wait_s = 10 * self._every_s
+                wait_s, num_failed = min(2**num_failed, _LONGEST_PAUSE) * self._every_s, num_failed + 1
 
     def _renewed(self) -> float:
         """Starts a renewal, waits for its end, and returns the seconds until the next.

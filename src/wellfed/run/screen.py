@@ -29,6 +29,8 @@ _VALUE_WIDTH = 16
 _FRAMES, _ASCII_FRAMES = "\u280b\u2819\u2839\u2838\u283c\u2834\u2826\u2827\u2807\u280f", "|/-\\"
 """Characters of the spinner."""
 _FRAME_S = 0.1
+_OF_USERS = ("reading data", "planning", "testing")
+"""Stages that run code of users."""
 _NARROW = 60
 """Columns of a terminal below which lines of the start are wrapped instead of cut."""
 
@@ -53,12 +55,16 @@ class Terminal(Console):
         """Columns of the terminal; None for a file, whose lines are as long as their text."""
         return self.width if self.is_terminal else None
 
-    def stage(self, text: str) -> None:
-        """Shows what goes on beside a spinner, until the next print or `end_stage`. Does nothing without a terminal."""
+    def stage(self, text: str, *, moves: bool = True) -> None:
+        """Shows what goes on beside a spinner, until the next print or `end_stage`. Does nothing without a terminal.
+
+        Args:
+            moves: false while code of users runs, whose prompts and bars a spinner would overwrite.
+        """
         self.end_stage()
         if self.is_terminal and not self.is_dumb_terminal and not self.quiet:
             with suppress(OSError, ValueError):  # a terminal without a file, as in a test
-                self._spinner = _Spinner(self.file.fileno(), wrapped(text, self.width - 3)[0], self.is_utf)
+                self._spinner = _Spinner(self.file.fileno(), wrapped(text, self.width - 3)[0], self.is_utf, moves=moves)
 
     def end_stage(self) -> None:
         """Removes the spinner."""
@@ -91,6 +97,14 @@ class Terminal(Console):
             self.failure = error
             self._give_up()
 
+    def _check_buffer(self) -> None:
+        """Writes what is due, also for a live display, which does not go through `print`."""
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self.failure = error
+            self._give_up()
+
     def _give_up(self) -> None:
         self.quiet = True
         # Buffered output must not fail again when Python ends.
@@ -104,18 +118,20 @@ class _Spinner:
     It writes to the file descriptor alone: a process that is forked meanwhile must not inherit a held lock of a stream.
     """
 
-    def __init__(self, descriptor: int, text: str, is_utf: bool) -> None:
+    def __init__(self, descriptor: int, text: str, is_utf: bool, *, moves: bool) -> None:
         self._descriptor, self._text, self._has_ended = descriptor, text, threading.Event()
         self._frames = itertools.cycle(_FRAMES if is_utf else _ASCII_FRAMES)
         self._encoding = "utf-8" if is_utf else "ascii"
         self._draw()
-        self._thread = threading.Thread(target=self._run, name="wellfed-spinner", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="wellfed-spinner", daemon=True) if moves else None
+        if self._thread is not None:
+            self._thread.start()
 
     def end(self) -> None:
         """Stops the thread, and clears the line."""
         self._has_ended.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._write("\r\x1b[2K")
 
     def _run(self) -> None:
@@ -128,7 +144,16 @@ class _Spinner:
 
     def _write(self, text: str) -> None:
         with suppress(OSError):
-            os.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
+            if _is_foreground(self._descriptor):
+                os.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
+
+
+def _is_foreground(descriptor: int) -> bool:
+    """Returns false for a job in the background, which would write over the shell's prompt."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (OSError, AttributeError):  # not the terminal of this session; Windows
+        return True
 
 
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> TextTable:
@@ -146,7 +171,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
 
 def show_stage(console: Terminal, workload: str, resumed: Path | None, stage: str) -> None:
     """Shows on a terminal what a run does now, e.g. "planning"."""
-    console.stage(f"{_what(workload, resumed)}: {stage}")
+    console.stage(f"{_what(workload, resumed)}: {stage}", moves=stage not in _OF_USERS)
 
 
 def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -377,7 +377,8 @@ class Run:
 
 
 def _print_error(text: str) -> None:
-    print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
 
 
 def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:

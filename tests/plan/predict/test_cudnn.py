@@ -73,3 +73,10 @@ def test_a_convolution_uses_what_it_used_on_a_real_card(row: dict[str, Any]) -> 
     assert found["held"] == row["held"]
     assert 0.82 <= found["forward_peak"] / row["forward_peak"] <= 1.08
     assert 0.93 <= found["backward_peak"] / row["backward_peak"] <= 1.2
+
+
+@pytest.mark.parametrize("options", [{"padding": "valid"}, {"padding": "same"}, {"stride": (1,)}, {"dilation": 2}])
+def test_a_convolution_is_followed_however_its_options_are_written(options: dict[str, Any]) -> None:
+    with FakeTensorMode():
+        found = predicted(nn.Conv2d(3, 32, 3, **options), (2, 3, 16, 16), "bf16")
+    assert found["forward_peak"] > found["held"]

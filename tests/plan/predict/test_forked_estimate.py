@@ -162,3 +162,20 @@ def test_where_autograd_does_not_work_in_a_child_it_is_done_here(monkeypatch):
     kept = {}
     assert in_fork(lambda: kept.update(here=True) or FOUND) == FOUND
     assert kept == {"here": True}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
+def test_a_process_with_thousands_of_open_files_is_answered():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip(f"at most {hard} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert in_fork(lambda: FOUND) == FOUND
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

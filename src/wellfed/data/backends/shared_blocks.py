@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import pickle
+import time
 import weakref
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -40,6 +41,7 @@ _SMALL = 2**14
 """Bytes below which a member goes through the pipe. A small member that a user keeps does not keep a block in use."""
 _LARGER_STORAGE = 4
 """Maximum ratio of storage to tensor. Of a larger storage, which may be the whole dataset, the tensor alone is sent."""
+_NO_ROOM_S = 60.0
 _HELD = 4
 """Blocks of a worker beyond the batches that it builds ahead, for batches that training still holds."""
 
@@ -58,8 +60,8 @@ class Sender:
         """
         self._inbox, self._most = inbox, prefetch_factor + _HELD
         self._blocks: dict[int, Bytes] = {}
-        self._has_no_room = False
-        """Whether making a block has failed. Not tried again, since torch leaves an empty file each time."""
+        self._room_at_s = 0.0
+        """When making a block is tried again after it failed: rarely, since torch leaves an empty file each time."""
 
     def packed(self, built: BuiltBatch) -> Any:
         """Returns an object that arrives in the training process as ``built``.
@@ -75,13 +77,16 @@ class Sender:
         starts = list(itertools.accumulate(map(_aligned, members), initial=_ALIGNMENT))
         number, new = self._take(starts[-1])
         if number is None:
-            return _Packed(self._inbox, _pickled(built, math.inf)[0]) if self._has_no_room else built
+            return _Packed(self._inbox, _pickled(built, math.inf)[0]) if not self._may_have_room() else built
         block = self._blocks[number]
         block[0] = _IN_USE
         places = [(start, start + len(each)) for start, each in zip(starts, members, strict=False)]
         for (start, end), member in zip(places, members, strict=True):
             block[start:end] = member
         return _Packed(self._inbox, pickled, (os.getpid(), number), new, places)
+
+    def _may_have_room(self) -> bool:
+        return time.monotonic() >= self._room_at_s
 
     def _take(self, size: int) -> tuple[int | None, Tensor | None]:
         """Returns the number of a free block, and the block if it is new; None if there is none."""
@@ -94,7 +99,7 @@ class Sender:
                 return number, None
             elif state == _FREE:
                 too_small = number
-        if self._has_no_room or (too_small is None and len(self._blocks) >= self._most):
+        if not self._may_have_room() or (too_small is None and len(self._blocks) >= self._most):
             return None, None
         if too_small is not None:
             del self._blocks[too_small]
@@ -103,7 +108,7 @@ class Sender:
         try:
             new.share_memory_()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError) as error:
-            self._has_no_room = True
+            self._room_at_s = time.monotonic() + _NO_ROOM_S
             _LOG.warning("A worker has no shared memory for its batches, and sends them through a pipe: %s", error)
             return None, None
         self._blocks[number] = new.numpy()

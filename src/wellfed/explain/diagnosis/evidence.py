@@ -66,7 +66,7 @@ class Evidence:
         tables. While a run lasts, they are newer there than in the record of its last checkpoint."""
         table = columns(folder / "steps.csv", _OF_STEPS)
         if record.status == "running" and len(table["step"]):
-            record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={})
+            record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
         in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(

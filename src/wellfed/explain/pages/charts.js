@@ -235,7 +235,7 @@
       const status = document.querySelector(".status.running");
       status.textContent = "was running";
       for (const one of [line, status]) one.classList.add("late");
-      line.prepend(`Not renewed for ${Math.round(late_s / 60)} minutes: the run has probably ended. `);
+      line.prepend(`Not renewed for ${Math.round(late_s / 60)} minutes: the run has ended, or its page could not be renewed. `);
     }
     const folded = [...document.querySelectorAll("details")];
     try {

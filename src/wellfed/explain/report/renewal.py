@@ -34,7 +34,7 @@ def main(folder: Path) -> float:
     evidence = Evidence.read(folder)
     if evidence.record.status in ("running", "killed"):
         conclude(evidence)
-        every_s = max(RENEWED_EVERY_S, _paid_after_s())
+        every_s = max(RENEWED_EVERY_S, 2 * _paid_after_s())  # drawing takes about as long as reading
         write_atomically(folder / PAGE, to_html(evidence, folder, renewed_every_s=every_s))
     return _paid_after_s()
 
@@ -52,7 +52,7 @@ def yield_to_the_run() -> None:
     if hasattr(os, "sched_setaffinity"):  # the parent may be bound to one CPU, where its own thread works
         with suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    with suppress(OSError):  # where memory runs out, the kernel ends this process first
+    with suppress(OSError):  # where memory runs out, the kernel prefers this process
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with suppress(ImportError, OSError, ValueError):
         import resource

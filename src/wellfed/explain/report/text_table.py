@@ -10,7 +10,7 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from wellfed.units import show_line
+from wellfed.units import show_line, wrapped
 
 PIPED_COLUMNS = 160
 """Width where the output is no terminal. 80 is too narrow for boards."""
@@ -140,7 +140,7 @@ def print_text(console: Console, text: str, style: str = "") -> None:
         rest = line.lstrip(" ").removeprefix("- ")
         start = line.removesuffix(rest)
         width = console.width - len(start) if console.is_terminal else sys.maxsize
-        for part in _wrapped(rest, width):
+        for part in wrapped(rest, width) or [""]:
             console.print(f"{start}{part}", style=style, soft_wrap=True)
             start = " " * len(start)
 

@@ -102,7 +102,7 @@ class _Functions(TorchFunctionMode):
             bound = inspect.signature(func).bind(*args, **named)
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
-        if func in cudnn_rnn.RESERVED:
+        if func in cudnn_rnn.RESERVED and not named:
             return self._rnn(func, *args)
         return func(*args, **named)
 

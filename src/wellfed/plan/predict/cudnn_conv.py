@@ -1,8 +1,8 @@
 """Predicts the workspaces of cuDNN's convolutions in two dimensions on tensor cores (bf16, fp16, TF32).
 
 Its kernels there want channels last, so that inputs and results in torch's usual order are copied into a workspace. The
-sizes are fitted to calls with cuDNN 9.19 on an H200 (`benchmarks/records/2026-11-26_cudnn_h200.json`). Float32 without
-TF32 takes other kernels, whose workspaces are between none and nine times the result, and are not predicted.
+sizes are fitted to calls with cuDNN 9.19 on an H200 (`benchmarks/records/2026-11-26_cudnn_h200.json`). Float32 is
+taken for TF32. Without TF32 other kernels run, whose workspaces were between none and nine times the result.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from wellfed.units import MIB
 aten = torch.ops.aten
 FEWEST_CHANNELS = 32
 """Minimum channels of a result; convolutions to fewer take kernels without a workspace."""
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 PADDED_CHANNELS = 8
 """Channels of copies in 16 bits are padded to a multiple."""
 SPLITS, MOST_SPLIT_BYTES = 16, {4: 12 * MIB, 2: 3 * MIB}
@@ -25,20 +26,13 @@ SPLITS, MOST_SPLIT_BYTES = 16, {4: 12 * MIB, 2: 3 * MIB}
 input's value."""
 
 
-def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
-    """Returns the bytes that an operator uses while it runs; 0 for all but these convolutions."""
+def workspace_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """Returns the bytes that an operator used for this result; 0 for all but these convolutions."""
     if func is aten.convolution.default:
-        input, weight, _, stride, padding, dilation, transposed, _, groups = args
+        input, weight, transposed, groups = *args[:2], args[6], args[8]
         if not _is_copied(input, weight, transposed, groups):
             return 0
-        height, width = (
-            (size + 2 * pad - reach * (kernel - 1) - 1) // step + 1
-            for size, kernel, step, pad, reach in zip(
-                input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-            )
-        )
-        output: int = weight.shape[0] * height * width * input.shape[0] * input.element_size()
-        return _padded(input) + _padded(weight) + output
+        return _padded(input) + _padded(weight) + int(result.nbytes)
     if func is aten.convolution_backward.default:
         gradient, input, weight, transposed, groups = *args[:3], args[7], args[9]
         if not _is_copied(input, weight, transposed, groups):
@@ -52,6 +46,7 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
 def _is_copied(input: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
     return (
         input.dim() == 4
+        and input.dtype in _TYPES
         and not transposed
         and groups == 1
         and weight.shape[0] >= FEWEST_CHANNELS

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import pickle
-import select
+import selectors
 import signal
 import sys
 from collections.abc import Callable
@@ -79,13 +79,14 @@ def _read(answers: BinaryIO) -> bytes:
     """Returns all that comes, and runs handlers of signals meanwhile: another thread may have got the signal, which
     would not interrupt a read."""
     found = b""
-    while True:
-        ready, _, _ = select.select([answers], [], [], _POLL_S)
-        if ready:
-            part = os.read(answers.fileno(), 1 << 16)
-            if not part:
-                return found
-            found += part
+    with selectors.DefaultSelector() as selector:
+        selector.register(answers, selectors.EVENT_READ)
+        while True:
+            if selector.select(_POLL_S):
+                part = os.read(answers.fileno(), 1 << 16)
+                if not part:
+                    return found
+                found += part
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:

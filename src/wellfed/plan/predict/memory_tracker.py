@@ -84,7 +84,7 @@ class MemoryTracker(TorchDispatchMode):
                 elif known[2] != self._rounded(storage.nbytes()):  # resize_
                     self._leave(storage._cdata)
                     self._make(storage, known[1])
-        if self._cudnn_workspaces and (num_bytes := workspace_bytes(func, args)):
+        if self._cudnn_workspaces and (num_bytes := workspace_bytes(func, args, result)):
             self._use(num_bytes)
         return result
 

@@ -32,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 LATEST_S, LATEST_POWER_S = 5.0, 3 * SLOW_S
 """Seconds of readings that the line covers, and of power, which is read less often."""
 _LATEST_STEPS = 50
+_LATEST = 10_000
+"""Latest steps that a warning is about: more would hold up the training for longer."""
 WARN_STEPS, WARN_S = 30, 60.0
 """Steps after the warm-up, or seconds of training, after which a finding is reported."""
 
@@ -111,7 +113,7 @@ class LiveStatus:
     def _finding(self) -> tuple[FindingEntry | None, int]:
         """Returns the costliest finding so far, if it costs a good share of the time, and the number of steps."""
         rows = list(islice(self._books.journal.rows, self._rows_before + self._warmup, None))
-        rows = [row for row in rows if not row.warmup]
+        rows = [row for row in rows[-_LATEST:] if not row.warmup]
         summary, record = summarise(rows), self._books.record
         if summary is None:
             return None, 0

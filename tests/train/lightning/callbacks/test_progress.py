@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -147,3 +148,28 @@ def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:
     assert started == [True]
     assert [(step, samples) for step, _, samples in told] == [(1, 32), (2, 32), (3, 6), (4, 32)]
     assert [epochs for _, epochs, _ in told] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3])
+
+
+def test_a_validation_does_not_count_in_the_time_left() -> None:
+    """100 steps a second, 100,000 steps; validations of a minute."""
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, force_terminal=True, width=160, color_system=None)
+    bar = ProgressBar(console, Live(), total_steps=100_000, latest={}, clock=lambda: now[0])
+    trainer = SimpleNamespace(global_step=0)
+    bar.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for _ in range(100):
+        now[0] += 0.5
+        trainer.global_step += 50
+        bar.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
+    for _ in range(120):
+        now[0] += 0.5
+        bar.on_validation_batch_end(trainer)  # type: ignore[arg-type]
+    out.truncate(0)
+    for _ in range(4):
+        now[0] += 0.5
+        trainer.global_step += 50
+        bar.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
+    bar.on_train_end(trainer, None)  # type: ignore[arg-type]
+    etas = re.findall(r"ETA (\S+)", out.getvalue())
+    assert {eta[:4] for eta in etas} <= {"-:--", "0:15", "0:16"}, etas
+    assert etas[-1].startswith("0:15")

@@ -106,7 +106,8 @@ class ProgressBar(pl.Callback):
         self._look_at_s = self._line_at_s = 0.0
         self._began_s = 0.0
         self._passed: deque[tuple[float, int]] = deque(maxlen=_PASSED)
-        """Times and steps of the latest drawings."""
+        """Times and steps of the latest drawings since training went on."""
+        self._has_paused = False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._began_s = self._clock()
@@ -144,7 +145,13 @@ class ProgressBar(pl.Callback):
             return
         if what == "training" and (warning := self._live.warning()) is not None:
             self._console.print(Text(show_text(warning), "yellow"), soft_wrap=not self._console.is_terminal)
-        self._passed.append((now_s, step))
+        if what != "training":
+            self._has_paused = True
+        elif self._has_paused:  # the rate is that of training alone
+            self._has_paused = False
+            self._passed.clear()
+        if what == "training":
+            self._passed.append((now_s, step))
         if self._screen is not None:
             width = self._console.width
             lines = [self._bar(what, step, now_s), _line([Text(one) for one in self._figures()], width)]
