@@ -69,7 +69,7 @@ def steps(case: Case) -> Iterator[tuple[int, int]]:
             yield size, max(case.sizes)
 
 
-def compare(case: Case, precision: str, workspaces: int) -> Iterator[dict[str, Any]]:
+def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[str, Any]]:
     """A row a micro-batch. ``workspaces``: bytes of cuBLAS's workspaces, which are part of what is reserved."""
     case = replace(case, task=replace(case.task, precision=precision))
     began_s = time.perf_counter()

@@ -80,7 +80,7 @@ def test_the_same_files_give_the_same_bytes(ours: Path, template: Path, tmp_path
     """Without git, with other times and modes, and with rubbish beside."""
     tree = Path(shutil.copytree(template, tmp_path / "ü tree", copy_function=shutil.copy))
     shutil.rmtree(tree / ".git")
-    (tree / "src/wellfed/__pycache__").mkdir()
+    (tree / "src/wellfed/__pycache__").mkdir(exist_ok=True)
     (tree / "src/wellfed/__pycache__/x.pyc").write_bytes(b"x")
     assert written(tree, tmp_path / "out").read_bytes() == ours.read_bytes()
 
