@@ -154,11 +154,11 @@ def test_waiting_is_told_with_and_without_a_length(trainer: Callable[..., pl.Tra
     class Unsized:
         def __iter__(self) -> Iterator[Tensor]:
             for _ in range(40):
-                time.sleep(0.005)
+                time.sleep(0.02)
                 yield torch.ones(1, 4)
 
     curves = GPUCurves(quiet=True)
-    trainer(curves).fit(Model(), train(40, 0.005) if sized else Unsized())
+    trainer(curves).fit(Model(), train(40, 0.02) if sized else Unsized())
     assert curves.summary["wait_frac"] > 0.5
     assert curves.summary["steps"] >= 36
 
