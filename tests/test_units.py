@@ -2,12 +2,12 @@ import io
 import os
 import re
 import struct
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.small_terminal import has_terminals
 from wellfed.units import (
     counted,
     for_stream,
@@ -129,7 +129,7 @@ def test_a_part_of_a_step(number, shown):
     assert show_ms(number) == shown
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@has_terminals
 def test_a_message_is_broken_between_words_on_a_terminal_alone() -> None:
     import fcntl
     import termios

@@ -268,8 +268,9 @@ def test_the_tutorial_feeds_its_run(project: Path) -> None:
     assert fed["metrics"]["test/loss"] == pytest.approx(starved["metrics"]["test/loss"], rel=1e-4)
     assert any(text.startswith("A: starved (photos)") for text in printed)
     assert (project / "logs/comparison_starved_fed.html").is_file()
-    if "beyond noise." not in tuned:
-        pytest.skip("this machine is too noisy now for tune to prove a gain, so it has written no options")
+    if "beyond noise." not in tuned:  # a busy machine: then no options are written, and the command has overrides
+        assert "the start stays." in tuned
+        return
     follow([with_options], project)
     (last,) = [record for name, record in records(project).items() if name not in runs]
     assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.kit.evidence_of import evidence
+from tests.kit.small_terminal import has_terminals
 from tests.plan.test_decide import config, planned
 from wellfed.explain.report.run_lines import show_value
 from wellfed.plan.run_plan import RunPlan
@@ -126,7 +127,7 @@ def lines_of(sent: str) -> list[str]:
     return [line.rpartition("\r")[2] for line in plain.replace("\r\n", "\n").removesuffix("\n").split("\n")]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@has_terminals
 def test_the_start_takes_six_lines_of_a_terminal_after_a_spinner() -> None:
     plan = planned(config())
     sent = in_a_terminal(lambda console: start(console, plan, Path("logs/recsys/runs/a")))
@@ -144,7 +145,7 @@ def test_the_start_takes_six_lines_of_a_terminal_after_a_spinner() -> None:
     assert lines[4] == "folder  logs/recsys/runs/a"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@has_terminals
 def test_a_spinner_turns_by_itself_and_leaves_nothing() -> None:
     def job(console: screen.Terminal) -> None:
         console.stage("planning")
@@ -159,7 +160,7 @@ def test_a_spinner_turns_by_itself_and_leaves_nothing() -> None:
     assert in_ascii.isascii()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@has_terminals
 def test_while_code_of_users_runs_the_stage_is_written_once() -> None:
     def job(console: screen.Terminal) -> None:
         screen.show_stage(console, "recsys", None, "reading data")
@@ -171,7 +172,7 @@ def test_while_code_of_users_runs_the_stage_is_written_once() -> None:
     assert in_a_terminal(job).endswith("password: ")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@has_terminals
 def test_a_terminal_that_is_gone_ends_nothing() -> None:
     ours, theirs = os.openpty()
     stream = os.fdopen(theirs, "w")

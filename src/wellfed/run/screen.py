@@ -91,14 +91,10 @@ class Terminal(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints like rich, until a write fails."""
         self.end_stage()
-        try:
-            super().print(*objects, **options)
-        except OSError as error:
-            self.failure = error
-            self._give_up()
+        super().print(*objects, **options)
 
     def _check_buffer(self) -> None:
-        """Writes what is due, also for a live display, which does not go through `print`."""
+        """Writes what `print` and a live display have rendered, until a write fails."""
         try:
             super()._check_buffer()
         except OSError as error:

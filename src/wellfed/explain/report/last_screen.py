@@ -222,10 +222,7 @@ def _devices(record: RunRecord) -> Iterator[Text]:
     is_on_gpu = record.time is not None and record.time["copy_frac"] is not None
     figures = list(record.gpus.values()) if is_on_gpu else []
     utils = [one["mean"] for gpu in figures if (one := run_lines.figure_of(gpu, "util_pct", "mean"))]
-    if utils:
-        low, high = min(utils), max(utils)
-        text = f"GPU {low:.0f} %" if len(utils) == 1 else f"{len(utils)} GPUs {low:.0f}-{high:.0f} %"
-        yield Text(text, utilisation_colour(low))
+    yield from show_utilisation(utils)
     memory = record.memory
     if memory and is_on_gpu and memory.get("budget_gib") is not None:
         yield Text(f"memory {show_of_budget(memory['measured_peak_gib'], memory['budget_gib'])}")
@@ -234,6 +231,14 @@ def _devices(record: RunRecord) -> Iterator[Text]:
     powers = [one["mean"] for gpu in figures if (one := run_lines.figure_of(gpu, "power_w", "mean"))]
     if powers:
         yield Text(f"{sum(powers):.0f} W")
+
+
+def show_utilisation(means: Sequence[float]) -> Iterator[Text]:
+    """Yields the utilisation of one GPU, or the range of several: ``GPU 3 %``; nothing if it is unknown."""
+    if means:
+        low, high = min(means), max(means)
+        text = f"GPU {low:.0f} %" if len(means) == 1 else f"{len(means)} GPUs {low:.0f}-{high:.0f} %"
+        yield Text(text, utilisation_colour(low))
 
 
 def show_of_budget(used_gib: float, budget_gib: float | None) -> str:

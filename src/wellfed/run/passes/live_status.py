@@ -11,13 +11,13 @@ from itertools import islice
 import numpy as np
 from rich.text import Text
 
-from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
+from wellfed.errors import text_of
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD, FEWEST_STEPS, OTHERS_FRAC
-from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget, verdict_of
+from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget, show_utilisation, verdict_of
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
@@ -84,8 +84,9 @@ class LiveStatus:
         self._checks = [check for check in self._checks if check not in due]
         try:
             finding, steps = self._finding()
-        except Exception:  # noqa: BLE001  the training must not be lost to a faulty rule
-            _LOG.info("looking for a finding", exc_info=True)
+        except Exception as error:  # noqa: BLE001  the training must not be lost to a faulty rule
+            _LOG.warning("A rule failed, so no early warning is given: %s", text_of(error))
+            _LOG.info("The rule that failed:", exc_info=True)
             return None
         if finding is None:
             return None
@@ -147,11 +148,7 @@ class LiveStatus:
         for sample in latest:
             if "util_pct" in sample.values and not is_host(sample.gpu):
                 by_gpu.setdefault(sample.gpu, []).append(sample.values["util_pct"])
-        means = [sum(values) / len(values) for values in by_gpu.values()]
-        if means:
-            low, high = min(means), max(means)
-            text = f"GPU {low:.0f} %" if len(means) == 1 else f"{len(means)} GPUs {low:.0f}-{high:.0f} %"
-            yield Text(text, utilisation_colour(low))
+        yield from show_utilisation([sum(values) / len(values) for values in by_gpu.values()])
 
     def _memory(self) -> Iterator[Text]:
         held_gib = self._books.held_gib()
