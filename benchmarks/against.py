@@ -25,6 +25,8 @@ from typing import Any
 
 from write_record import write_record
 
+from wellfed.observe.hardware.detect import machine
+
 REPO = Path(__file__).resolve().parents[1]
 T_975 = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t for a 95 % interval, by degrees of freedom."""
@@ -130,7 +132,7 @@ def main() -> None:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "command": " ".join(["python benchmarks/against.py", *sys.argv[1:]]),
         "git": commits["after"],
-        "machine": {"python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0))},
+        "machine": {"load": os.getloadavg(), **machine().to_dict()},
         "config": {name: BENCHMARKS[name][0] for name in chosen.only},
         "results": results,
         "raw": dict(sorted(found.items())),
