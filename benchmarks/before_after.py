@@ -328,6 +328,7 @@ def main() -> None:
     parser.add_argument("--where", choices=("cpu", "simulated", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, help="of each run (default: by guide)")
     parser.add_argument("--rounds", type=int, default=5, help="of all configurations in turns (default 5)")
+    parser.add_argument("--no-guide", action="store_true", help="follow the findings alone, not the guide's own advice")
     parser.add_argument("--card-share", type=float, help="speed of the simulated card (default: by guide)")
     parser.add_argument("--out", type=Path, help="file of the record")
     parser.add_argument("--folder", type=Path, help="where runs and page go (default: logs/<workload>/before_after)")
@@ -353,7 +354,7 @@ def main() -> None:
             steps.append(end)
             tell(end)
         advised = []
-        for advice in guide.advice:
+        for advice in () if asked.no_guide else guide.advice:
             if is_cpu and (advice.is_learning or advice.is_of_copy):
                 print(f"{advice.claim}: not run on a CPU", flush=True)
                 continue
@@ -362,7 +363,9 @@ def main() -> None:
             tell(advised[-1])
         others = [*([end] if end is not steps[0] else []), *advised]
         turns = in_turns(runner, steps[0], others, asked.rounds) if asked.rounds else []
-    print("\n".join(["", *table(steps), "", "What the guide advises, each alone from its start:", *table(advised)]))
+    print("\n".join(["", *table(steps)]))
+    if advised:
+        print("\n".join(["", "What the guide advises, each alone from its start:", *table(advised)]))
     print(f"The guide says: before {guide.before}; after {guide.after}.")
     for one in turns:
         print(f"In turns, {one['n']} times: {one['ratio_median']:.2f} times the start's rate: {one['why']}")
