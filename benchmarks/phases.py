@@ -4,9 +4,9 @@
 
 The steps are those of a run (`TrainStep` with `StepClock`), on the device that is there, with batches that are on it.
 
-- `by_hand`: the same steps in a plain loop, in turns with ours. Each phase lies between two reads of the host's clock. On
-  a GPU the loop waits for it at each boundary, so the two agree if the GPU is the limit, and not the host. Ratios are
-  ours over by hand: median, lowest and highest of the rounds.
+- `by_hand`: the same steps in a plain loop, in turns with ours. Each phase lies between two reads of the host's clock.
+  On a GPU the loop waits for it at each boundary, so the two agree if the GPU is the limit, and not the host. Ratios
+  are ours over by hand: median, lowest and highest of the rounds.
 - `by_profiler` (GPU): `torch.profiler` records further steps. A kernel belongs to the phase in which the host launched
   it. Ratios are the time between our events over the time of these kernels. 1 = the phase is nothing but its kernels.
   More = the GPU also waited, for launches or for the profiler. `ratio_of_span`: over the time from the phase's first

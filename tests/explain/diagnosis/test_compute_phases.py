@@ -28,7 +28,7 @@ def test_shares_add_up_to_compute_and_are_shown() -> None:
     shares = phase_shares(time)
     assert list(shares) == ["forward", "backward", "optimizer", OTHER]
     assert sum(shares.values()) == pytest.approx(0.95)
-    assert show_phases(time) == "forward 25 %, backward 50 %, optimizer 15 %, other compute 5 %"
+    assert show_phases(time) == "forward 25.0 %, backward 50.0 %, optimizer 15.0 %, other compute 5.0 %"
 
 
 def test_without_figures_nothing_is_shown() -> None:
@@ -65,13 +65,17 @@ def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> 
 def test_the_optimizer_of_many_small_tensors_is_named() -> None:
     process = {"torch_threads": 8, "parameter_tensors": 2000, "parameter_values": 2_000_000, "busy_threads": []}
     (found,) = [one for one in run_rules(with_shares(process=process)) if one.id == "many_tensors"]
-    assert "optimizer 15 %" in found.message
+    assert "optimizer 15.0 %" in found.message
     assert found.evidence["optimizer_frac"] == 0.15
 
 
 @pytest.mark.parametrize(
     ("phase", "words"),
-    [("forward", "in the forward pass"), ("backward", "in the backward pass"), ("optimizer", "in the optimizer's step")],
+    [
+        ("forward", "in the forward pass"),
+        ("backward", "in the backward pass"),
+        ("optimizer", "in the optimizer's step"),
+    ],
 )
 def test_growth_is_named_by_its_phase(phase: str, words: str) -> None:
     columns = {f"{name}_ms": np.full(120, 3.0) for name in ("forward", "backward", "optimizer")}

@@ -304,7 +304,7 @@ def test_a_device_that_is_late_tells_the_same_phases_some_steps_later():
     host = Host(has_device=True)
     for _ in range(4):
         host.phases(*MICRO_BATCHES)
-        host.sleep(6)  # 23 ms of the device's
+        host.sleep(5.5)  # 23 ms of the device's
     assert host.rows() == []
     host.idle()
     found = host.rows()
@@ -380,10 +380,9 @@ def test_events_are_used_again():
 def test_the_stream_is_found_at_a_pause_and_not_at_each_mark():
     streams = iter("ab")
     host = Host(has_device=True)
-    host.clock = StepClock(
-        now_s=lambda: host.now_s, new_event=host.device.event, current_stream=lambda: next(streams)
-    )
+    host.clock = StepClock(now_s=lambda: host.now_s, new_event=host.device.event, current_stream=lambda: next(streams))
     for stream in "ab":
         host.clock.interrupt()
         host.phases((FORWARD, 10), (BACKWARD, 20))
+        host.sleep(10)
         assert [event.stream for event in host.device.events[-5:]] == [stream] * 5

@@ -244,12 +244,12 @@ class StepClock:
             return False
         self._is_open, end_s = False, self.now_s()
         self._last_end_s, marks = end_s, self._open
-        phase, since_s, spent_s = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0]
+        phase, since_s, spent_s, is_known = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0], False
         for begun, at_s in self._marks:
             spent_s[phase] += at_s - since_s
-            phase, since_s = begun, at_s
+            phase, since_s, is_known = begun, at_s, is_known or begun == BACKWARD
         spent_s[phase] += end_s - since_s
-        phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if spent_s[BACKWARD] else _UNKNOWN
+        phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
         if marks is not None:
             self._open = None
             marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms

@@ -72,7 +72,7 @@ class StepPasses:
         """Latest step on this rank: micro-batches, samples of the largest, samples that the model counts."""
         self.losses_are_finite: Tensor | None = None
         """Whether all losses of the latest step are finite, as a tensor on the device; None = unknown."""
-        self.mark: Callable[[Mark], None] = deque(maxlen=0).append
+        self.mark: Callable[[Mark], None] = deque[Mark](maxlen=0).append
         """Begins a phase on the clock of the training; by default nothing is timed."""
         self.now_s: Callable[[], float] = time.monotonic
         """Returns the time of that clock."""

@@ -120,8 +120,8 @@ def test_phases_follow_each_other_within_compute() -> None:
     columns = {"forward_ms": np.full(50, 3.0), "backward_ms": np.full(50, 5.0), "optimizer_ms": np.full(50, 1.0)}
     rows, _ = drawn(evidence(steps=50, columns=columns))
     kinds = [text.split(": ")[1].rpartition(" ")[0].rpartition(" ")[0] for _, _, text in rows["CPU"] if text]
-    first = kinds.index("forward")
-    assert kinds[first - 1 : first + 4] == ["other compute", "forward", "backward", "optimizer", "host"]
+    kinds = [kind for kind in kinds if kind != "host"]  # too short to be drawn in each step
+    assert kinds[:8] == 2 * ["other compute", "forward", "backward", "optimizer"]
 
 
 def test_few_steps_or_damaged_ones_have_no_picture() -> None:

@@ -98,13 +98,13 @@ def timed(
     model: Any = None,
     callbacks: Any = (),
     now_s: Callable[[], float] = time.monotonic,
-    of_module: Any = {},
+    of_module: Any = None,
     **changes: Any,
 ) -> list[StepRow]:
     rows: list[StepRow] = []
     clock = StepClock(now_s=now_s)
     loader = TimedLoader(tiny.loader(data=data), clock)
-    module = tiny.module(**{"model": model, "micro": 16, **of_module})
+    module = tiny.module(**{"model": model, "micro": 16, **(of_module or {})})
     tiny.fit(module, tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes)
     return rows
 

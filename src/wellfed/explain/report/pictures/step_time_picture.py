@@ -200,9 +200,7 @@ def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: in
     chart = Chart(
         unit="ms a step",
         axis=Axis(float(steps[0]), float(steps[-1]), "step"),
-        curves=[
-            ChartCurve(name, colour_of(name), curve.x, curve.mean, kind="area") for name, curve in curves.items()
-        ],
+        curves=[ChartCurve(name, colour_of(name), curve.x, curve.mean, kind="area") for name, curve in curves.items()],
         top=1.35 * top or 1.0,
         told=f"The last {number} periods of a swing, step by step.",
         notes=[Note(begin, 1.12 * top, text, "bad", until=min(begin + period, float(steps[-1])))],

@@ -24,11 +24,13 @@ class ModulePhases(pl.Callback):
         self._clock, self._is_on_gpu = clock, False
         self._between = OTHER
         """Phase after a backward pass or an optimizer's step."""
+        self._depth = 0
+        """Steps of optimizers that have begun and not ended: one may call that of its base class, with hooks of its own."""
         self._attached = ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         is_manual, step = not module.automatic_optimization, module.training_step
-        self._is_on_gpu = module.device.type == "cuda"
+        self._is_on_gpu, self._depth = module.device.type == "cuda", 0
 
         @functools.wraps(step)
         def training_step(*arguments: Any, **named: Any) -> Any:
@@ -40,7 +42,7 @@ class ModulePhases(pl.Callback):
                 self._between = OTHER
                 self._begin(OTHER)
 
-        training_step.__wrapped__ = inspect.unwrap(step)  # type: ignore[attr-defined]  # Lightning unwraps once
+        training_step.__wrapped__ = inspect.unwrap(step)  # Lightning unwraps once
         own = {name: value for name, value in vars(module).items() if name == "training_step"}  # as by `compile_step`
         vars(module)["training_step"] = training_step
         self._attached.callback(vars(module).update, own)  # called last
@@ -48,7 +50,7 @@ class ModulePhases(pl.Callback):
         for optimizer in trainer.optimizers:
             for hook in (
                 optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(lambda *_: self._begin(self._between)),
+                optimizer.register_step_post_hook(self._after_step),
             ):
                 self._attached.callback(hook.remove)
 
@@ -69,8 +71,14 @@ class ModulePhases(pl.Callback):
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Called before each step of an optimizer; with a closure, forward and backward passes come first."""
+        self._depth += 1
         if len(arguments) == 1 and named.get("closure") is None:
             self._begin(OPTIMIZER)
+
+    def _after_step(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._begin(self._between)
 
     def _begin(self, phase: int) -> None:
         """Begins a phase, unless the device records a CUDA graph, which would record the mark."""
