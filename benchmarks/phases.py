@@ -11,8 +11,9 @@ The steps are those of a run (`TrainStep` with `StepClock`), on the device that 
   it. Ratios are the time between our events over the time of these kernels. 1 = the phase is nothing but its kernels.
   More = the GPU also waited, for launches or for the profiler. `ratio_of_span`: over the time from the phase's first
   kernel to the first of the next phase, which has these waits, too.
-- `cost`: host microseconds a step, in turns. The clock's calls alone, with the phases of no step, of every step, and as
-  a run times them in steps of 1 and 10 ms. Then the difference that marks make to a real loop of small steps.
+- `cost`: CPU time of the training thread in microseconds a step, in turns. The clock's calls alone, with the phases of
+  no step, of every step, and as a run times them in steps of 1 and 10 ms. Then the difference that marks make to a real
+  loop of small steps.
 """
 
 from __future__ import annotations
@@ -162,16 +163,17 @@ def phases_of(rows: Sequence[StepRow], *, on_gpu: bool) -> dict[str, float]:
 
 
 def against_hand(subject: Subject, wait: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
-    """Compares blocks of steps in turns."""
+    """Compares steps in turns."""
     on_gpu, ratios, ours_ms = subject.device.type == "cuda", defaultdict(list), defaultdict(list)
     for number in range(rounds + 1):
+        by_hand = []
         with subject.timed() as clock:
             for _ in range(steps):
                 subject.ours(clock)
-            wait()
-            rows = clock.rows(wait=True)[WARMUP:]
+                by_hand.append(subject.by_hand(wait))
+                clock.interrupt()
+            rows = clock.rows(wait=True)
         ours = phases_of(rows, on_gpu=on_gpu)
-        by_hand = [subject.by_hand(wait) for _ in range(steps)][WARMUP:]
         for name in COMPUTE_PHASES if number else ():  # the first round warms up
             ratios[name].append(ours[name] / statistics.median(one[name] for one in by_hand))
             ours_ms[name].append(ours[name])
@@ -179,7 +181,7 @@ def against_hand(subject: Subject, wait: Callable[[], None], rounds: int, steps:
     return {
         "ms": {name: statistics.median(found) for name, found in ours_ms.items()},
         "other_ms": compute_ms - sum(ours.values()),
-        "ratio": {name: [statistics.median(found), min(found), max(found)] for name, found in ratios.items()},
+        "ratio": {name: [statistics.median(found), *_ends(found)] for name, found in ratios.items()},
     }
 
 
@@ -289,13 +291,13 @@ def _ends(values: Sequence[float]) -> list[float]:
 
 
 def _clock_us(device: torch.device, steps: int, *, marks: bool, every_s: float) -> float:
-    """Returns the host's microseconds a step in the clock's calls alone, reading the rows included."""
+    """Returns the thread's microseconds a step in the clock's calls alone, reading the rows included."""
     before, step_clock.PHASE_EVENTS_S = step_clock.PHASE_EVENTS_S, every_s
     try:
         clock = clock_of(device)
         clock.interrupt()
         mark, now_s = clock.mark, clock.now_s
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for number in range(steps):
             clock.ask()
             clock.got()
@@ -308,7 +310,7 @@ def _clock_us(device: torch.device, steps: int, *, marks: bool, every_s: float) 
                 mark((OTHER, now_s()))
             if clock.end(step=number, samples=1, micro_batch=1, num_micro=1):
                 clock.rows()
-        taken_s = time.perf_counter() - begun
+        taken_s = time.thread_time() - begun
         clock.rows()
     finally:
         step_clock.PHASE_EVENTS_S = before

@@ -25,7 +25,7 @@ class ModulePhases(pl.Callback):
         self._between = OTHER
         """Phase after a backward pass or an optimizer's step."""
         self._depth = 0
-        """Steps of optimizers that have begun and not ended: one may call that of its base class, with hooks of its own."""
+        """Steps of optimizers that have begun and not ended. One may call its base class's, which has hooks too."""
         self._attached = ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
