@@ -11,9 +11,9 @@ The steps are those of a run (`TrainStep` with `StepClock`), on the device that 
   it. Ratios are the time between our events over the time of these kernels. 1 = the phase is nothing but its kernels.
   More = the GPU also waited, for launches or for the profiler. `ratio_of_span`: over the time from the phase's first
   kernel to the first of the next phase, which has these waits, too.
-- `cost`: CPU time of the training thread in microseconds a step, in turns. The clock's calls alone, with the phases of
-  no step, of every step, and as a run times them in steps of 1 and 10 ms. Then the difference that marks make to a real
-  loop of small steps.
+- `cost`: CPU time of the training thread in microseconds a step, in turns: median, lowest, highest. The clock's calls
+  alone, without phases, as in a run, and with the phases of every step. Then the difference that marks make to a real
+  loop of small steps. On a GPU also single calls on events.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scaled": {"width": 2048, "layers": 8, "batch": 4096, "micro": 4096, "precision": "16-mixed"},
 }
 ON_CPU = {"width": 256, "batch": 512}
-"""Sizes of the larger cases on a CPU, and their share of samples for the micro-batch."""
+"""Sizes of the larger cases on a CPU and on a simulated card."""
 
 
 class Net(nn.Module):
@@ -260,9 +260,9 @@ def _of_trace(found: Sequence[Any]) -> tuple[dict[str, float], dict[str, float]]
 def cost(subject: Subject, wait: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
     """Measures what the clock takes of the host, by turns."""
     kinds = {
-        "no_phases": partial(_clock_us, subject.device, marks=False, every_s=1e9),
-        "no_step_timed": partial(_clock_us, subject.device, marks=True, every_s=1e9),
-        "every_step_timed": partial(_clock_us, subject.device, marks=True, every_s=0.0),
+        "no_phases": partial(_clock_us, subject.device, marks=False),
+        "as_in_a_run": partial(_clock_us, subject.device, marks=True),
+        "every_step_timed": partial(_clock_us, subject.device, marks=True, most_apart=1),
     }
     taken: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
@@ -270,17 +270,12 @@ def cost(subject: Subject, wait: Callable[[], None], rounds: int, steps: int) ->
             us = measured(20 * steps)
             if number:
                 taken[name].append(us)
-    found = {f"{name}_us": statistics.median(taken[name]) for name in kinds}
-    for step_ms in (1.0, 10.0):
-        timed_frac = min(1.0, step_ms / (1e3 * step_clock.PHASE_EVENTS_S))
-        found[f"in_steps_of_{step_ms:g}_ms_us"] = found["no_step_timed_us"] + timed_frac * (
-            found["every_step_timed_us"] - found["no_step_timed_us"]
-        )
+    found: dict[str, Any] = {f"{name}_us": [statistics.median(us), *_ends(us)] for name, us in taken.items()}
     extra = [_loop_us(subject, wait, 5 * steps) for _ in range(rounds + 1)][1:]
     found["real_loop_cpu_us"] = statistics.median(one[0] for one in extra)
     return {
         **found,
-        "spread_us": {name: [min(values), max(values)] for name, values in taken.items()},
+        **({"calls_us": _calls_us(subject.device)} if subject.device.type == "cuda" else {}),
         "real_loop_extra_cpu_us": [statistics.median(one[1] for one in extra), *_ends([one[1] for one in extra])],
         "n": rounds,
     }
@@ -290,9 +285,33 @@ def _ends(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
 
 
-def _clock_us(device: torch.device, steps: int, *, marks: bool, every_s: float) -> float:
+def _calls_us(device: torch.device) -> dict[str, float]:
+    """Returns the thread's microseconds of single calls on events, with the current stream looked up or given."""
+    stream, new = torch.cuda.current_stream(device), partial(torch.cuda.Event, enable_timing=True)
+    first, last = new(), new()
+    first.record(), last.record()
+    torch.cuda.synchronize(device)
+    calls: dict[str, Callable[[], Any]] = {
+        "new": new,
+        "record": first.record,
+        "record_on_stream": partial(first.record, stream),
+        "query": last.query,
+        "elapsed_time": partial(first.elapsed_time, last),
+    }
+    found = {}
+    for name, call in calls.items():
+        torch.cuda.synchronize(device)
+        begun = time.thread_time()
+        for _ in range(2000):
+            call()
+        found[name] = 1e6 * (time.thread_time() - begun) / 2000
+        first.record(), last.record()
+    return found
+
+
+def _clock_us(device: torch.device, steps: int, *, marks: bool, most_apart: int = step_clock.MOST_APART) -> float:
     """Returns the thread's microseconds a step in the clock's calls alone, reading the rows included."""
-    before, step_clock.PHASE_EVENTS_S = step_clock.PHASE_EVENTS_S, every_s
+    before, step_clock.MOST_APART = step_clock.MOST_APART, most_apart
     try:
         clock = clock_of(device)
         clock.interrupt()
@@ -313,7 +332,7 @@ def _clock_us(device: torch.device, steps: int, *, marks: bool, every_s: float) 
         taken_s = time.thread_time() - begun
         clock.rows()
     finally:
-        step_clock.PHASE_EVENTS_S = before
+        step_clock.MOST_APART = before
     return 1e6 * taken_s / steps
 
 
@@ -337,18 +356,19 @@ def _loop_us(subject: Subject, wait: Callable[[], None], steps: int) -> tuple[fl
 def measured(name: str, device: torch.device, rounds: int, steps: int) -> dict[str, Any]:
     """Returns all figures of a case."""
     case, on_gpu = dict(CASES[name]), device.type == "cuda"
-    if not on_gpu and name != "small":
+    is_real = on_gpu and not torch.cuda.get_device_name(device).startswith(SIMULATED)
+    if not is_real and name != "small":
         part = case["micro"] / case["batch"]
         case |= {**ON_CPU, "micro": round(part * ON_CPU["batch"])}
     wait = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
-    before, step_clock.PHASE_EVENTS_S = step_clock.PHASE_EVENTS_S, 0.0  # all steps are compared
+    before, step_clock.MOST_APART = step_clock.MOST_APART, 1  # all steps are compared
     try:
         subject = Subject(case, device)
         found: dict[str, Any] = {"sizes": case, "by_hand": against_hand(subject, wait, rounds, steps)}
-        if on_gpu and not torch.cuda.get_device_name(device).startswith(SIMULATED):
+        if is_real:
             found["by_profiler"] = against_profiler(subject, wait)
     finally:
-        step_clock.PHASE_EVENTS_S = before
+        step_clock.MOST_APART = before
     return found
 
 
@@ -371,8 +391,8 @@ def main() -> None:
     results.append({"case": "cost", **found})
     print(json.dumps(results[-1]), flush=True)
     says = (
-        f"The step clock costs the host {found['in_steps_of_1_ms_us']:.1f} us a step in steps of 1 ms and "
-        f"{found['in_steps_of_10_ms_us']:.1f} us in steps of 10 ms, {found['no_phases_us']:.1f} of them without phases."
+        f"The step clock costs the host {found['as_in_a_run_us'][0]:.1f} us a step, {found['no_phases_us'][0]:.1f} "
+        f"without phases, and {found['every_step_timed_us'][0]:.1f} if the phases of every step were timed."
     )
     print(says)
     if given.out is not None:

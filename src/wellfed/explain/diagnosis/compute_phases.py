@@ -35,8 +35,7 @@ def show_phases(time: TimeEntry | None) -> str:
 def phases_ms(steps: Mapping[str, Series], *, on_gpu: bool) -> dict[str, Series]:
     """Returns the milliseconds of each phase and of other compute, by step; empty if unknown.
 
-    On a GPU they are the device's, which times only a part of short steps. The shares of the steps in between are
-    interpolated.
+    On a GPU they are the device's, which times one step in a few. The shares of the steps in between are interpolated.
 
     Args:
         steps: columns of steps.csv.

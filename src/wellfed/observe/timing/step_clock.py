@@ -1,13 +1,12 @@
 """Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
 On a CPU the times are those of the host's clock. On a GPU the host only launches work, so events are recorded on the
-compute stream: three in each step, and one at each change of phase in the steps of `PHASE_EVENTS_S`. They are read once
-the device has passed them, some steps later, and used again. Nothing waits for them.
+compute stream: three in each step, and one at each change of phase in every fourth step. They are read once the device
+has passed them, some steps later, and used again. Nothing waits for them.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,9 +31,9 @@ COMPUTE_PHASES = ("forward", "backward", "optimizer")
 """Names of the phases with columns of their own."""
 PHASE_COLUMNS = tuple(f"{clock}{name}_ms" for clock in ("", "device_") for name in COMPUTE_PHASES)
 """Columns of the phases: on the clock of the host, then on that of the device."""
-PHASE_EVENTS_S = 0.005
-"""Minimum seconds between two steps whose phases a device times: longer steps are timed all, shorter ones in part. Each
-event costs the host about a microsecond."""
+MOST_APART = 16
+"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases. So
+a step has one more event on average, which takes the host time to record and to read."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
@@ -171,8 +170,8 @@ class StepClock:
         self._marks: list[Mark] = []
         self.mark: Callable[[Mark], None] = self._marks.append if new_event is None else self._mark_on_device
         """Begins a phase. On a CPU this is no Python function, so that a step makes no further calls."""
-        self._timed_at_s = -math.inf
-        """Latest step whose phases the device times."""
+        self._untimed_left = 0
+        """Steps until the device times phases again."""
         self._spare: list[DeviceEvent] = []
         """Events that were read. A new one would cost as much as recording it."""
         self._origin_s = now_s() if origin_s is None else origin_s
@@ -219,8 +218,10 @@ class StepClock:
         self._copied_s, marks = self.now_s(), self._open
         if marks is not None:
             marks.copied_s, marks.copied = self._copied_s, self._recorded()
-            if self._copied_s - self._timed_at_s >= PHASE_EVENTS_S:
-                self._timed_at_s, marks.phases = self._copied_s, []
+            if self._untimed_left:
+                self._untimed_left -= 1
+            else:
+                marks.phases = []
 
     def _mark_on_device(self, mark: Mark) -> None:
         self._marks.append(mark)
@@ -252,6 +253,8 @@ class StepClock:
         phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
         if marks is not None:
             self._open = None
+            if marks.phases:
+                self._untimed_left = min(len(marks.phases), MOST_APART) - 1
             marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms
             marks.end_s, marks.end = end_s, self._recorded()
             self._last_end = marks.end
