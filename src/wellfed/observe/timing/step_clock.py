@@ -32,8 +32,8 @@ COMPUTE_PHASES = ("forward", "backward", "optimizer")
 PHASE_COLUMNS = tuple(f"{clock}{name}_ms" for clock in ("", "device_") for name in COMPUTE_PHASES)
 """Columns of the phases: on the clock of the host, then on that of the device."""
 MOST_APART = 16
-"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases. So
-a step has one more event on average, which takes the host time to record and to read."""
+"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases.
+So a step has one more event on average, which takes the host time to record and to read."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
