@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import wellfed
 from wellfed import record
-from wellfed.record import RunRecord, differences, git_state, process_start, read, write_atomically
+from wellfed.record import RunRecord, TimeEntry, differences, git_state, process_start, read, write_atomically
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -244,7 +244,9 @@ def test_what_an_older_record_lacks_is_not_there(tmp_path):
         tmp_path, phases=..., time=time, throughput={"samples_per_s": 5.0, "ci95": [None, 6.0]}, memory={"device": None}
     )
     assert found.phases == {}
-    assert found.time == {**time, "copy_frac": None, "launch_ms_p50": None, "step_ms_mean": None}
+    newer = {name: None for name in TimeEntry.__annotations__ if name not in time}
+    assert newer.keys() >= {"copy_frac", "launch_ms_p50", "step_ms_mean", "forward_frac", "device_forward_ms"}
+    assert found.time == {**time, **newer}
     of_rate = {"samples_per_s": 5.0, "ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
     assert found.throughput == of_rate
     assert found.memory == {}

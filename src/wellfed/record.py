@@ -175,6 +175,19 @@ class TimeEntry(TypedDict):
     step_ms_p95: float
     launch_ms_p50: float | None
     """Time that the host took to launch forward, backward and optimizer; None on a CPU."""
+    forward_frac: float | None
+    """Part of ``compute_frac``, on the device's clock or else the host's; None if unknown. The three phases and other
+    work add up to it."""
+    backward_frac: float | None
+    optimizer_frac: float | None
+    forward_ms: float | None
+    """Mean time of the host in the forward passes of a step."""
+    backward_ms: float | None
+    optimizer_ms: float | None
+    device_forward_ms: float | None
+    """Mean time of the device, over the steps whose phases it timed; None on a CPU."""
+    device_backward_ms: float | None
+    device_optimizer_ms: float | None
 
 
 class StartEntry(TypedDict, total=False):

@@ -79,6 +79,12 @@ def test_a_launch_bound_card_is_idle_though_nothing_waits(
     assert record["gpus"]["0"]["util_pct"]["mean"] < 50
     assert record["time"]["wait_frac"] < 0.1
     assert record["time"]["compute_frac"] > 0.8
+    time = record["time"]
+    phases = [time[f"{name}_frac"] for name in ("forward", "backward", "optimizer")]
+    assert all(share > 0 for share in phases)
+    assert 0.7 * time["compute_frac"] < sum(phases) <= 1.001 * time["compute_frac"]
+    for name in ("forward", "backward"):  # the card waits for each launch
+        assert 0.5 < time[f"device_{name}_ms"] / time[f"{name}_ms"] < 2
     assert 0.4 < record["ceiling"]["samples_per_s"] / record["throughput"]["samples_per_s"] < 2.5  # of a shared host
 
 

@@ -35,6 +35,10 @@ def test_the_main_command_leaves_the_whole_record(tmp_path: Path) -> None:
     assert {"test/ndcg_at_10", "val/ndcg_at_10", "train/loss"} <= set(record["metrics"])
     shares = [record["time"][name] for name in ("wait_frac", "copy_frac", "compute_frac", "host_frac")]
     assert sum(share or 0 for share in shares) == pytest.approx(1, abs=0.01)
+    phases = [record["time"][f"{name}_frac"] for name in ("forward", "backward", "optimizer")]
+    assert 0.5 * record["time"]["compute_frac"] < sum(phases) <= record["time"]["compute_frac"]
+    assert all(share > 0 for share in phases)
+    assert record["time"]["device_forward_ms"] is None or torch.cuda.is_available()
     assert record["throughput"]["samples_per_s"] > 0
     assert record["ceiling"]["samples_per_s"] > 0
     assert 0 <= record["readiness_frac"] <= 1

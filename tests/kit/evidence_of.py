@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record import RunRecord, WallEntry
 
 
@@ -70,6 +71,7 @@ def evidence(
             "step_ms_p50": step_ms,
             "step_ms_p95": step_ms,
             "launch_ms_p50": None,
+            **dict.fromkeys(("forward_frac", "backward_frac", "optimizer_frac", *PHASE_COLUMNS)),
         },
     )
     table = {

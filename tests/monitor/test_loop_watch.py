@@ -15,7 +15,7 @@ class Event:
 
     ticks = 0
 
-    def record(self):
+    def record(self, stream=None):
         Event.ticks += 1
         self.at = Event.ticks
 

@@ -219,3 +219,11 @@ def test_of_several_cards_the_range_counts_and_of_a_doubtful_ceiling_the_doubt(t
     assert any(span.style == "yellow" for span in cards.spans)
     assert "33.3 % of" in shown(found, tmp_path)
     assert "(doubtful)" in shown(found, tmp_path)
+
+
+def test_compute_is_divided_among_its_phases(tmp_path: Path) -> None:
+    found = evidence(compute_ms=18.0, host_ms=2.0)
+    assert found.record.time is not None
+    found.record.time |= {"forward_frac": 0.3, "backward_frac": 0.4, "optimizer_frac": 0.15}
+    assert "90 % (forward 30, backward 40, optimizer 15, other 5)  host" in shown(found, tmp_path, None)
+    assert "(forward" not in shown(evidence(), tmp_path)

@@ -1,7 +1,7 @@
 import pytest
 
 from wellfed.batches import BuildTime
-from wellfed.observe.timing.step_clock import StepClock, StepRow
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock, StepRow
 
 
 class Device:
@@ -21,10 +21,12 @@ class Device:
 
 class Event:
     def __init__(self, device):
-        self.device, self.at_s, self.was_seen_passed = device, None, False
+        self.device, self.at_s, self.was_seen_passed, self.stream = device, None, False, None
 
-    def record(self):
-        self.at_s = max(self.device.free_at_s, self.device.host.now_s)
+    def record(self, stream=None):
+        self.at_s, self.was_seen_passed, self.stream = max(self.device.free_at_s, self.device.host.now_s), False, stream
+        self.device.events.remove(self)  # in the order of their latest records
+        self.device.events.append(self)
 
     def query(self):
         passed = self.device.host.now_s >= self.at_s
@@ -67,6 +69,18 @@ class Host:
         self.step += 1
         self.clock.end(step=self.step, samples=8, micro_batch=4, num_micro=2, warmup=warmup)
         self.sleep(host)
+
+    def phases(self, *phases, copy=0, before=0):
+        """Makes a step whose compute is a sequence of phases and what each takes."""
+        self.clock.ask(), self.clock.got(), self.clock.copy_begins(epoch=0)
+        self.launch(copy)
+        self.clock.copied()
+        self.launch(before)
+        for phase, ms in phases:
+            self.clock.mark((phase, self.clock.now_s()))
+            self.launch(ms)
+        self.step += 1
+        self.clock.end(step=self.step, samples=8, micro_batch=4, num_micro=2)
 
     def idle(self):
         self.now_s = max(self.now_s, self.device.free_at_s)
@@ -252,3 +266,126 @@ def test_ready_is_a_twentieth_of_a_millisecond_or_a_hundredth_of_the_step():
     assert not step_row(asked_wait_ms=0.16).ready  # 1 % of 15 ms is 0.15
     assert step_row(asked_wait_ms=0.15).ready
     assert step_row(wait_ms=0, asked_wait_ms=0.05, copy_ms=None, compute_ms=0, host_ms=0).ready
+
+
+MICRO_BATCHES = ((FORWARD, 3), (BACKWARD, 7), (FORWARD, 2), (BACKWARD, 6), (OPTIMIZER, 4), (OTHER, 1))
+
+
+def on_host(row):
+    return (row.forward_ms, row.backward_ms, row.optimizer_ms)
+
+
+def on_device(row):
+    return (row.device_forward_ms, row.device_backward_ms, row.device_optimizer_ms)
+
+
+def test_phases_are_sums_over_the_micro_batches_of_a_step():
+    host = Host(has_device=False)
+    host.phases(*MICRO_BATCHES, before=5)
+    (row,) = host.rows()
+    assert on_host(row) == pytest.approx((5, 13, 4))
+    assert row.compute_ms == pytest.approx(28)  # with 6 ms of other work
+    assert on_device(row) == (None, None, None)
+
+
+def test_the_device_times_the_phases_that_the_host_only_launches():
+    host = Host(has_device=True)
+    for _ in range(13):
+        host.phases(*MICRO_BATCHES, copy=2, before=5)
+        host.idle()
+    for row in host.rows()[::6]:  # as many steps as phases
+        assert on_device(row) == pytest.approx((5, 13, 4))
+        assert row.compute_ms == pytest.approx(28)
+        assert row.copy_ms == pytest.approx(2)
+        assert row.launch_ms == 0
+
+
+def test_a_device_that_is_late_tells_the_same_phases_some_steps_later():
+    host = Host(has_device=True)
+    for _ in range(4):
+        host.phases(*MICRO_BATCHES)
+        host.sleep(5.5)  # 23 ms of the device's
+    assert host.rows() == []
+    host.idle()
+    found = host.rows()
+    assert [on_device(row) for row in found] == [pytest.approx((5, 13, 4)), *[(None, None, None)] * 3]
+    assert [row.compute_ms for row in found] == pytest.approx([23] * 4)
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+@pytest.mark.parametrize("phases", [[], [(FORWARD, 3), (OTHER, 1)]])
+def test_phases_are_unknown_and_not_0_without_a_backward_pass(has_device, phases):
+    host = Host(has_device=has_device)
+    host.phases(*phases, before=2)
+    if has_device:
+        host.idle()
+    (row,) = host.rows()
+    assert on_host(row) == on_device(row) == (None, None, None)
+    assert row.compute_ms == pytest.approx(2 + sum(ms for _, ms in phases))
+
+
+def test_a_step_without_an_update_took_no_time_in_the_optimizer():
+    host = Host(has_device=False)
+    host.clock.ask(), host.clock.got(), host.clock.copy_begins(0), host.clock.copied()
+    for phase in (FORWARD, BACKWARD, OTHER):
+        host.clock.mark((phase, host.clock.now_s()))
+        host.sleep(1)
+    host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
+    assert on_host(host.rows()[0]) == pytest.approx((1, 1, 0))
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+def test_marks_between_two_steps_belong_to_none(has_device):
+    host = Host(has_device=has_device)
+    host.phases((FORWARD, 10), (BACKWARD, 20))
+    host.clock.mark((FORWARD, host.clock.now_s()))  # a validation, say
+    host.sleep(500)
+    for _ in range(2):
+        host.phases((FORWARD, 10), (BACKWARD, 20))
+    if has_device:
+        host.idle()
+    for row in host.rows()[::2]:
+        assert (on_device(row) if has_device else on_host(row)) == pytest.approx((10, 20, 0))
+
+
+@pytest.mark.parametrize(("micro_batches", "apart"), [(1, 3), (3, 7), (20, 16)])
+def test_a_step_has_one_event_more_on_average(micro_batches, apart):
+    host = Host(has_device=True)
+    phases = [*[(FORWARD, 2), (BACKWARD, 3)] * micro_batches, (OPTIMIZER, 1)]
+    for _ in range(100):
+        host.phases(*phases)
+        host.sleep(1)
+    host.idle()
+    rows = host.rows()
+    assert [row.step for row in rows if row.device_backward_ms is not None] == list(range(1, 101, apart))
+    expected = (2 * micro_batches, 3 * micro_batches, 1)
+    assert all(on_device(row) in [(None, None, None), pytest.approx(expected)] for row in rows)
+    assert all(row.compute_ms == pytest.approx(sum(expected)) for row in rows)
+    assert all(row.forward_ms == 0 for row in rows)  # of a host that only launches
+
+
+def test_events_are_used_again():
+    host = Host(has_device=True)
+    for _ in range(50):
+        host.phases((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+        host.sleep(20)
+        host.rows()
+    host.idle()
+    host.rows()
+    few = len(host.device.events)
+    for _ in range(200):
+        host.phases((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+        host.idle()
+        assert [row.compute_ms for row in host.rows()] == [pytest.approx(35)]
+    assert len(host.device.events) == few
+
+
+def test_the_stream_is_found_at_a_pause_and_not_at_each_mark():
+    streams = iter("ab")
+    host = Host(has_device=True)
+    host.clock = StepClock(now_s=lambda: host.now_s, new_event=host.device.event, current_stream=lambda: next(streams))
+    for stream in "ab":
+        host.clock.interrupt()
+        for _ in range(2):  # one of them with events of phases
+            host.phases((FORWARD, 10), (BACKWARD, 20))
+        assert [event.stream for event in host.device.events[-8:]] == [stream] * 8

@@ -19,7 +19,7 @@ from tests.kit import tiny
 from wellfed.batches import Delivery
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.observe.timing.readiness import StepSummary, summarise
-from wellfed.observe.timing.step_clock import StepClock, StepRow
+from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
 from wellfed.train.lightning.ceiling import CEILING_BATCHES, CachedBatches, put_back, run_ceiling, steps_alone, whole
@@ -83,7 +83,7 @@ def measured(module: StepModule, loader: Any, folder: Path, steps: int) -> StepS
     """Returns the rate of training as a run measures it."""
     rows: list[StepRow] = []
     options = tiny.options(accelerator="gpu", max_steps=steps)
-    clock = StepClock(new_event=lit.new_event_factory(torch.device("cuda", 0)))
+    clock = lit.clock_of(torch.device("cuda", 0))
     trainer = lit.make_trainer(options, [Clock(clock, rows.extend)], folder)
     lit.fit(trainer, module, TimedLoader(loader, clock), None, None)
     found = summarise(rows)

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import phase_shares, phases_ms
 from wellfed.explain.diagnosis.curves.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
 from wellfed.explain.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
 from wellfed.explain.diagnosis.thresholds import SLOW_START_S
 from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise
-from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record import RunRecord, TimeEntry, WallEntry
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
-    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
+    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
 )
 _OF_GPUS = (
     *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
@@ -152,6 +153,11 @@ class Evidence:
         return _took_ms(self.all_steps, _PARTS_MS)
 
     @cached_property
+    def all_phases_ms(self) -> Mapping[str, Series]:
+        """Milliseconds of compute of each step by phase, warm-up included; see `compute_phases.phases_ms`."""
+        return phases_ms(self.all_steps, on_gpu=self.on_gpu)
+
+    @cached_property
     def gap_ms(self) -> Series:
         """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
@@ -219,6 +225,11 @@ class Evidence:
     def time(self) -> TimeEntry | None:
         """Shares and length of a step, from the record."""
         return self.record.time
+
+    @cached_property
+    def phase_fracs(self) -> Mapping[str, float]:
+        """Share of each phase of compute in a step; empty if unknown."""
+        return phase_shares(self.record.time)
 
     @property
     def wait_frac(self) -> float:
@@ -392,7 +403,8 @@ def _row(table: Mapping[str, Series], index: int, *, is_warmup: bool) -> StepRow
     }
     counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
     times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}
-    optional: dict[str, Any] = {name: cells.get(name) for name in ("copy_ms", "build_ms", "build_cpu_ms", "launch_ms")}
+    names = ("copy_ms", "build_ms", "build_cpu_ms", "launch_ms", *PHASE_COLUMNS)
+    optional: dict[str, Any] = {name: cells.get(name) for name in names}
     asked_wait_ms = 0.0 if cells.get("ready") else float("inf")
     num_micro = int(cells.get("num_micro") or 1)
     return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=is_warmup)

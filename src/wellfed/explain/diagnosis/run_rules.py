@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from wellfed.explain.diagnosis.compute_phases import show_phases
 from wellfed.explain.diagnosis.curves.swing import main_swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
@@ -99,6 +100,16 @@ OF_STEPS: tuple[Rule, ...] = (
 """Rules on figures, which need enough steps."""
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
 """Rules on time between the steps. They take the least share to report."""
+_OF_COMPUTE = (
+    launch_bound.check,
+    memory_bound.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
+    few_threads.check,
+    many_tensors.check,
+)
+"""Rules on the compute time of a step. Their findings show its phases."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _EXPLAINED_FRAC = 0.5
@@ -132,7 +143,9 @@ def run_rules(evidence: Evidence) -> list[Finding]:
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
         return found if doubt is None or is_known else [*found, doubt]
     verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence)
-    verdict = verdict or unknown.check(evidence) or healthy.check(evidence)
+    verdict = verdict or unknown.check(evidence)
+    if verdict is None and (fed := healthy.check(evidence)) is not None:
+        verdict = _with_phases(fed, evidence)
     return found if verdict is None else [verdict, *found]
 
 
@@ -143,6 +156,16 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
         return None
     named = [check(evidence, _EXPLAINED_FRAC * (1 - frac)) for check in OF_GAPS]
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
+
+
+def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
+    """Returns the finding with the share of each phase of compute, if they were measured."""
+    shares = evidence.phase_fracs
+    if not shares:
+        return finding
+    figures = {f"{name.replace(' ', '_')}_frac": share for name, share in shares.items()}
+    message = f"{finding.message} Of a step: {show_phases(evidence.time)}."
+    return replace(finding, message=message, evidence={**finding.evidence, **figures})
 
 
 def _without_gain(finding: Finding) -> Finding:
@@ -156,8 +179,11 @@ def _of_steps(evidence: Evidence) -> list[Finding]:
     """Returns the findings of `OF_STEPS`, with the share of the steps in the wall time if that is small."""
     frac = evidence.steps_frac
     is_small = frac is not None and frac < LEAST_AT_CEILING_FRAC
-    return [
-        replace(finding, steps_frac=frac) if is_small and rule not in _OF_WALL else finding
-        for rule in OF_STEPS
-        if (finding := rule(evidence)) is not None
-    ]
+    found = []
+    for rule in OF_STEPS:
+        finding = rule(evidence)
+        if finding is None:
+            continue
+        finding = _with_phases(finding, evidence) if rule in _OF_COMPUTE else finding
+        found.append(replace(finding, steps_frac=frac) if is_small and rule not in _OF_WALL else finding)
+    return found

@@ -16,11 +16,14 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.timing.interval import half_width
+from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.record import FindingEntry, RunRecord, differences
 from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
 
 PARTS = ("wait", "copy", "compute", "host")
 """Kinds of a step's time, in this order."""
+_ROWS = ("wait", "copy", "compute", *COMPUTE_PHASES, "host")
+"""The same with the phases of compute."""
 _LEAST_FRAC = 0.01
 """Minimum share of a step for a ratio of a part of it."""
 
@@ -280,7 +283,10 @@ def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "mach
 
 
 def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
-    columns = ((name, evidence.column(f"{name}_ms")) for name in PARTS)
+    clock = "device_" if evidence.on_gpu else ""
+    columns = (
+        (name, evidence.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
+    )
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 
@@ -332,8 +338,10 @@ def _ratio(values: Sequence[float | None]) -> Ratio | None:
 def _parts(both: Comparison) -> Iterator[Compared]:
     """Yields the parts of a step: their time with its ratio, and their share."""
     of_a, of_b = both.parts
-    for name in PARTS:
-        shares = [one.time[f"{name}_frac"] if one.time else None for one in both.records]  # type: ignore[literal-required]
+    for name in _ROWS:
+        shares: list[Any] = [one.time.get(f"{name}_frac") if one.time else None for one in both.records]
+        if name in COMPUTE_PHASES and shares == [None, None]:
+            continue
         shown = [
             ", ".join(([f"{part.value:.2f} ms"] if part else []) + ([] if share is None else [show_percent(share)]))
             for part, share in zip((of_a.get(name), of_b.get(name)), shares, strict=True)

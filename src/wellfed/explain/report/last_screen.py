@@ -17,6 +17,7 @@ from rich.text import Text
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.quoting import key_value
 from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
@@ -211,7 +212,9 @@ def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
             continue
         bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
         style = waiting_colour(share) if name == "wait" else ""
-        yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %"])), style)
+        phases = phase_shares(time).items() if name == "compute" else ()
+        split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
+        yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
     mean_ms = time.get("step_ms_mean")
     takes = f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step"
     yield Text(takes)

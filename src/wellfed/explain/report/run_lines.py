@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
+from wellfed.explain.diagnosis.compute_phases import show_phases
 from wellfed.explain.diagnosis.rules.compute.synchronisation import how_often
 from wellfed.explain.diagnosis.rules.verdict.unknown import beside_steps
 from wellfed.observe.telemetry.machines import label_of
@@ -18,6 +19,8 @@ from wellfed.units import counted, show_count, show_duration, show_energy, show_
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Kinds of events that need no warning, or stand beside the figures."""
+_LEAST_OF_WALL = 0.005
+"""Minimum share of the wall time of training for a callback to be listed."""
 _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
 """Share of the wall time in steps from which its parts are not listed, and most parts listed."""
 MOST_ALIKE = 3
@@ -109,7 +112,12 @@ def time_lines(record: RunRecord) -> list[str]:
         lines.append(line)
     if time:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
-        shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
+        phases = f" ({show_phases(time)})" if show_phases(time) else ""
+        shown = ", ".join(
+            f"{name} {show_percent(share)}{phases if name == 'compute' else ''}"
+            for name, share in shares.items()
+            if share is not None
+        )
         mean_ms, rest = time.get("step_ms_mean"), f"p95 {time['step_ms_p95']:.2f}"
         takes = f"{time['step_ms_p50']:.2f} ms in the median ({rest}); on average"
         if mean_ms is not None:
@@ -118,7 +126,7 @@ def time_lines(record: RunRecord) -> list[str]:
     if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
-    return [*(lines or [none]), *phase_lines(record), *wall_lines(record)]
+    return [*(lines or [none]), *phase_lines(record), *wall_lines(record), *callback_lines(record)]
 
 
 def wall_lines(record: RunRecord) -> list[str]:
@@ -129,6 +137,24 @@ def wall_lines(record: RunRecord) -> list[str]:
     parts = beside_steps(wall, wall["callbacks"], _MOST_PARTS)
     steps = f"steps {show_percent(wall['steps_s'] / wall['total_s'])}"
     return [f"the {show_duration(wall['total_s'])} of training: {', '.join([steps, *parts])}"]
+
+
+def callback_lines(record: RunRecord) -> list[str]:
+    """Returns the time of callbacks, hooks and schedulers by class, if one took a good share of training."""
+    wall = record.wall
+    if wall is None or wall["total_s"] <= 0:
+        return []
+    spent_s: dict[str, float] = {}
+    for name, seconds in wall["callbacks"].items():
+        owner = name.rpartition(".")[0]
+        spent_s[owner] = spent_s.get(owner, 0.0) + seconds
+    largest = sorted(spent_s.items(), key=lambda item: -item[1])
+    shown = [
+        f"{owner} {show_duration(seconds)} ({show_percent(seconds / wall['total_s'])})"
+        for owner, seconds in largest
+        if seconds >= _LEAST_OF_WALL * wall["total_s"]
+    ]
+    return [f"callbacks and hooks in training: {', '.join(shown)}"] if shown else []
 
 
 def phase_lines(record: RunRecord) -> list[str]:

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
 from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column
@@ -21,7 +23,7 @@ from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, StepSummary, summarise
-from wellfed.observe.timing.step_clock import READY_FRAC, READY_MS, StepRow
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
 from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ _SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 """Columns that divide the time of a step."""
 STEP_COLUMNS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", *_SHARES, "ready"),
-    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
+    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
@@ -224,8 +226,10 @@ def _shortened(fact: Any) -> Any:
 
 def _times(recent: StepColumns | None) -> dict[str, float]:
     """Returns ``step/wait_ms`` and so on, the means of these steps."""
-    found = {} if recent is None else {name: getattr(recent, name) for name in _SHARES}
-    return {f"step/{name}": float(times_ms.mean()) for name, times_ms in found.items() if times_ms is not None}
+    if recent is None:
+        return {}
+    found = {name: getattr(recent, name) for name in _SHARES} | dict(recent.phases_ms)
+    return {f"step/{name}": float(np.nanmean(times_ms)) for name, times_ms in found.items() if times_ms is not None}
 
 
 def telemetry_line(sample: Sample) -> str:
@@ -245,18 +249,19 @@ _TELEMETRY_FIGURES = TELEMETRY_COLUMNS[4:]
 def step_line(row: StepRow) -> str:
     """Returns the line of steps.csv, with the same cells as `csv_table.cell` gives."""
     step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, asked_wait_ms, *rest = row
-    _, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index = rest
+    _, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *phases_ms = rest
     copied_ms = copy_ms or 0.0
     step_ms = wait_ms + copied_ms + compute_ms + host_ms
     is_ready = asked_wait_ms <= (READY_MS if READY_FRAC * step_ms < READY_MS else READY_FRAC * step_ms)
     largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0)
     if build_ms is None or slowest_ms is not None or slowest_index is not None or largest_ms >= LARGE:
         found = (step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, is_ready)
-        return ",".join(map(cell, (*found, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index)))
+        return ",".join(map(cell, (*found, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *phases_ms)))
     time = f"{time_s:.6g}" if time_s < LARGE else f"{time_s:.3f}"
     copy = "" if copy_ms is None else f"{copy_ms:.6g}"
     launch = "" if launch_ms is None else f"{launch_ms:.6g}"
+    phases = ",".join(["" if ms is None else f"{ms:.6g}" for ms in phases_ms])
     return (
         f"{step},{time},{epoch},{samples},{micro},{num_micro},{wait_ms:.6g},{copy},{compute_ms:.6g},{host_ms:.6g},"
-        f"{is_ready:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,"
+        f"{is_ready:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,,{phases}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from wellfed.observe.timing.interval import half_width
-from wellfed.observe.timing.step_clock import READY_FRAC, READY_MS, StepRow
+from wellfed.observe.timing.step_clock import COMPUTE_PHASES, PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
 from wellfed.record import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
@@ -44,6 +44,18 @@ class StepSummary:
     build_ms_p99: float | None = None
     build_cpu_frac: float | None = None
     """CPU time over wall time of building."""
+    forward_frac: float | None = None
+    """Share of the forward passes in the steps, a part of `compute_frac` on the same clock; None if unknown."""
+    backward_frac: float | None = None
+    optimizer_frac: float | None = None
+    forward_ms: float | None = None
+    """Mean time of the host in the forward passes of a step; None if unknown."""
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    device_forward_ms: float | None = None
+    """Mean on the device's clock, over the steps whose phases it timed; None on a CPU."""
+    device_backward_ms: float | None = None
+    device_optimizer_ms: float | None = None
 
     def throughput(self, sample_unit: str) -> Throughput:
         """Returns the entry of run.json."""
@@ -81,6 +93,8 @@ class StepColumns:
     compute_ms: Column
     host_ms: Column
     asked_wait_ms: Column
+    phases_ms: Mapping[str, Column]
+    """Columns of `PHASE_COLUMNS` with at least one figure; ``nan`` for a step without."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow]) -> StepColumns:
@@ -90,6 +104,11 @@ class StepColumns:
         has_copy = copies.count(None) < len(copies)
         return cls(
             copy_ms=np.array([ms or 0.0 for ms in copies]) if has_copy else None,
+            phases_ms={
+                name: np.array(columns[name], dtype=float)
+                for name in PHASE_COLUMNS
+                if columns[name].count(None) < len(rows)
+            },
             **{name: np.array(columns[name], dtype=float) for name in _COMPLETE},
         )
 
@@ -136,8 +155,21 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
         step_ms_p50=float(p50),
         step_ms_p95=float(p95),
         launch_ms_p50=float(np.median(launches)) if launches else None,
+        **_phases(columns, float(columns.compute_ms.sum()) / total_ms),
         **_building([(row.build_ms, row.build_cpu_ms or 0.0) for row in kept if row.build_ms is not None]),
     )
+
+
+def _phases(columns: StepColumns, compute_frac: float) -> dict[str, float]:
+    """Returns the mean time of each phase, and its share of the steps by the clock of the compute time."""
+    found = {name: float(np.nanmean(column)) for name, column in columns.phases_ms.items()}
+    clock = "" if columns.copy_ms is None else "device_"
+    for phase in COMPUTE_PHASES:
+        if (column := columns.phases_ms.get(f"{clock}{phase}_ms")) is not None:
+            compute_ms = float(columns.compute_ms[np.isfinite(column)].sum())
+            if compute_ms > 0:
+                found[f"{phase}_frac"] = compute_frac * float(np.nansum(column)) / compute_ms
+    return found
 
 
 def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
-On a CPU the times are those of the host's clock. On a GPU the host only launches work, so three events a step are
-recorded on the compute stream. They are read once the device has passed them, some steps later; nothing waits for them.
+On a CPU the times are those of the host's clock. On a GPU the host only launches work, so events are recorded on the
+compute stream: three in each step, and one at each change of phase in every fourth step. They are read once the device
+has passed them, some steps later, and used again. Nothing waits for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # imports torch
     from wellfed.batches import BuildTime
@@ -24,6 +25,17 @@ READY_MS, READY_FRAC = 0.05, 0.01
 """Longest wait for a batch that still counts as ready, in ms and as a share of the step; the larger one counts."""
 WINDOW_STEPS, WINDOW_S = 64, 0.2
 """Steps, or seconds, after which finished rows are due to be taken."""
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+"""Phases of compute. Other is what belongs to none of the three, such as a user's hooks before the forward pass."""
+COMPUTE_PHASES = ("forward", "backward", "optimizer")
+"""Names of the phases with columns of their own."""
+PHASE_COLUMNS = tuple(f"{clock}{name}_ms" for clock in ("", "device_") for name in COMPUTE_PHASES)
+"""Columns of the phases: on the clock of the host, then on that of the device."""
+MOST_APART = 16
+"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases.
+So a step has one more event on average, which takes the host time to record and to read."""
+Mark = tuple[int, float]
+"""A phase that begins, and when on the clock's ``now_s``."""
 
 
 class StepRow(NamedTuple):
@@ -61,6 +73,16 @@ class StepRow(NamedTuple):
     """Time to read the slowest sample of the batch; None if unknown."""
     slowest_index: int | None = None
     """Index of that sample."""
+    forward_ms: float | None = None
+    """Time of the host in forward passes, summed over the micro-batches; None if unknown, like the next ones."""
+    backward_ms: float | None = None
+    """Time of the host in backward passes, with the averaging of gradients over ranks."""
+    optimizer_ms: float | None = None
+    """Time of the host from the last gradient to the updated weights: clipping, and the optimizer's step."""
+    device_forward_ms: float | None = None
+    """The same on the device's clock, as `compute_ms`; None on a CPU and in steps that were not timed."""
+    device_backward_ms: float | None = None
+    device_optimizer_ms: float | None = None
 
     @property
     def step_ms(self) -> float:
@@ -76,8 +98,8 @@ class StepRow(NamedTuple):
 class DeviceEvent(Protocol):
     """Interface of `torch.cuda.Event(enable_timing=True)`."""
 
-    def record(self) -> None:
-        """Puts a mark on the current stream."""
+    def record(self, stream: Any = None) -> None:
+        """Puts a mark on a stream; None = the current one, which takes torch a microsecond to find."""
 
     def query(self) -> bool:
         """Returns whether the device has passed the mark."""
@@ -89,6 +111,8 @@ class DeviceEvent(Protocol):
 _Counts = tuple[int, int, int, int, bool]
 """Step, samples, size of the largest micro-batch, number of micro-batches, and whether the step is warm-up."""
 _NOT_BUILT = (None, None, None, None)
+_Phases = tuple[float, float, float] | tuple[None, None, None]
+_UNKNOWN: _Phases = (None, None, None)
 _row: Callable[[tuple[object, ...]], StepRow] = partial(tuple.__new__, StepRow)
 """Makes a row of a tuple: without the call of a function that the class itself needs."""
 
@@ -109,6 +133,10 @@ class _Marks:
     end_s: float = 0.0
     end: DeviceEvent | None = None
     counts: _Counts = (0, 0, 0, 0, False)
+    phases_ms: _Phases = _UNKNOWN
+    """Times of the host."""
+    phases: list[tuple[int, DeviceEvent]] | None = None
+    """Begin of each phase on the device; None in a step whose phases it does not time."""
 
 
 class StepClock:
@@ -116,6 +144,9 @@ class StepClock:
 
     The time between `end` of one step and `ask` of the next is host time. `interrupt` announces a pause in training
     (validation, a checkpoint); the following step is timed from its own `ask`.
+
+    Between ``copied`` and ``end``, each ``mark((phase, now_s()))`` begins a phase of compute. Phases may repeat, as for
+    micro-batches; the row has their sums. They are unknown in a step without a mark of a backward pass.
     """
 
     def __init__(
@@ -124,11 +155,25 @@ class StepClock:
         origin_s: float | None = None,
         now_s: Callable[[], float] = time.monotonic,
         new_event: Callable[[], DeviceEvent] | None = None,
+        current_stream: Callable[[], Any] | None = None,
         wall: Wall | None = None,
     ) -> None:
-        """``wall``: account of the time between the steps, too."""
+        """
+        Args:
+            current_stream: returns the device's stream, which is used until the next `interrupt`. By default each event
+                finds its own.
+            wall: account of the time between the steps, too.
+        """
         self.wall = wall or Wall()
-        self._now_s, self._new_event = now_s, new_event
+        self.now_s, self._new_event, self._current_stream = now_s, new_event, current_stream
+        self._stream: Any = None
+        self._marks: list[Mark] = []
+        self.mark: Callable[[Mark], None] = self._marks.append if new_event is None else self._mark_on_device
+        """Begins a phase. On a CPU this is no Python function, so that a step makes no further calls."""
+        self._untimed_left = 0
+        """Steps until the device times phases again."""
+        self._spare: list[DeviceEvent] = []
+        """Events that were read. A new one would cost as much as recording it."""
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
         self._last_end: DeviceEvent | None = None
@@ -145,32 +190,51 @@ class StepClock:
 
     def time_s(self) -> float:
         """Returns the seconds since the run first started."""
-        return self._now_s() - self._origin_s
+        return self.now_s() - self._origin_s
 
     def ask(self) -> None:
         """Marks that the loop asks for the next batch."""
         if self.wall.account != STEPS:
             self.wall.switch(STEPS)
-        self._asked_s = self._now_s()
+        self._asked_s = self.now_s()
 
     def got(self) -> None:
         """Marks that the loop has the batch on the host."""
-        self._got_s = self._now_s()
+        self._got_s = self.now_s()
 
     def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
         """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
         self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._epoch, self._built, self._is_open = epoch, built, True
         if self._new_event is not None:
-            begin = _marked(self._new_event)
+            begin = self._recorded()
             self._open = _Marks(epoch, self._last_end, self._asked_s, self._got_s, begin, built)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
-        if self._is_open:
-            self._copied_s = self._now_s()
-            if self._open is not None and self._new_event is not None:
-                self._open.copied_s, self._open.copied = self._copied_s, _marked(self._new_event)
+        if not self._is_open:
+            return
+        self._marks.clear()
+        self._copied_s, marks = self.now_s(), self._open
+        if marks is not None:
+            marks.copied_s, marks.copied = self._copied_s, self._recorded()
+            if self._untimed_left:
+                self._untimed_left -= 1
+            else:
+                marks.phases = []
+
+    def _mark_on_device(self, mark: Mark) -> None:
+        self._marks.append(mark)
+        marks = self._open
+        if marks is not None and marks.phases is not None:
+            marks.phases.append((mark[0], self._recorded()))
+
+    def _recorded(self) -> DeviceEvent:
+        """Returns an event that is recorded on the stream."""
+        assert self._new_event is not None
+        event = self._spare.pop() if self._spare else self._new_event()
+        event.record(self._stream)
+        return event
 
     def end(self, *, step: int, samples: int, micro_batch: int, num_micro: int, warmup: bool = False) -> bool:
         """Marks that the optimizer step is launched (GPU) or done (CPU).
@@ -179,12 +243,20 @@ class StepClock:
         """
         if not self._is_open:
             return False
-        self._is_open, end_s = False, self._now_s()
+        self._is_open, end_s = False, self.now_s()
         self._last_end_s, marks = end_s, self._open
-        if marks is not None and self._new_event is not None:
+        phase, since_s, spent_s, is_known = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0], False
+        for begun, at_s in self._marks:
+            spent_s[phase] += at_s - since_s
+            phase, since_s, is_known = begun, at_s, is_known or begun == BACKWARD
+        spent_s[phase] += end_s - since_s
+        phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
+        if marks is not None:
             self._open = None
-            marks.counts = (step, samples, micro_batch, num_micro, warmup)
-            marks.end_s, marks.end = end_s, _marked(self._new_event)
+            if marks.phases:
+                self._untimed_left = min(len(marks.phases), MOST_APART) - 1
+            marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms
+            marks.end_s, marks.end = end_s, self._recorded()
             self._last_end = marks.end
             self._pending.append(marks)
             num_rows = len(self._pending)
@@ -195,20 +267,22 @@ class StepClock:
             build_ms, build_cpu_ms, *slowest = self._built or _NOT_BUILT
             at = (step, end_s - self._origin_s, self._epoch, samples, micro_batch, num_micro)
             times = (wait_ms, None, compute_ms, host_ms, wait_ms, warmup, build_ms, build_cpu_ms, None)
-            self._rows.append(_row((*at, *times, *slowest)))
+            self._rows.append(_row((*at, *times, *slowest, *phases_ms, *_UNKNOWN)))
             num_rows = len(self._rows)
         return num_rows >= WINDOW_STEPS or end_s - self._taken_at_s >= WINDOW_S
 
     def interrupt(self) -> None:
         """Marks a pause in training between two steps, whose time belongs to neither."""
         self._last_end_s, self._last_end = None, None
+        if self._current_stream is not None:
+            self._stream = self._current_stream()
 
     def rows(self, *, wait: bool = False) -> list[StepRow]:
         """Returns the steps that are finished on the device, oldest first, each once.
 
         With ``wait`` the device is idle, and all remaining steps are returned.
         """
-        found, self._rows, self._taken_at_s = self._rows, [], self._now_s()
+        found, self._rows, self._taken_at_s = self._rows, [], self.now_s()
         while self._pending:
             end = self._pending[0].end
             if end is not None and not wait and not end.query():
@@ -224,34 +298,22 @@ class StepClock:
         """
         assert marks.copied is not None
         assert marks.end is not None
+        previous, begin, copied, end = marks.previous, marks.begin, marks.copied, marks.end
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
-        gap_ms = asked_wait_ms if marks.previous is None else max(0.0, marks.previous.elapsed_time(marks.begin))
-        wait_ms = min(gap_ms, asked_wait_ms)
+        gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(begin))
+        wait_ms, copy_ms = min(gap_ms, asked_wait_ms), begin.elapsed_time(copied)
+        phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, 0.0]
+        for begun, event in marks.phases or ():
+            spent_ms[phase] += since.elapsed_time(event)
+            phase, since = begun, event
+            self._spare.append(event)
+        spent_ms[phase] += since.elapsed_time(end)
+        self._spare += (begin, copied) if previous is None else (previous, begin, copied)
+        is_timed = marks.phases and marks.phases_ms is not _UNKNOWN
+        device_ms = (spent_ms[0], spent_ms[1], spent_ms[2]) if is_timed else _UNKNOWN
         step, samples, micro_batch, num_micro, warmup = marks.counts
-        built = marks.built
-        return StepRow(
-            step=step,
-            time_s=marks.end_s - self._origin_s,
-            epoch=marks.epoch,
-            samples=samples,
-            micro_batch=micro_batch,
-            num_micro=num_micro,
-            wait_ms=wait_ms,
-            copy_ms=marks.begin.elapsed_time(marks.copied),
-            compute_ms=marks.copied.elapsed_time(marks.end),
-            host_ms=gap_ms - wait_ms,
-            asked_wait_ms=asked_wait_ms,
-            warmup=warmup,
-            build_ms=None if built is None else built.wall_ms,
-            build_cpu_ms=None if built is None else built.cpu_ms,
-            launch_ms=1e3 * (marks.end_s - marks.copied_s),
-            slowest_ms=None if built is None else built.slowest_ms,
-            slowest_index=None if built is None else built.slowest_index,
-        )
-
-
-def _marked(new_event: Callable[[], DeviceEvent]) -> DeviceEvent:
-    """Returns a new event that is recorded on the current stream."""
-    event = new_event()
-    event.record()
-    return event
+        build_ms, build_cpu_ms, *slowest = marks.built or _NOT_BUILT
+        at = (step, marks.end_s - self._origin_s, marks.epoch, samples, micro_batch, num_micro)
+        times = (wait_ms, copy_ms, sum(spent_ms), gap_ms - wait_ms, asked_wait_ms, warmup, build_ms, build_cpu_ms)
+        launch_ms = 1e3 * (marks.end_s - marks.copied_s)
+        return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms))

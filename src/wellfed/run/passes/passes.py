@@ -51,6 +51,7 @@ from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, CheckpointOptions
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
+from wellfed.train.lightning.user_module.module_phases import ModulePhases
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 
@@ -208,8 +209,10 @@ class Passes:
 
         is_on_gpu = self._options.accelerator == "gpu"
         self._synchronisations = Synchronisations(self._books.synchronised) if is_on_gpu else None
+        is_users = self._learner.objects.is_lightning_module
         return [
             clock,
+            *([ModulePhases(clock.clock)] if is_users else []),
             *([] if self._synchronisations is None else [self._synchronisations]),
             ProcessWatch(self._books.computed),
             ProgressReport(self._books.progress),
@@ -272,7 +275,7 @@ class Passes:
         wall = self._books.wall
         if device.type == "cuda":
             wall.wait_for_device = torch.cuda.synchronize
-        clock = StepClock(origin_s=self._books.journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+        clock = lit.clock_of(device, origin_s=self._books.journal.origin_s, wall=wall)
         self._books.journal.finished_steps = clock.rows
         return clock
 

@@ -27,11 +27,11 @@ from torch.nn.parameter import is_lazy
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepSummary, summarise
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
 from wellfed.train.lightning.hooks import Together
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.train.lightning.trainer import TrainerOptions, clock_of, make_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
 CEILING_BATCHES = 4
@@ -103,7 +103,7 @@ def run_ceiling(
     trainer = make_trainer(limited, [], folder)
     trainer.limit_val_batches = 0
     device = trainer.strategy.root_device  # outside of a fit, the module's own device is the CPU
-    clock = StepClock(new_event=new_event_factory(device))
+    clock = clock_of(device)
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
     if data_module is not None:  # a step may use it
         trainer.callbacks.insert(0, DataModuleCallback(data_module))

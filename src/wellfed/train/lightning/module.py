@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.errors import WellfedError
+from wellfed.observe.timing.step_clock import StepClock
 from wellfed.sample_rng import seed_from
 from wellfed.train.lightning.hooks import IN_STEP, CallbacksInStep, hooks_of
 from wellfed.train.lightning.sharding import all_weights
@@ -41,6 +42,8 @@ class StepModule(pl.LightningModule):
         self.model, self.plain = model, PlainTraining(model, setup)
         self.step: TrainStep | None = None
         """Step of the current training."""
+        self.clock: StepClock | None = None
+        """Clock that times the phases of its steps."""
         self.listener: CallbacksInStep | None = None
         """Callbacks with hooks inside a step of the current training."""
         self._delivery: Delivery | None = None
@@ -78,7 +81,10 @@ class StepModule(pl.LightningModule):
         plugin: Any = trainer.precision_plugin
         precision = Precision(plugin.precision, self.device.type, getattr(plugin, "scaler", None))
         optimizer, clip = trainer.optimizers[0], trainer.gradient_clip_val
-        return self.plain.make_step(optimizer, precision, self.device, self._ranks(), clip, self.listener)
+        step = self.plain.make_step(optimizer, precision, self.device, self._ranks(), clip, self.listener)
+        if self.clock is not None:
+            step.passes.mark, step.passes.now_s = self.clock.mark, self.clock.now_s
+        return step
 
     def _ranks(self) -> Ranks:
         strategy = self.trainer.strategy

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasti
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
 
+from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
@@ -180,11 +181,12 @@ def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
     return None
 
 
-def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
-    """Returns a factory of the device's timing events; None on the CPU, where the host's clock is used."""
-    if device.type != "cuda":
-        return None
-    return lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def clock_of(device: torch.device, **settings: Any) -> StepClock:
+    """Returns a clock of steps, with events on a GPU. ``settings`` are those of `StepClock`."""
+    if device.type == "cuda":
+        settings["new_event"] = partial(torch.cuda.Event, enable_timing=True)
+        settings["current_stream"] = torch.cuda.current_stream
+    return StepClock(**settings)
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:

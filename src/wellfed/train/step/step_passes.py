@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +14,7 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
 from wellfed.errors import ModelError
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, Mark
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.loss_faults import add_place
@@ -69,6 +72,10 @@ class StepPasses:
         """Latest step on this rank: micro-batches, samples of the largest, samples that the model counts."""
         self.losses_are_finite: Tensor | None = None
         """Whether all losses of the latest step are finite, as a tensor on the device; None = unknown."""
+        self.mark: Callable[[Mark], None] = deque[Mark](maxlen=0).append
+        """Begins a phase on the clock of the training; by default nothing is timed."""
+        self.now_s: Callable[[], float] = time.monotonic
+        """Returns the time of that clock."""
         self.trained = list(computation.model.parameters())
         """All weights, cached since finding them visits all modules."""
         self._loss, self._prepare, self._features = computation.loss, computation.prepare, computation.features
@@ -103,6 +110,7 @@ class StepPasses:
 
     def _pass(self, delivery: Delivery, part: MicroBatch) -> None:
         ranks, precision, listener = self._ranks, self._precision, self._listener
+        self.mark((FORWARD, self.now_s()))
         context = precision.forward()
         if context is None:
             loss = ranks.forward(self._weighted_loss, delivery, part)
@@ -113,6 +121,7 @@ class StepPasses:
             listener.before_backward(loss)
         if precision.scaler is not None:
             loss = precision.scale(loss)
+        self.mark((BACKWARD, self.now_s()))
         if part.share:
             ranks.backward(loss)
         else:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wellfed.batches import Delivery
 from wellfed.errors import ModelError
+from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.optimizer_state import allocate
@@ -83,7 +84,7 @@ class TrainStep:
         self._retry = StepRetry(
             None if settings.on_oom == "raise" else fallbacks,
             self._start if retries else None,
-            forget=self.passes.forget,
+            forget=self._forget_failed,
             way_out=self._way_out,
             on_event=on_event,
             ranks=self._ranks,
@@ -141,6 +142,7 @@ class TrainStep:
     def _step(self) -> bool:
         """Calls the optimizer; returns whether the allocator is thrashing."""
         self._precision.step(self._optimizer, self._gradients)
+        self.passes.mark((OTHER, self.passes.now_s()))
         return self._thrash is not None and self._thrash.after_step()
 
     def _gradients(self) -> Tensor:
@@ -157,6 +159,7 @@ class TrainStep:
             self._first_loss = loss
         self.totals.hold()
         self._ranks.average_gradients()
+        self.passes.mark((OPTIMIZER, self.passes.now_s()))
         if self._settings.on_nan != "raise":
             self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
@@ -176,6 +179,11 @@ class TrainStep:
         loss = self.passes(self._delivery)
         self._ranks.prepare_average()
         return loss
+
+    def _forget_failed(self) -> None:
+        """Drops what a failed attempt has left. Freeing its memory belongs to no phase."""
+        self.passes.mark((OTHER, self.passes.now_s()))
+        self.passes.forget()
 
     def undo(self) -> bool:
         """Restores generators and buffers after a step that failed before it changed a weight. Deletes gradients.

@@ -45,6 +45,17 @@ def test_parts_that_were_not_measured_are_left_out() -> None:
     assert keys(drawn(evidence(copy_ms=1.0))) == ["wait", "copy", "compute", "host"]
 
 
+def test_compute_is_drawn_by_phase_where_it_is_known() -> None:
+    columns = {"forward_ms": np.full(100, 3.0), "backward_ms": np.full(100, 5.0), "optimizer_ms": np.full(100, 1.0)}
+    picture = drawn(evidence(columns=columns))
+    assert keys(picture) == ["wait", "forward", "backward", "optimizer", "other compute", "host"]
+    colours = [key.colour for key in picture.keys]
+    assert len(set(colours)) == len(colours)
+    for_gpu = {f"device_{name}": column for name, column in columns.items()}
+    assert "forward" in keys(drawn(evidence(copy_ms=1.0, columns=for_gpu)))
+    assert "forward" not in keys(drawn(evidence(copy_ms=1.0, columns=columns)))
+
+
 def test_what_happened_is_marked_and_what_happens_every_day_is_not() -> None:
     kinds = ["checkpoint", "oom", "oom", "resume", "metric_absent", "nan"]
     events = [{"kind": kind, "step": 5, "time_s": 0.1 * place} for place, kind in enumerate(kinds)]

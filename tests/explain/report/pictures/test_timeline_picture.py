@@ -116,6 +116,14 @@ def test_what_workers_do_has_no_place_and_is_said() -> None:
     assert "built" not in caption
 
 
+def test_phases_follow_each_other_within_compute() -> None:
+    columns = {"forward_ms": np.full(50, 3.0), "backward_ms": np.full(50, 5.0), "optimizer_ms": np.full(50, 1.0)}
+    rows, _ = drawn(evidence(steps=50, columns=columns))
+    kinds = [text.split(": ")[1].rpartition(" ")[0].rpartition(" ")[0] for _, _, text in rows["CPU"] if text]
+    kinds = [kind for kind in kinds if kind != "host"]  # too short to be drawn in each step
+    assert kinds[:8] == 2 * ["other compute", "forward", "backward", "optimizer"]
+
+
 def test_few_steps_or_damaged_ones_have_no_picture() -> None:
     assert list(timeline(evidence(steps=19))) == []
     assert list(timeline(evidence(steps=0))) == []

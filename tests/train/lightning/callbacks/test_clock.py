@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from torch import Tensor
 
 from tests.kit import tiny
@@ -54,6 +55,25 @@ class SlowModel(tiny.TinyModel):
         return super().loss(batch)
 
 
+class SlowBackward(tiny.TinyModel):
+    def __init__(self, clock: MadeClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def loss(self, batch: Any) -> Any:
+        found = super().loss(batch)
+        found.loss.register_hook(lambda gradient: self.clock.pause())
+        return found
+
+
+class SlowStart(pl.Callback):
+    def __init__(self, clock: MadeClock) -> None:
+        self.clock = clock
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.clock.pause()
+
+
 class SlowCallback(pl.Callback):
     def __init__(self, clock: MadeClock) -> None:
         self.clock = clock
@@ -62,20 +82,30 @@ class SlowCallback(pl.Callback):
         self.clock.pause()
 
 
+def slow_optimizer(clock: MadeClock) -> Any:
+    class SlowOptimizer(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            clock.pause()
+            return found
+
+    return SlowOptimizer
+
+
 def timed(
     tmp_path: Path,
     data: Any = None,
     model: Any = None,
     callbacks: Any = (),
     now_s: Callable[[], float] = time.monotonic,
+    of_module: Any = None,
     **changes: Any,
 ) -> list[StepRow]:
     rows: list[StepRow] = []
     clock = StepClock(now_s=now_s)
     loader = TimedLoader(tiny.loader(data=data), clock)
-    tiny.fit(
-        tiny.module(model=model, micro=16), tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes
-    )
+    module = tiny.module(**{"model": model, "micro": 16, **(of_module or {})})
+    tiny.fit(module, tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes)
     return rows
 
 
@@ -110,6 +140,64 @@ def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> Non
     assert summary.wait_frac + summary.compute_frac + summary.host_frac == pytest.approx(1, abs=0.01)
     if where == "wait_ms":
         assert summary.readiness_frac == 0
+
+
+@pytest.mark.parametrize("where", ["forward_ms", "backward_ms", "optimizer_ms", "other"])
+def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, where: str) -> None:
+    clock = MadeClock()
+    planted: dict[str, Any] = {
+        "forward_ms": {"model": SlowModel(clock)},
+        "backward_ms": {"model": SlowBackward(clock)},
+        "optimizer_ms": {"of_module": {"optimizer": slow_optimizer(clock)}},
+        "other": {"callbacks": [SlowStart(clock)]},
+    }[where]
+    rows = timed(tmp_path, now_s=clock, **planted, max_steps=8)
+    for row in rows:
+        times_ms = {name: getattr(row, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
+        times_ms["other"] = row.compute_ms - sum(times_ms.values())
+        pauses = row.num_micro if where in ("forward_ms", "backward_ms") else 1
+        assert 60 * pauses <= times_ms.pop(where) < 60 * pauses + 3
+        assert all(0 <= took < 3 for took in times_ms.values())
+        assert row.device_forward_ms is None
+    summary = summarise(rows)
+    assert summary is not None
+    if where != "other":
+        assert getattr(summary, where.replace("_ms", "_frac")) > 0.9
+        assert getattr(summary, where) > 60
+    assert summary.forward_frac + summary.backward_frac + summary.optimizer_frac <= summary.compute_frac  # type: ignore[operator]
+
+
+def test_a_step_that_was_repeated_counts_what_its_attempts_took(tmp_path: Path) -> None:
+    clock = MadeClock()
+
+    def fail(size: int, call: int) -> BaseException | None:
+        clock.pause()
+        return torch.OutOfMemoryError("CUDA out of memory.") if size > 16 else None
+
+    first, *rows = timed(
+        tmp_path, now_s=clock, of_module={"micro": 32, "fail": fail, "retry_on_oom": True}, max_steps=5
+    )
+    assert (first.num_micro, first.warmup) == (2, True)
+    assert first.forward_ms is not None
+    assert 180 <= first.forward_ms <= first.compute_ms  # the failed one, and two that are half as large
+    assert all(row.forward_ms is not None and row.forward_ms < 60 * row.num_micro + 3 for row in rows)
+
+
+def test_an_optimizer_that_asks_for_gradients_again_is_timed_by_phases(tmp_path: Path) -> None:
+    clock = MadeClock()
+    rows = timed(
+        tmp_path,
+        model=SlowModel(clock),
+        now_s=clock,
+        of_module={"optimizer": torch.optim.LBFGS, "micro": 32},
+        max_steps=2,
+    )
+    for row in rows:
+        assert row.forward_ms is not None
+        assert row.backward_ms is not None
+        assert row.forward_ms >= 2 * 60  # several evaluations
+        assert 0 < row.backward_ms < 10
+        assert row.forward_ms + row.backward_ms + (row.optimizer_ms or 0) <= row.compute_ms
 
 
 def test_a_users_own_module_gets_bare_batches() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
-from wellfed.explain.report.pictures.step_time_picture import PARTS
+from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of
 from wellfed.explain.report.pictures.time_axis import PAUSES
 from wellfed.units import show_duration, show_percent
 
@@ -36,8 +36,10 @@ def _parts(evidence: Evidence) -> Iterator[tuple[Colour, float, str]]:
     training_s = record.phases["train"]["total_s"] if "train" in record.phases else 0.0
     steps_s = training_s if wall is None else min(training_s, wall["steps_s"])
     if time:
-        for name, colour in PARTS.items():
-            yield colour, (time[f"{name}_frac"] or 0.0) * steps_s, name  # type: ignore[literal-required]
+        for name in PARTS:
+            phases = evidence.phase_fracs if name == "compute" else {}
+            for part, share in (phases or {name: time[f"{name}_frac"]}).items():  # type: ignore[literal-required]
+                yield colour_of(part), (share or 0.0) * steps_s, part
         yield "bad", training_s - steps_s, "between steps"
     else:
         yield "three", training_s, "train"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
@@ -18,6 +19,8 @@ from wellfed.units import counted, show_duration, show_ms
 
 PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
 """Kinds of a step's time and their colours."""
+_COLOURS: Mapping[str, Colour] = {**PARTS, "forward": "three", "backward": "five", "optimizer": "six", OTHER: "seven"}
+"""Colours of these kinds and of the phases of compute."""
 _PAUSE = "what lay before the step"
 _MARKS = ("▼", "▲", "■", "◆", "●", "✚")
 """Marks of events."""
@@ -34,7 +37,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
     if number == 0 or len(at_s) != number:
         return
-    parts = {name: np.nan_to_num(table[f"{name}_ms"]) for name in PARTS if np.isfinite(table[f"{name}_ms"]).any()}
+    parts = parts_of(evidence)
     if not parts:
         return
     total_ms = np.sum(list(parts.values()), axis=0)
@@ -44,7 +47,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
     if len(total.x) == 1:  # an area needs a begin and an end
         x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
-    areas = [ChartCurve(name, PARTS[name], x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
+    areas = [ChartCurve(name, colour_of(name), x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
     if total.is_thinned:
         areas.append(ChartCurve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
     if len(table.get("step", ())) == number:
@@ -73,6 +76,26 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
             parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
         yield _folded(table, parts, period, swing["period_s"])
+
+
+def parts_of(evidence: Evidence) -> dict[str, Series]:
+    """Returns the milliseconds of each kind of time in all steps, warm-up included, without kinds that have no figure.
+
+    Compute is divided among its phases if they are known.
+    """
+    found: dict[str, Series] = {}
+    for name in PARTS:
+        column = evidence.all_steps.get(f"{name}_ms", np.empty(0))
+        if name == "compute" and evidence.all_phases_ms:
+            found |= {phase: ms for phase, ms in evidence.all_phases_ms.items() if phase != OTHER or ms.any()}
+        elif np.isfinite(column).any():
+            found[name] = np.nan_to_num(column)
+    return found
+
+
+def colour_of(name: str) -> Colour:
+    """Returns the colour of a kind of time; that of an error for a pause."""
+    return _COLOURS.get(name, "bad")
 
 
 def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
@@ -177,9 +200,7 @@ def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: in
     chart = Chart(
         unit="ms a step",
         axis=Axis(float(steps[0]), float(steps[-1]), "step"),
-        curves=[
-            ChartCurve(name, PARTS.get(name, "bad"), curve.x, curve.mean, kind="area") for name, curve in curves.items()
-        ],
+        curves=[ChartCurve(name, colour_of(name), curve.x, curve.mean, kind="area") for name, curve in curves.items()],
         top=1.35 * top or 1.0,
         told=f"The last {number} periods of a swing, step by step.",
         notes=[Note(begin, 1.12 * top, text, "bad", until=min(begin + period, float(steps[-1])))],

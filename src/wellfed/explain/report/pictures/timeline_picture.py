@@ -7,17 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
-from wellfed.explain.report.pictures.step_time_picture import PARTS
+from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, parts_of
+from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.units import show_ms
 
 SHOWN = 20
 """Steps in the picture; a run with fewer measured steps has none."""
 _HISTORY = 200
 """Earlier steps whose marks tell how far the device's clock is behind the host's."""
-_IN_ORDER = ("host", "wait", "copy", "compute")
+_IN_ORDER = ("host", "wait", "copy", "compute", OTHER, *COMPUTE_PHASES)
+"""Kinds of time as they follow each other; several micro-batches are drawn as one."""
 _LEAST_FRAC, _PRECISE_FRAC = 1 / 2000, 1 / 10
 """Shortest part drawn, as a share of the picture, and largest error of a time, as a share of a step."""
 _Stretch = tuple[float, float, Colour, str]
@@ -39,6 +42,7 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     earliest = max(0, first - _HISTORY)
     ended_ms = np.full(number, np.nan)
     ended_ms[earliest:] = _ended(total_ms[earliest:], 1e3 * columns["time_s"][earliest:], is_precise=is_precise)
+    parts_ms = {name: ms[-number:] for name, ms in parts_of(evidence).items()}
     begin_ms, end_ms = float(ended_ms[first] - total_ms[first]), float(ended_ms[shown[-1]])
     if not end_ms > begin_ms:
         return
@@ -49,12 +53,12 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
         of_steps.append((ended - took, ended, ("line", "soft")[place % 2], f"{which} {show_ms(took)}"))
         at_ms = ended - took
         for name in _IN_ORDER:
-            if len(columns[f"{name}_ms"]):
-                took = float(columns[f"{name}_ms"][place])
-                parts.append((at_ms, at_ms + took, PARTS[name], f"{which}: {name} {show_ms(took)}"))
+            if name in parts_ms:
+                took = float(parts_ms[name][place])
+                parts.append((at_ms, at_ms + took, colour_of(name), f"{which}: {name} {show_ms(took)}"))
                 at_ms += took
     rows = [("step", of_steps), ("device" if evidence.on_gpu else "CPU", parts)]
-    keys = [Key(PARTS[name], name, "area") for name in PARTS if columns[f"{name}_ms"][shown].any()]
+    keys = [Key(colour_of(name), name, "area") for name, ms in parts_ms.items() if ms[shown].any()]
     launch_ms = evidence.column("launch_ms")
     if evidence.on_gpu and is_precise and len(launch_ms) == number and np.isfinite(launch_ms[shown]).all():
         rows.append(("host", _launches(columns, np.nan_to_num(launch_ms), begin_ms, end_ms)))

@@ -122,6 +122,10 @@ class Clock(pl.Callback):
     ) -> None:
         self.clock, self._take, self._warmup_left = clock, take, warmup_steps
 
+    def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if isinstance(module, StepModule):
+            module.clock = self.clock
+
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         trainer.fit_loop.epoch_loop.wall = self.clock.wall  # of `loop.StepLoop`
 

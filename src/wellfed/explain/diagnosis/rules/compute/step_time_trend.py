@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rules.compute import clocks_limited
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC, TREND_FACTOR
@@ -17,6 +17,7 @@ _LARGEST_RISE = 0.4
 """Maximum share of the growth in one part. More is a jump, as when others begin to use the machine."""
 _LARGEST_FALL = 0.3
 """Maximum fall from one part to the next over the mean rise, for noise of the medians."""
+_IN_WORDS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 _STARTED = 0.05
 """Share of the growth at which it is reported to have begun."""
 
@@ -36,7 +37,9 @@ def check(evidence: Evidence) -> Finding | None:
     step = int(steps[index]) if len(steps) == len(times_ms) else index
     between_ms = np.array_split(np.nan_to_num(evidence.column("host_ms")), _BLOCKS)
     grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
-    part = "between the steps" if grown_ms > 0.5 * (last - first) else "in forward, backward and optimizer"
+    phase = _growing_phase(evidence, len(times_ms), 0.5 * (last - first))
+    within = f"in {_IN_WORDS.get(phase, phase)}" if phase else "in forward, backward and optimizer"
+    part = "between the steps" if grown_ms > 0.5 * (last - first) else within
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
     text = (
         f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
@@ -44,8 +47,19 @@ def check(evidence: Evidence) -> Finding | None:
         f"not in it. It cost {show_percent(lost_frac)} of the steps' time. Look for work that grows with each step: a "
         "list that the loss goes through, a graph that is never detached, a log that is read again."
     )
-    figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
+    figures: Figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
+    if phase is not None:
+        figures["grows_in"] = phase
     return Finding("step_time_trend", text, figures, lost_frac=lost_frac)
+
+
+def _growing_phase(evidence: Evidence, num_steps: int, least_ms: float) -> str | None:
+    """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
+    for name, all_ms in evidence.all_phases_ms.items():
+        parts = np.array_split(all_ms[len(all_ms) - num_steps :], _BLOCKS)
+        if np.median(parts[-1]) - np.median(parts[0]) > least_ms:
+            return name
+    return None
 
 
 def _rising(times_ms: Series) -> Series | None:

@@ -1,0 +1,130 @@
+"""Phases of a LightningModule's steps: automatic and manual optimization, parts of a batch, and what is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.kit import tiny
+from tests.train.lightning.callbacks.test_clock import MadeClock
+from wellfed.batches import split
+from wellfed.observe.timing.step_clock import StepClock, StepRow
+from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
+from wellfed.train.lightning.user_module.accumulation import InParts
+from wellfed.train.lightning.user_module.additions import make_user_trainer
+from wellfed.train.lightning.user_module.module_phases import ModulePhases
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class Guest(pl.LightningModule):
+    """A module that pauses in the phases that tests name."""
+
+    def __init__(self, clock: MadeClock, *slow: str) -> None:
+        super().__init__()
+        self.clock, self.slow = clock, slow
+        self.net = nn.Linear(tiny.WIDTH, 1)
+
+    def pause(self, where: str) -> None:
+        if where in self.slow:
+            self.clock.pause()
+
+    def loss_of(self, batch: Any) -> Tensor:
+        self.pause("forward_ms")
+        loss = (self.net(batch["x"]) - batch["y"]).square().mean()
+        loss.register_hook(lambda gradient: self.pause("backward_ms"))
+        return loss
+
+    def training_step(self, batch: Any) -> Tensor | None:
+        return self.loss_of(batch)
+
+    def configure_optimizers(self) -> Any:
+        module = self
+
+        class Slow(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                found = super().step(closure)
+                module.pause("optimizer_ms")
+                return found
+
+        return Slow(self.parameters(), lr=0.01)
+
+
+class Manual(Guest):
+    """Two losses and two steps of the optimizer a batch."""
+
+    def __init__(self, *given: Any, is_raw: bool = False) -> None:
+        super().__init__(*given)
+        self.automatic_optimization, self.is_raw = False, is_raw
+
+    def training_step(self, batch: Any) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            loss = self.loss_of(batch)
+            optimizer.zero_grad()
+            if self.is_raw:
+                loss.backward()
+            else:
+                self.manual_backward(loss)
+            optimizer.step()
+
+
+class Stopping(Guest):
+    def training_step(self, batch: Any) -> Tensor | None:
+        raise ValueError("stop")
+
+
+def timed(folder: Path, module: Guest, parts: int = 1) -> list[StepRow]:
+    rows: list[StepRow] = []
+    clock = StepClock(now_s=module.clock)
+    loader: Any = TimedLoader(tiny.loader(), clock, unwrap=True)
+    if parts > 1:
+        loader = InParts(loader, parts, split)
+    callbacks = [Clock(clock, rows.extend), ModulePhases(clock)]
+    trainer = make_user_trainer(tiny.options(max_steps=12, accumulate=parts), callbacks, folder, loggers=[])
+    trainer.fit(module, loader)
+    return rows
+
+
+def times_of(row: StepRow) -> dict[str, float]:
+    found = {name: getattr(row, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
+    return {**found, "other": row.compute_ms - sum(found.values())}
+
+
+@pytest.mark.parametrize("where", ["forward_ms", "backward_ms", "optimizer_ms"])
+@pytest.mark.parametrize(("kind", "pauses"), [(Guest, 1), (Manual, 2)])
+def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, kind: type[Guest], pauses: int, where: str) -> None:
+    for row in timed(tmp_path, kind(MadeClock(), where)):
+        times_ms = times_of(row)
+        assert 60 * pauses <= times_ms.pop(where) < 60 * pauses + 3
+        assert all(0 <= took < 3 for took in times_ms.values())
+
+
+def test_parts_of_a_batch_are_summed(tmp_path: Path) -> None:
+    rows = timed(tmp_path, Guest(MadeClock(), "forward_ms", "backward_ms"), parts=3)
+    for row in rows:
+        assert row.num_micro == 3
+        times_ms = times_of(row)
+        assert 180 <= times_ms["forward_ms"] < 185
+        assert 180 <= times_ms["backward_ms"] < 185
+        assert times_ms["optimizer_ms"] < 3
+
+
+def test_a_backward_pass_that_is_not_seen_leaves_all_phases_unknown(tmp_path: Path) -> None:
+    rows = timed(tmp_path, Manual(MadeClock(), "backward_ms", is_raw=True))
+    assert {(row.forward_ms, row.backward_ms, row.optimizer_ms) for row in rows} == {(None, None, None)}
+
+
+def test_the_module_is_as_before_afterwards(tmp_path: Path) -> None:
+    module = Guest(MadeClock())
+    timed(tmp_path, module)
+    assert "training_step" not in vars(module)
+    failing = Stopping(MadeClock())
+    with pytest.raises(ValueError, match="stop"):
+        timed(tmp_path, failing)
+    assert "training_step" not in vars(failing)
