@@ -189,7 +189,7 @@ def test_on_a_card_the_step_is_measured_by_its_allocator(planner):
     made = planner("workload.effective_batch_size=256")
     found = made.for_training(0).knobs["memory.micro_batch"]
     assert (found.value, found.source) == (256, "measured")
-    assert torch.cuda.memory_allocated() == pytest.approx(0, abs=64 * 2**20)  # cuBLAS keeps its workspace
+    assert torch.cuda.memory_allocated() <= 96 * 2**20  # cuBLAS keeps a workspace for each of two threads: 65 MiB
     assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
     assert not torch.cuda.memory_reserved() or torch.cuda.memory_allocated(), "cached segments went back to the driver"
 

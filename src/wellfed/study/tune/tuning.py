@@ -226,8 +226,9 @@ class TuneStudy(Study):
         self.file.write(self.folder)
         say(
             f"Tuning {self.file.workload} on {self.file.machine}, for {self.search.objective.title.lower()}: at most "
-            f"{config.max_trials} trials and {config.max_minutes:g} minutes, then {config.rounds} rounds of start and "
-            f"result in turn. What looks better is measured again, to learn the noise between runs. In {self.folder}"
+            f"{counted(config.max_trials, 'trial')} and {show_duration(60 * config.max_minutes)}, then "
+            f"{counted(config.rounds, 'round')} of start and result in turn. What looks better is measured "
+            f"again, to learn the noise between runs. In {self.folder}"
         )
 
     def _run_steps(self, trials: TuneTrials) -> None:

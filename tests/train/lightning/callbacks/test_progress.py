@@ -130,7 +130,8 @@ def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
     training = [line for line in lines if line.startswith("training: ")]
     assert 5 <= len(training) <= len(lines) <= 20
     form = (
-        r"training: step \d+ of 20, (\d+ min|[\d.]+ s|0 ms).* left, 1,234 windows/s, train/loss 0.25, val/loss 0.75, .*"
+        r"training: step (?:[1-3] of 20|\d+ of 20, (\d+ min|[\d.]+ s|0 ms).* left), 1,234 windows/s, "
+        r"train/loss 0.25, val/loss 0.75, .*"
         r", GPU 3 %, wait 84 %, mem 0.50 of 21.6 GiB, 69 W"
     )
     assert all(re.fullmatch(form, line) for line in training), training
@@ -173,3 +174,20 @@ def test_a_validation_does_not_count_in_the_time_left() -> None:
     etas = re.findall(r"ETA (\S+)", out.getvalue())
     assert {eta[:4] for eta in etas} <= {"-:--", "0:15", "0:16"}, etas
     assert etas[-1].startswith("0:15")
+
+
+def test_steps_that_compile_do_not_count_in_the_time_left() -> None:
+    """Three steps of a minute, then 100 steps a second."""
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, force_terminal=True, width=160, color_system=None)
+    bar = ProgressBar(console, Live(), total_steps=1000, latest={}, clock=lambda: now[0])
+    trainer = SimpleNamespace(global_step=0)
+    bar.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for step_s, steps in [(60.0, 1)] * 3 + [(0.5, 50)] * 4:
+        now[0] += step_s
+        trainer.global_step += steps
+        bar.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
+    bar.on_train_end(trainer, None)  # type: ignore[arg-type]
+    etas = [eta for eta in re.findall(r"ETA (\S+)", out.getvalue()) if not eta.startswith("-")]
+    assert etas
+    assert {*etas} <= {"0:00:07", "0:00:08", "0:00:09"}, etas

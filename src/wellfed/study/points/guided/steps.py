@@ -223,7 +223,7 @@ class GuidedSteps:
     def _compared(self, step: Step, best: Step) -> Step:
         """Returns the step compared with the best; it is kept where it is better beyond noise."""
         gain, noise = self._gain(step.trial, best), self._noise_of(step, best)
-        runs = f", {len(step.figures)} runs against {len(best.figures)}" if self.again is not None else ""
+        runs = f", {counted(len(step.figures), 'run')} against {len(best.figures)}" if self.again is not None else ""
         is_kept = False
         if gain < LEAST_GAIN:
             why = "no better" if gain >= 1 / LEAST_GAIN else "worse"

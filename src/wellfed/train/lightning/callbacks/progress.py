@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from wellfed.observe.telemetry import run_progress
+from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.train.lightning.callbacks.clock import is_within_step, step_samples
 from wellfed.units import show_duration, show_text
 
@@ -108,11 +109,14 @@ class ProgressBar(pl.Callback):
         self._passed: deque[tuple[float, int]] = deque(maxlen=_PASSED)
         """Times and steps of the latest drawings since training went on."""
         self._has_paused = False
+        self._warm_step = 0
+        """Last step of the warm-up, whose time is no guide to that of the others: it compiles and loads kernels."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._began_s = self._clock()
         self._line_at_s = self._began_s + LINE_S
         self._passed.append((self._began_s, trainer.global_step))
+        self._warm_step = trainer.global_step + WARMUP_STEPS
         if self._console.is_terminal and not self._console.quiet:
             self._screen = rich.live.Live(console=self._console, auto_refresh=False, transient=True)
             self._screen.start()
@@ -151,6 +155,8 @@ class ProgressBar(pl.Callback):
             self._has_paused = False
             self._passed.clear()
         if what == "training":
+            if step <= self._warm_step:
+                self._passed.clear()
             self._passed.append((now_s, step))
         if self._screen is not None:
             width = self._console.width
