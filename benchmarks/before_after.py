@@ -228,7 +228,7 @@ def follow(runner: Runner, start: Sequence[str], beyond: str | None) -> Iterator
     """The start, then what each finding leads to; those that were taken back among them.
 
     Args:
-        beyond: a knob that this card does not have.
+        beyond: a knob that stays as it is.
     """
     best = runner.run("the guide's start", start)
     yield best
@@ -329,6 +329,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each run (default: by guide)")
     parser.add_argument("--rounds", type=int, default=5, help="of all configurations in turns (default 5)")
     parser.add_argument("--no-guide", action="store_true", help="follow the findings alone, not the guide's own advice")
+    parser.add_argument("--without", metavar="KNOB", help="a knob that no finding may change, such as gpu.compile")
     parser.add_argument("--card-share", type=float, help="speed of the simulated card (default: by guide)")
     parser.add_argument("--out", type=Path, help="file of the record")
     parser.add_argument("--folder", type=Path, help="where runs and page go (default: logs/<workload>/before_after)")
@@ -344,7 +345,7 @@ def main() -> None:
     with machine(asked.where, card, folder) as variables:
         runner = Runner(asked.workload, asked.where, num_steps, folder, variables)
         steps = []
-        for step in follow(runner, start, NOT_SIMULATED if asked.where == "simulated" else None):
+        for step in follow(runner, start, NOT_SIMULATED if asked.where == "simulated" else asked.without):
             steps.append(step)
             tell(step)
         end = [step for step in steps if step.is_kept][-1]
