@@ -13,7 +13,7 @@ from markupsafe import Markup
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import Key, PagePicture
 from wellfed.explain.report.pictures.life_picture import life
-from wellfed.explain.report.pictures.machine_pictures import card, cpus, side_by_side
+from wellfed.explain.report.pictures.machine_pictures import card, cpus, ranks_side_by_side, side_by_side
 from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
 from wellfed.explain.report.pictures.step_time_picture import histogram, step_time
@@ -52,7 +52,7 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "utilisation": [*utilisation(evidence, axis), *host],
         "beside_utilisation": list(side_by_side(evidence)),
         "time": [*step_time(evidence, axis), *timeline(evidence)],
-        "beside_time": list(histogram(evidence)),
+        "beside_time": [*ranks_side_by_side(evidence), *histogram(evidence)],
         "memory": list(memory(evidence, axis)),
         "small_memory": list(card(evidence, axis)),
         "metrics": list(metrics(evidence, axis)),
