@@ -99,16 +99,15 @@ def run(command: str, project: Path, timeout_s: float = 300) -> subprocess.Compl
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=project,
-        env=environment_of(project),
+        env=environment_of(project, project.parent / "bin"),
         capture_output=True,
         text=True,
         timeout=timeout_s,
     )
 
 
-def environment_of(project: Path) -> dict[str, str]:
-    """Variables for commands typed in a copy."""
-    programs = project.parent / "bin"
+def environment_of(project: Path, programs: Path) -> dict[str, str]:
+    """Variables for commands typed in a project; ``programs`` gets a ``python``, which is that of the tests."""
     programs.mkdir(exist_ok=True)
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     (programs / "python").chmod(0o755)
