@@ -37,7 +37,7 @@ def replaced(page: str, texts: dict[str, str]) -> str:
 
 
 def typed(command: str, project: Path, timeout_s: float = 1800) -> str:
-    """Types a command in the copy and returns what it printed.
+    """Types a command in the copy and returns what it printed, with paths below the copy as relative ones.
 
     Raises:
         SystemExit: the command failed.
@@ -46,7 +46,7 @@ def typed(command: str, project: Path, timeout_s: float = 1800) -> str:
     done = run(command, project, timeout_s=timeout_s)
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
+    return done.stdout.replace(f"{project}/", "")
 
 
 def last_screen(project: Path, folder: str, columns: int = COLUMNS) -> str:

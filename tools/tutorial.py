@@ -33,6 +33,7 @@ COMPARED = "logs/comparison_starved_fed.html"
 SIZES = {"tutorial": (1280, 760, ""), "compared": (1280, 760, "")}
 """Width and height of the pictures of the starved run's page, and of both side by side."""
 CAUSE = "loading_in_main_process"
+BUSY = ", which other programs used at the same time: rates and ceilings mean nothing"
 LEAST_GAIN = 2.0
 """Times the rate that the page promises at least."""
 
@@ -54,7 +55,6 @@ def main(words: Sequence[str]) -> int:
             print(*faults, "Is the machine idle?", sep="\n", file=sys.stderr)
             if not is_any:
                 return 1
-        evidence = Evidence.read(project / STARVED)
         from_run = {"tutorial": (project / STARVED / "report.html"), "compared": project / COMPARED}
         for name, path in from_run.items():
             for theme in ("light", "dark"):
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
                 )
                 (pictures.IMAGES / f"{name}-{theme}.png").write_bytes(shot)
         shown = {
-            "machine": pictures.machine_of(evidence),
+            "machine": texts["machine"],
             "date": starved.started_at[:10],
             "starved": figures(starved),
             "fed": figures(fed),
@@ -91,11 +91,18 @@ def record(page: str, project: Path) -> dict[str, str]:
             elif "tune.py" in command:
                 texts["tuned"] = tuned_lines(printed)
     return {
-        "machine": pictures.machine_of(Evidence.read(project / STARVED)),
+        "machine": machine_of(project),
         "starved": last_screen(project, STARVED),
         "fed": last_screen(project, FED),
         **texts,
     }
+
+
+def machine_of(project: Path) -> str:
+    """Returns the machine, and whether it was busy."""
+    runs = [Evidence.read(project / folder) for folder in (STARVED, FED)]
+    busy = any(run.record.findings[0]["id"] == "busy_machine" for run in runs)
+    return f"{pictures.machine_of(runs[0])}{BUSY if busy else ''}"
 
 
 def fed_command(starved: RunRecord) -> str:

@@ -33,6 +33,7 @@ SHOWN: dict[str, Any] = json.loads(tutorial.RECORD.read_text(encoding="utf-8"))
 def test_every_recorded_block_is_there() -> None:
     assert set(BLOCKS) == {"machine", "starved", "typed", "fed", "compared", "tuned"}
     assert BLOCKS["machine"].strip() == SHOWN["machine"]
+    assert not any(re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text) for text in BLOCKS.values())
 
 
 @pytest.mark.parametrize("run", ["starved", "fed"])
@@ -44,22 +45,26 @@ def test_the_screens_show_the_figures_of_the_record(run: str) -> None:
 
 
 def test_the_figures_agree_with_each_other() -> None:
-    """Else, on an idle machine: python tools/tutorial.py"""
+    """Else, on an idle machine: python tools/tutorial.py. A page that was recorded on a busy one says so."""
     starved, fed = SHOWN["starved"], SHOWN["fed"]
-    assert starved["finding"] == tutorial.CAUSE
     assert fed["samples_per_s"] > tutorial.LEAST_GAIN * starved["samples_per_s"]
+    is_busy = "busy_machine" in (starved["finding"], fed["finding"])
+    assert BLOCKS["machine"].strip().endswith(tutorial.BUSY) is is_busy
+    if is_busy:
+        return
+    assert starved["finding"] == tutorial.CAUSE
     assert fed["samples_per_s"] <= min(starved["ceiling"], fed["ceiling"])
 
 
 def test_the_command_that_is_typed_is_the_one_that_the_run_named() -> None:
-    (named,) = re.findall(r"^ Try .*:\n((?:   .*\n)+)", BLOCKS["starved"], re.MULTILINE)
+    (named,) = re.findall(r"^ Try.*:\n((?:   .*\n)+)", BLOCKS["starved"], re.MULTILINE)
     words = named.replace("\\\n", " ").split()
     assert BLOCKS["typed"].replace("\\\n", " ").split() == [*words, f"hydra.run.dir={tutorial.FED}"]
 
 
 def test_no_sentence_has_a_figure_of_the_recording() -> None:
     text = re.sub(r"^```.*?^```", "", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert not re.search(r"\d(?:\.\d+)? (?:%|times)|pictures/s", text)
+    assert not re.search(r"\d\.\d+ %|\d times|\d pictures/s", text)
 
 
 def test_the_pictures_are_there_and_the_pages_still_have_their_headings(tmp_path: Path) -> None:
@@ -76,8 +81,8 @@ def test_the_pictures_are_there_and_the_pages_still_have_their_headings(tmp_path
         conclude(made[-1])
     pages = {"tutorial": to_html(made[0], tmp_path / "a"), "compared": comparison_html(*compared(made))}
     for name, headings in SHOWN["headings"].items():
-        gone = set(headings) - set(pictures.headings(pages[name]))
-        assert gone <= {"Starved", "What the evaluation left", "Metrics"}, name
+        gone = set(headings[name == "tutorial" :]) - set(pictures.headings(pages[name]))  # the first is the verdict
+        assert gone <= {"What the evaluation left", "Metrics"}, name
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_the_policy_allows_the_script_of_charts_alone():
     assert policy.startswith("default-src 'none'")
     assert "The MIT License (MIT)" in html
     assert not re.search(r"\beval\(|new Function", code)
+    assert len(html) < 31_000  # of which each page of a short run mostly consists
 
 
 def test_the_library_is_what_its_notice_says():
