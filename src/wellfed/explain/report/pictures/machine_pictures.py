@@ -10,7 +10,6 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
-from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.machines import HOST, named
@@ -25,6 +24,8 @@ _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
 }
 """Figures of the host in percent of a core, with their names and colours."""
 _CARD = {"power_w": ("Power", "W"), "temp_c": ("Temperature", "°C"), "sm_clock_mhz": ("Clock", "MHz")}
+_RANK_PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
+"""Parts of a rank's step with their colours, as in the pictures of steps."""
 _LIMITS: Mapping[str, Colour] = {"power_limited": "one", "heat_limited": "bad"}
 """Flags of readings in which the clock was held down."""
 
@@ -131,7 +132,8 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
         caption = f"The {len(shown)} of {len(ranks):,} ranks that waited longest; run.json has all. {caption}"
     waits = [one["wait_frac"] for one in ranks]
     told = f"Mean step of {len(ranks)} ranks: they wait {show_percent(min(waits))} to {show_percent(max(waits))} of it."
-    keys = [Key(PARTS[name], name, "area") for name in PARTS if any(one.get(f"{name}_frac") for one in shown)]
+    used = dict.fromkeys(part[2].split(" ")[0] for row in rows for part in row.parts)
+    keys = [Key(_RANK_PARTS[name], name, "area") for name in used]
     yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
 
 
@@ -141,9 +143,8 @@ def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
 
 
 def _rank_parts(one: RankEntry) -> list[tuple[Colour, float, str]]:
-    spent: dict[str, float] = {name: one.get(f"{name}_frac") or 0.0 for name in PARTS}  # type: ignore[misc]
-    step_ms = one["step_ms_mean"]
-    return [(PARTS[name], step_ms * frac, f"{name} {show_ms(step_ms * frac)}") for name, frac in spent.items() if frac]
+    spent = {name: one["step_ms_mean"] * (one[f"{name}_frac"] or 0.0) for name in _RANK_PARTS}  # type: ignore[literal-required]
+    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
 
 
 def _rank_text(one: RankEntry) -> str:
