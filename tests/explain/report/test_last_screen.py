@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import shlex
 import sys
@@ -14,9 +16,11 @@ from rich.text import Text
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.last_screen import MOST_LINES, Screen, last_lines, next_command
 from wellfed.record import FindingEntry, RunRecord
 
+TRACES = Path(__file__).parents[2] / "traces"
 STARVED = Finding(
     "loading_in_main_process",
     "80 % of each step waits for data: the training process builds a batch itself. " + "The data has fetch. " * 9,
@@ -239,3 +243,14 @@ def test_a_terminal_gets_few_lines_and_a_long_command_whole(tmp_path: Path, numb
     by_rank = ("Happened", "samples/s", "Simulated", "100 ms a step", "val/ndcg", "GPU 3 %")
     kept = [name for name in by_rank if any(name in line for line in lines)]
     assert kept == [*by_rank[: {0: 6, 6: 4, 12: 2, 30: 0}[number]]]
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*/*.json.gz"))[::12], ids=lambda path: path.name.split(".")[0])
+def test_the_screen_of_a_recorded_run_fits(path: Path, tmp_path: Path) -> None:
+    for file, text in json.loads(gzip.decompress(path.read_bytes()))["files"].items():
+        (tmp_path / file).write_text(text)
+    found = Evidence.read(tmp_path)
+    conclude(found)
+    lines = [line.plain for line in lines_of(found, Path("logs/recsys/runs/2026-11-26_10-06-13_d9c0"))]
+    assert 7 <= len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= 80
