@@ -172,8 +172,8 @@ def verdict_of(finding: FindingEntry, most: int = _LONGEST_MESSAGE) -> tuple[str
     Args:
         most: characters, unless the first clause alone has more.
     """
-    text = show_text(finding["message"]).removeprefix("Don't judge this run: ")
-    first = _beginning(_SENTENCE.split(text), most)
+    sentences = _SENTENCE.split(show_text(finding["message"]))
+    first = _beginning(sentences, most).removeprefix("Don't judge this run: ")
     if len(first) > most:
         first = _beginning(_CLAUSE.split(first), most).rstrip(";:")
     return word_of(finding).upper(), first
