@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from wellfed.explain.pages.chart import Colour
 from wellfed.masking import hidden
 from wellfed.units import counted, show_gib, show_percent, show_text
 
@@ -67,6 +68,7 @@ def fill_in(
     )
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
     loader, policy = script()
+    pages.globals["colour_names"] = get_args(Colour)
     html = pages.get_template(template.name).render(policy=policy, **values)
     if not autoescape:
         return html
