@@ -264,7 +264,7 @@ class RankEntry(TypedDict):
     step_ms_mean: float
     readiness_frac: float
     peak_gib: float | None
-    """As ``measured_peak_gib``; None if not measured."""
+    """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
 
 
 class LoadingEntry(TypedDict, total=False):
