@@ -22,7 +22,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -69,7 +69,7 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy \
 	  "mypy --config-file benchmarks/mypy.ini -p benchmarks" lint-imports \
-	  "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks" "python tools/site.py" \
+	  "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads" "python tools/site.py" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
@@ -83,6 +83,10 @@ site: $(TESTS) ## build the pages of docs/ into build/site
 
 pictures: $(TESTS) ## draw the pictures of README and docs/ anew, from a run on a simulated GPU: ARGS="<run folder>"
 	$(BIN)/python tools/pictures.py $(ARGS)
+
+recordings: $(TESTS) ## on an idle machine: record tutorial and screens of docs/ anew, with their pictures (15 minutes)
+	$(BIN)/python tools/tutorial.py
+	$(BIN)/python tools/screens.py
 
 doctor: $(RUNS) ## what this machine offers, and what is missing
 	$(BIN)/python -m wellfed doctor

@@ -60,6 +60,13 @@ WHOLE: dict[str, Any] = {
         **{"has_fetch": True, "most_workers": 3},
         "longest_wait": {"rank": 1, "node": 0, "wait_frac": 0.4, "readiness_frac": 0.5},
     },
+    "ranks": [
+        {
+            **{"rank": rank, "node": 0, "gpu": "0", "wait_frac": 0.4, "copy_frac": None, "compute_frac": 0.6},
+            **{"host_frac": 0.0, "step_ms_mean": 50.0, "readiness_frac": 0.5, "peak_gib": None},
+        }
+        for rank in range(2)
+    ],
     "synchronisations": [{"place": "a.py:3", "per_step": 1.0}],
     "host": {"cpu_pct": 150.0, "rss_gib": 2.0, "shm_gib": 1.0},
     "phases": {"train": {"total_s": 10.0, "times": 1}},

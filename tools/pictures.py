@@ -49,9 +49,8 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python tools/pictures.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", nargs="?", type=Path, help="run folder or trace to draw (default: makes a run)")
     asked = parser.parse_args(words)
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if browser is None:
-        print(f"needs {' or '.join(_BROWSERS)}: apt-get install chromium", file=sys.stderr)
+    program = browser()
+    if program is None:
         return 2
     with tempfile.TemporaryDirectory() as scratch:
         folder = folder_of(asked.run, Path(scratch)) if asked.run else made(Path(scratch))
@@ -62,7 +61,7 @@ def main(words: list[str]) -> int:
             return 1
         page = to_html(evidence, folder)
         drawn = {
-            f"{name}-{theme}.png": picture(browser, page, Path(scratch), size, is_dark=theme == "dark")
+            f"{name}-{theme}.png": picture(program, page, Path(scratch), size, is_dark=theme == "dark")
             for name, size in SIZES.items()
             for theme in ("light", "dark")
         }
@@ -75,6 +74,14 @@ def main(words: list[str]) -> int:
         json.dumps(what_is_shown(evidence, page, source), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     return 0
+
+
+def browser() -> str | None:
+    """Returns the browser that draws; None, with a message on stderr, if there is none."""
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        print(f"needs {' or '.join(_BROWSERS)}: apt-get install chromium", file=sys.stderr)
+    return found
 
 
 def made(scratch: Path) -> Path:
@@ -103,19 +110,28 @@ def what_is_shown(evidence: Evidence, page: str, source: str | None) -> dict[str
         source: file of the trace; None = the run was started by the command in its record.
     """
     record = evidence.record
-    gpus = record.machine.get("gpus", [])
-    machine = [gpu.get("name", "") for gpu in gpus if evidence.on_gpu]
-    machine.append(f"{record.machine.get('cpu_quota_cores', 0):.3g} cores of {record.machine.get('cpu', 'a CPU')}")
     verdict, *_ = boxes(record)
     return {
         "from": source or shlex.join(["python", "src/train.py", *(_without_paths(record.overrides))]),
-        "machine": ", ".join(machine),
+        "machine": machine_of(evidence),
         "date": record.started_at[:10],
         "verdict": verdict.word,
         "finding": verdict.finding,
         "steps": record.steps,
-        "headings": [html.unescape(re.sub(r"<.*", "", found)).strip() for found in re.findall(r"<h2>(.*?)</h2>", page)],
+        "headings": headings(page),
     }
+
+
+def machine_of(evidence: Evidence) -> str:
+    """Returns the GPUs that a run has used, and the cores."""
+    machine = evidence.record.machine
+    gpus = [gpu.get("name", "") for gpu in machine.get("gpus", []) if evidence.on_gpu]
+    return ", ".join([*gpus, f"{machine.get('cpu_quota_cores', 0):.3g} cores of {machine.get('cpu', 'a CPU')}"])
+
+
+def headings(page: str) -> list[str]:
+    """Returns the headings of a page."""
+    return [html.unescape(re.sub(r"<.*", "", found)).strip() for found in re.findall(r"<h2>(.*?)</h2>", page)]
 
 
 def _without_paths(overrides: list[str]) -> list[str]:

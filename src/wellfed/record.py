@@ -263,6 +263,23 @@ class LongestWaitEntry(TypedDict):
     readiness_frac: float
 
 
+class RankEntry(TypedDict):
+    """Figures of one of several ranks at the end of training. Shares of its mean step are as in `TimeEntry`."""
+
+    rank: int
+    node: int
+    gpu: str | None
+    """Key in ``gpus``; None on a CPU."""
+    wait_frac: float
+    copy_frac: float | None
+    compute_frac: float
+    host_frac: float
+    step_ms_mean: float
+    readiness_frac: float
+    peak_gib: float | None
+    """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
+
+
 class LoadingEntry(TypedDict, total=False):
     """Time to build a batch after the warm-up, in any process or thread; unknown keys are absent."""
 
@@ -424,6 +441,8 @@ class RunRecord:
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     process: ProcessEntry | None = None
     """None if training did not finish."""
+    ranks: list[RankEntry] = field(default_factory=list)
+    """Figures of each rank. Empty for one rank; all other figures are of rank 0."""
     synchronisations: list[SynchronisationEntry] | None = None
     """None if not searched for, as on a CPU."""
     profile: ProfileEntry | None = None

@@ -120,6 +120,14 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
         assert (value - together[name]).abs().max() < 1e-4, name
     assert two["metrics"]["train/loss"] == pytest.approx(one["metrics"]["train/loss"], rel=1e-4)  # over both ranks
     assert two["metrics"]["test/ndcg_at_10"] == pytest.approx(one["metrics"]["test/ndcg_at_10"], abs=5e-3)
+    assert one["ranks"] == []
+    assert [(rank["rank"], rank["node"], rank["gpu"]) for rank in two["ranks"]] == [(0, 0, None), (1, 0, None)]
+    for rank in two["ranks"]:
+        assert rank["wait_frac"] + rank["compute_frac"] + rank["host_frac"] == pytest.approx(1)
+        assert rank["peak_gib"] > 0
+    assert rank["step_ms_mean"] == pytest.approx(two["time"]["step_ms_mean"], rel=0.2)  # they step together
+    assert "Ranks side by side" in (folder / "report.html").read_text()
+    assert "2 ranks wait for data between" in (folder / "report.md").read_text()
 
 
 def interrupt(signum: int, cwd: Path, *arguments: str, fresh: bool = False) -> tuple[int | None, str]:

@@ -22,10 +22,12 @@ from wellfed.explain.report.run_page import to_html
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import pictures  # noqa: E402
+import tutorial  # noqa: E402
 
 SHOWN: dict[str, Any] = json.loads(pictures.RECORD.read_text(encoding="utf-8"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-USED = re.compile(r"images/([\w.-]+)")
+USED = re.compile(rf"images/((?:{'|'.join(pictures.SIZES)})-[\w.-]+)")
+"""Pictures of that run; tests/every/test_tutorial.py has the others."""
 
 
 def shown_now(source: str, scratch: Path) -> dict[str, Any]:
@@ -62,8 +64,9 @@ def test_the_command_that_makes_the_pictures_can_be_typed() -> None:
 
 
 def test_pictures_are_small_and_come_light_and_dark() -> None:
-    names = {f"{name}-{theme}.png" for name in pictures.SIZES for theme in ("light", "dark")}
-    assert {path.name for path in pictures.IMAGES.iterdir()} == {*names, pictures.RECORD.name}
+    names = {f"{name}-{theme}.png" for name in [*pictures.SIZES, *tutorial.SIZES] for theme in ("light", "dark")}
+    records = {pictures.RECORD.name, tutorial.RECORD.name}
+    assert {path.name for path in pictures.IMAGES.iterdir()} == {*names, *records}
     for name, size in pictures.SIZES.items():
         light, dark = (pictures.IMAGES / f"{name}-{theme}.png" for theme in ("light", "dark"))
         grey = {}
@@ -89,7 +92,8 @@ def test_each_caption_names_run_and_machine_of_a_picture_in_both_themes(page: Pa
 
 def test_every_picture_is_used() -> None:
     used = {name for page in PAGES for name in USED.findall(page.read_text(encoding="utf-8"))}
-    assert {path.name for path in pictures.IMAGES.glob("*.png")} <= used
+    names = [path.name for name in pictures.SIZES for path in pictures.IMAGES.glob(f"{name}-*.png")]
+    assert set(names) == used
 
 
 @pytest.mark.slow

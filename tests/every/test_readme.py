@@ -66,7 +66,11 @@ def test_every_block_is_of_a_known_kind():
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the project as a clone would have it, without what the worked example adds."""
-    copy = tmp_path / "project"
+    return copy_of_project(tmp_path / "project")
+
+
+def copy_of_project(copy: Path) -> Path:
+    """Copies the project as a clone would have it."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True
     )
@@ -92,26 +96,29 @@ def edit(block: Block, project: Path) -> None:
 
 def run(command: str, project: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """The command as typed in the copy, where ``python`` is the Python of the tests."""
-    programs = project.parent / "bin"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=project,
+        env=environment_of(project, project.parent / "bin"),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def environment_of(project: Path, programs: Path) -> dict[str, str]:
+    """Variables for commands typed in a project; ``programs`` gets a ``python``, which is that of the tests."""
     programs.mkdir(exist_ok=True)
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     (programs / "python").chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HYDRA_"))}
-    environment |= {
+    return environment | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(project / "src"),
         "WELLFED_PROJECT": "",
         "WANDB_MODE": "offline",
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
 
 
 @pytest.mark.slow

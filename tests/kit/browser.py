@@ -13,7 +13,7 @@ from typing import Any
 
 MEASURE = """
 addEventListener("load", async () => {
-  const asleep = () => [...document.querySelectorAll(".plot:has(> script)")].some(one => !one.matches(".on"));
+  const asleep = () => [...document.querySelectorAll(".plot.alive")].some(one => !one.matches(".on"));
   for (let times = 0; times < 2000 && asleep(); times++) await new Promise(done => setTimeout(done, 100));
   const box = one => one.getBoundingClientRect(), said = one => one.outerHTML.slice(0, 90);
   const found = {width: innerWidth, scrolls: document.documentElement.scrollWidth, wide: [], cut: [], overlaps: [],

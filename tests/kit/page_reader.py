@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 from typing import Any
 
@@ -50,7 +52,8 @@ class Page(HTMLParser):
     @property
     def charts(self) -> list[dict[str, Any]]:
         """Figures of the charts."""
-        return [json.loads(text) for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+        packed = [text for attributes, text in self.scripts if attributes.get("id") == "figures"]
+        return [chart for text in packed for chart in json.loads(zlib.decompress(base64.b64decode(text)))]
 
 
 def read_page(html: str) -> Page:
@@ -59,12 +62,12 @@ def read_page(html: str) -> Page:
     code, policy = script()
     assert ("content", policy) in found.attributes
     for attributes, text in found.scripts:
-        if attributes == {"type": "application/json"}:
-            assert json.loads(text)
-            assert not set(text) & set("<>&")
+        if attributes == {"type": "text/plain", "id": "figures"}:
+            assert re.fullmatch(r"[\w+/]+={0,2}", text)
         else:
             assert text in code
-            assert attributes in ({}, {"type": "text/plain", "id": "packed"})
+            assert attributes in ({}, {"type": "text/plain", "id": "charts"})
+    assert len(found.charts) == html.count(" alive")
     assert not {"iframe", "object", "embed", "link", "base"} & set(found.tags)
     for name, value in found.attributes:
         assert not name.startswith("on")

@@ -46,16 +46,17 @@ class SmallTerminal:
         """Types keys."""
         os.write(self._ours, keys.encode())
 
-    def end(self) -> int:
+    def end(self, timeout_s: float = 30.0) -> int:
         """Reads the rest and returns the exit code."""
-        self.until(lambda sent: False)
+        self.until(lambda sent: False, timeout_s)
         os.close(self._ours)
         return self.process.wait(timeout=20)
 
     def screen(self) -> list[str]:
         """Returns the lines, also those that have scrolled away."""
         lines, row, column = [""], 0, 0
-        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", self.sent):
+        sent = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\", "", self.sent)  # links
+        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", sent):
             if code == "\r":
                 column = 0
             elif code == "\n":
@@ -64,6 +65,8 @@ class SmallTerminal:
                 row -= 1
             elif code == "\x1b[2K":
                 lines[row] = ""
+            elif code == "\x1b[K":
+                lines[row] = lines[row][:column]
             elif text:
                 lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
                 column += len(text)

@@ -41,11 +41,13 @@ def recorded(folder):
 def test_another_rank_that_waits_longest_is_in_the_record(tmp_path, waits, rank):
     books = books_of(tmp_path)
     of_ranks = [
-        {"rank": number, "node": number, "wait_frac": wait, "readiness_frac": 1 - wait}
+        {"rank": number, "node": number, "wait_frac": wait, "readiness_frac": 1 - wait, "compute_frac": 0.0}
         for number, wait in enumerate(waits)
     ]
-    books.waited(of_ranks)
-    assert books.record.loading.get("longest_wait") == (None if rank is None else of_ranks[rank])
+    books.of_ranks(of_ranks)
+    assert books.record.ranks == of_ranks
+    longest = books.record.loading.get("longest_wait")
+    assert longest == (None if rank is None else {**longest, "rank": rank, "wait_frac": waits[rank]})
 
 
 def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):

@@ -349,7 +349,7 @@ class TelemetryConfig:
     )
     ceiling_steps: int = knob(
         20,
-        "Steps run at the end on batches already on the device, to measure how fast the run could be; fewer if they "
+        "Steps run at the end on batches already on the device, to measure how fast the run could be. Fewer if they "
         "would take longer than 10 s and 5 % of the training time; 0 = none.",
         at_least=0,
     )
@@ -422,14 +422,14 @@ class SearchConfig:
     )
     sampler: SearchSampler = knob(
         SearchSampler.grid,
-        "How the values of the next trial are chosen: grid (every combination), tpe (Optuna's estimator, which learns "
-        "from the trials so far) or random. tpe and random need the extra search, and take intervals.",
+        "How the values of the next trial are chosen: grid (every combination), random, or tpe (Optuna's estimator, "
+        "which learns from the trials so far). tpe and random need the extra search, and take intervals.",
     )
     pruner: SearchPruner = knob(
         SearchPruner.none,
-        "Rule that ends a trial early, applied after each validation: none, median (its best so far is worse than the "
-        "others' median at that validation; from the second validation and five trials on) or asha (successive "
-        "halving: the best third of trials at validation 1, 3, 9, ... continues).",
+        "Rule that ends a trial early, applied after each validation: none, median or asha. median: its best so far is "
+        "worse than the others' median at that validation, from the second validation and five trials on. asha "
+        "(successive halving): the best third of trials at validation 1, 3, 9, ... continues.",
     )
     max_trials: int = knob(
         100, "Trials in all, including earlier commands; for a grid the maximum number of points.", at_least=1

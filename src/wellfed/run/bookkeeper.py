@@ -33,6 +33,7 @@ from wellfed.record import (
     PhaseEntry,
     ProcessEntry,
     ProfileEntry,
+    RankEntry,
     RunRecord,
     SynchronisationEntry,
 )
@@ -211,6 +212,11 @@ class Bookkeeper:
         if self._watch is not None:
             self._watch.take_message(message)
 
+    @property
+    def peak_gib(self) -> float | None:
+        """Peak of this rank's memory in training, as in the record; None before training."""
+        return None if self._usage is None else self._usage.entries()[0]["measured_peak_gib"]
+
     def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
         """Measures the memory of training from now on, until it is stopped."""
         self._usage = Usage(plan, ballast_bytes)
@@ -226,11 +232,18 @@ class Bookkeeper:
         """Records how the training process has computed."""
         self.record.process = found
 
-    def waited(self, of_ranks: Sequence[LongestWaitEntry]) -> None:
-        """Records the rank that waited longest for data. All other entries of the record are rank 0's."""
-        longest = max(of_ranks, key=lambda one: one["wait_frac"], default=None)
+    def of_ranks(self, ranks: Sequence[RankEntry]) -> None:
+        """Records the figures of all ranks, and which rank waited longest for data if that is not rank 0."""
+        self.record.ranks = list(ranks)
+        longest = max(ranks, key=lambda one: one["wait_frac"], default=None)
         if longest is not None and longest["rank"] > 0:
-            self.record.loading = {**self.record.loading, "longest_wait": longest}
+            found: LongestWaitEntry = {
+                "rank": longest["rank"],
+                "node": longest["node"],
+                "wait_frac": longest["wait_frac"],
+                "readiness_frac": longest["readiness_frac"],
+            }
+            self.record.loading = {**self.record.loading, "longest_wait": found}
 
     def synchronised(self, places: list[SynchronisationEntry]) -> None:
         """Records the lines where the host waited for the device."""

@@ -20,6 +20,7 @@ from wellfed.explain.pages.chart import (
     LevelLine,
     Note,
     Stretch,
+    _figures,
     bars,
     limits,
     nice_ticks,
@@ -80,6 +81,28 @@ def test_a_range_is_drawn_where_points_stand_for_several_readings():
     thinned = curve([50, 50], low=np.array([40.0, 40]), high=np.array([60.0, 60]))
     assert points(paths(replace(CHART, curves=[thinned]))["b"]) == [(0, 100), (1000, 100), (1000, 150), (0, 150)]
     assert "b" not in paths(replace(CHART, curves=[curve([50, 50])]))
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=80))
+def test_a_still_line_has_few_points_and_is_nowhere_off_by_a_pixel(y: list[float]):
+    line = paths(replace(CHART, curves=[curve(y)]))["l"]
+    drawn = points(line) or [(0, 0)]
+    across, up = zip(*drawn, strict=True)
+    x = np.linspace(0, 1000, len(y))
+    assert np.abs(np.interp(x, across, up) - 250 * (1 - np.array(y) / 100)).max() < 1.5 + 1.0  # and by rounding
+    assert len(points(paths(replace(CHART, curves=[curve(np.linspace(0, 90, 50).tolist())]))["l"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "decimals", "short"),
+    [
+        ([63.2712, 0.012345, 0.0, 12345.6], 1, [63.3, 0.0123, 0, 12345.6]),
+        ([0.693147, 0.6925], 6, [0.693147, 0.6925]),
+        ([NAN, np.inf, -1234.5], -2, [None, None, -1230]),
+    ],
+)
+def test_figures_are_as_exact_as_they_can_be_seen(values: list[float], decimals: int, short: list[float | None]):
+    assert _figures(np.array(values), decimals) == short
 
 
 def test_levels_phases_and_notes_have_their_place():
@@ -144,6 +167,6 @@ def test_bars_share_a_scale():
     html = bars(
         [Bar("A<", [("one", 3.0, "wait"), ("two", 1.0, "copy")], "4 ms"), Bar("B", [("one", 2.0, "wait")])], "told"
     )
-    assert re.findall(r"width:([\d.]+)%", html) == ["75.000", "25.000", "50.000"]
+    assert re.findall(r"width:([\d.]+)%", html) == ["75", "25", "50"]
     assert "A&lt;" in html
     assert 'aria-label="told"' in html

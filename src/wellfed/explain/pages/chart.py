@@ -30,6 +30,8 @@ Kind = Literal["line", "area", "dots", "crosses", "told"]
 """Way of drawing; ``told`` is not drawn, and its value is shown with the others."""
 _WIDE, _HIGH = 1000, 250
 """Units of the plane that a path lies in: about a pixel and half a pixel."""
+_OFF = 1.5
+"""Units by which a still line may be off, less than a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _LOW = 60
 """Pixels of a chart below which only its highest tick has a label."""
@@ -242,8 +244,11 @@ def show_tick(value: float) -> str:
 
 def _still(chart: Chart) -> Iterator[Markup]:
     """Yields the elements of the chart: the stretched plane, then labels."""
-    yield Markup('<div class="plot{}{}" style="height:{}px">').format(
-        "" if chart.is_labelled else " bare", "" if chart.is_linked else " alone", chart.height
+    # A curve over its axis comes alive; a scatter plot does not.
+    is_alive = all(np.all(np.diff(curve.x) > 0) for curve in chart.curves)
+    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked, "alive": is_alive}
+    yield Markup('<div class="plot{}" style="height:{}px">').format(
+        "".join(f" {kind}" for kind, is_so in kinds.items() if is_so), chart.height
     )
     yield Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">').format(
         show_text(chart.told), _WIDE, _HIGH
@@ -268,7 +273,7 @@ def _still(chart: Chart) -> Iterator[Markup]:
             )
     for note in chart.notes:
         yield _note(chart, note)
-    if all(np.all(np.diff(curve.x) > 0) for curve in chart.curves):  # else no curve over the axis, as a scatter plot
+    if is_alive:
         yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
     yield Markup("</div>")
 
@@ -277,13 +282,14 @@ def _payload(chart: Chart) -> str:
     """Returns the figures of the chart as JSON for ``charts.js``, safe within HTML; keys are as short as there."""
     axes: list[Series] = []
     curves = []
+    decimals = -math.floor(math.log10(_size(chart) / 1000))
     for curve in chart.curves:
         group = next((place for place, x in enumerate(axes) if np.array_equal(x, curve.x)), len(axes))
         axes += [curve.x] * (group == len(axes))
         has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
         columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
         name = show_text(curve.name)
-        figures = [_figures(column) for column in columns if column is not None]
+        figures = [_figures(one, 0 if curve.kind == "told" else decimals) for one in columns if one is not None]
         curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
     size, unit = chart.axis.unit
     found = {
@@ -305,9 +311,16 @@ def _payload(chart: Chart) -> str:
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
-def _figures(values: Series) -> list[float | int | None]:
-    """Returns values of four digits; None where one is not finite."""
-    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
+def _figures(values: Series, decimals: int) -> list[float | int | None]:
+    """Returns values with so many decimals, and three digits at least; None where one is not finite."""
+    found: list[float | int | None] = []
+    for value in values.tolist():
+        if not math.isfinite(value):
+            found.append(None)
+            continue
+        short = round(value, max(decimals, 2 - math.floor(math.log10(abs(value)))) if value else 0)
+        found.append(int(short) if abs(short) < 1e15 and short == int(short) else short)
+    return found
 
 
 def _short(value: float, digits: int = 4) -> float | int:
@@ -377,7 +390,8 @@ def _plane(chart: Chart) -> Iterator[Markup]:
 
 
 def _size(chart: Chart) -> float:
-    return chart.top - chart.bottom or 1.0
+    size = chart.top - chart.bottom
+    return size if size > 0 and math.isfinite(size) else 1.0
 
 
 def _stacked(chart: Chart) -> list[Series]:
@@ -412,11 +426,37 @@ def _steps(x: list[int], y: list[int]) -> str:
     return "".join(f"l{across}{'' if up < 0 else ' '}{up}" for across, up in moves if across or up)
 
 
+def _needed(x: Series, y: Series) -> npt.NDArray[np.bool_]:
+    """Returns which points a line needs to be nowhere off by more than `_OFF` (Ramer, Douglas and Peucker)."""
+    needed = np.zeros(len(x), dtype=bool)
+    needed[[0, -1]] = True
+    stretches = [(0, len(x) - 1)]
+    while stretches:
+        first, last = stretches.pop()
+        if last - first < 2:
+            continue
+        between = slice(first + 1, last)
+        slope = (y[last] - y[first]) / max(x[last] - x[first], 1e-9)
+        off = np.abs(y[between] - y[first] - slope * (x[between] - x[first]))
+        if off.max() > _OFF:
+            farthest = first + 1 + int(off.argmax())
+            needed[farthest] = True
+            stretches += [(first, farthest), (farthest, last)]
+    return needed
+
+
+def _line(x: Series, y: Series) -> tuple[list[int], list[int]]:
+    """Returns the points of a line in whole units, without those that it does not need."""
+    x, y = (np.clip(values, -_WIDE, 2 * _WIDE) for values in (x, y))
+    needed = _needed(x, y)
+    return _rounded(x[needed]), _rounded(y[needed])
+
+
 def _polyline(x: Series, y: Series) -> str:
     """Returns the path of a line, interrupted where a value is missing."""
     found = []
     for run in _runs(x, y):
-        across, up = _rounded(x[run]), _rounded(y[run])
+        across, up = _line(x[run], y[run])
         found.append(f"M{across[0]} {up[0]}{_steps(across, up) or 'h0'}")
     return "".join(found)
 
@@ -425,8 +465,8 @@ def _ribbon(x: Series, low: Series, high: Series) -> str:
     """Returns the path of the area between two curves."""
     found = []
     for run in _runs(x, low, high):
-        across, below, above = _rounded(x[run]), _rounded(low[run]), _rounded(high[run])
-        back = f"l0 {below[-1] - above[-1]}{_steps(across[::-1], below[::-1])}z"
+        (across, above), (under, below) = _line(x[run], high[run]), _line(x[run], low[run])
+        back = f"l0 {below[-1] - above[-1]}{_steps(under[::-1], below[::-1])}z"
         found.append(f"M{across[0]} {above[0]}{_steps(across, above)}{back}")
     return "".join(found)
 
@@ -437,7 +477,7 @@ class Bar:
 
     label: str
     parts: Sequence[tuple[Colour, float, str]]
-    """Colour, value and text of each part."""
+    """Colour, value and text of each part; a part without a text is a gap."""
     text: str = ""
     """Text after the bar."""
 
@@ -450,12 +490,13 @@ def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
         top: value of a whole bar; None = the largest.
     """
     top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0
-    part = Markup('<i style="width:{:.3f}%;background:var(--{})" title="{}"></i>')
+    part, gap = Markup('<i class={} style="width:{:.4g}%" title="{}"></i>'), Markup('<i style="width:{:.4g}%"></i>')
     html = Markup("").join(
         Markup("<span>{}</span><span class=track>{}</span><span>{}</span>").format(
             show_text(row.label),
             Markup("").join(
-                part.format(100 * value / top, colour, show_text(name)) for colour, value, name in row.parts
+                part.format(colour, 100 * value / top, show_text(name)) if name else gap.format(100 * value / top)
+                for colour, value, name in row.parts
             ),
             show_text(row.text),
         )

@@ -1,12 +1,14 @@
 // Makes the still charts of a page live: zoom by dragging, values under the cursor, one time axis for linked charts.
-// Each .plot holds its figures as JSON (chart.py: payload). Without this script, and on paper, the still chart stays.
+// The figures of each .plot.alive are JSON (chart.py: _payload), unpacked by html_page.py. Without this script, and on
+// paper, the still chart stays.
 (() => {
   "use strict";
   const LEFT = 45, RIGHT = 36, ABOVE = 8, FEW = 40, STRIP = 5, LOW = 60;
   const live = [];
   let zoomed = null, active = null;
   const css = (name, alpha = "") => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() + alpha;
-  const show = value => Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
+  const isOfSteps = chart => /steps?$/.test(chart.u[0]), count = value => Math.round(value).toLocaleString("en");
+  const show = value => Math.abs(value) >= 1e4 ? count(value) : String(+value.toPrecision(3));
 
   const tick = value => Math.abs(value) >= 1e4 ? Intl.NumberFormat("en", {notation: "compact"}).format(value)
     : value && Math.abs(value) < 1e-2 ? (+value.toPrecision(3)).toExponential().replace("e+", "e") : String(+value.toPrecision(4));
@@ -120,9 +122,8 @@
       data.push(group);
     }
     const [begin, end, unit] = chart.x, [bottom, top] = chart.y, digits = [1, 2, 2.5, 5];
-    const whole = chart.u[0].endsWith("step") || chart.u[0].endsWith("steps");
     const incrs = Array.from({length: 60}, (_, place) => unit * digits[place % 4] * 10 ** (Math.floor(place / 4) - 7))
-      .filter(incr => !whole || Number.isInteger(incr));
+      .filter(incr => !isOfSteps(chart) || Number.isInteger(incr));
     const axis = {
       stroke: () => css("soft"), font: "11px system-ui, sans-serif", grid: {stroke: () => css("line"), width: 1},
       ticks: {show: false},
@@ -174,12 +175,13 @@
       if (colour) part.style.color = `var(--${colour})`;
       values.append(part);
     };
-    add(`${show(u.data[0][u.cursor.idx] / unit)} ${chart.u[0]}`);
+    const at = u.data[0][u.cursor.idx] / unit;
+    add(`${isOfSteps(chart) ? count(at) : show(at)} ${chart.u[0]}`);
     for (const curve of [...told].reverse()) {
       let at = u.cursor.idx, last = u.data[curve.at];
       while (at > 0 && last[at] === undefined) at--;
       const value = curve.own[curve.x.indexOf(u.data[0][at])];
-      if (value != null && curve.name) add(`${curve.name} ${show(value)}`, curve.kind == "told" ? "" : curve.colour);
+      if (value != null && curve.name) add(`${curve.name} ${curve.kind == "told" ? count(value) : show(value)}`, curve.kind == "told" ? "" : curve.colour);
     }
     values.classList.toggle("left", u.cursor.left > u.over.clientWidth / 2);
   };
@@ -195,8 +197,7 @@
     }, {passive: true});
   };
 
-  const start = plot => {
-    const chart = JSON.parse(plot.querySelector("script").textContent);
+  const start = (plot, chart) => {
     const root = document.createElement("div"), values = document.createElement("div");
     root.className = "live"; values.className = "values"; values.hidden = true;
     plot.append(root, values);
@@ -250,7 +251,8 @@
     } catch { /* A frame without storage forgets. */ }
   };
 
-  document.querySelectorAll(".plot:has(> script)").forEach(start);
+  const charts = JSON.parse(figures);
+  document.querySelectorAll(".plot.alive").forEach((plot, place) => start(plot, charts[place]));
   tools();
   follow();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => live.forEach(one => one.u && one.u.redraw(false)));

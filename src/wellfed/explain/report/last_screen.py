@@ -1,6 +1,6 @@
 """Words the last screen of a run: its verdict, where the time went, and the command to type next.
 
-Some ten lines; report.md and report.html have the rest.
+A terminal gets `MOST_LINES` lines, the most important ones; report.md and report.html have the rest.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,14 +30,20 @@ from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
 
+MOST_LINES = 12
+"""Lines of the screen on a terminal of `_WIDE` columns. Only a long verdict or command takes more."""
+_WIDE = 60
+"""Columns below which all lines are shown, since a line holds little."""
 _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
 _CELLS = 16
 """Columns of all bars of a step together."""
-_MOST_METRICS, _MOST_EVENTS, _MOST_OPERATIONS, _MOST_FILES = 6, 3, 3, 4
-"""Metrics, kinds of events, operations of a profile, and files of the evaluation that the screen shows."""
-_LONGEST_MESSAGE, _LONGEST_EVENT = 140, 120
-"""Characters of the sentences of a finding after the first, with it, and of the facts of an event."""
+_MOST_METRICS, _MOST_OPERATIONS, _MOST_FILES = 6, 3, 4
+"""Metrics, operations of a profile, and files of the evaluation that the screen shows."""
+_LONGEST_MESSAGE, _SHORT_MESSAGE, _LONGEST_EVENT = 140, 60, 120
+"""Characters of a finding, of a short one, and of the facts of an event. Findings are cut between clauses."""
+_LONG_ADVICE = 4
+"""Lines of the advice above which the finding is as short as each of two."""
 _LABEL = 9
 """Columns of ``Report`` and the other labels of links."""
 _CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
@@ -47,6 +53,7 @@ _ORDER: Mapping[str, int] = {"val": 0, "test": 1}
 _ABOUT = ("kind", "step", "time_s")
 """Facts of every event."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")
+_CLAUSE = re.compile(r"(?<=[;:])\s+")
 
 
 class Screen:
@@ -59,6 +66,11 @@ class Screen:
 
     def __init__(self, width: int | None, *, is_utf: bool = True) -> None:
         self.width, self.is_utf = width, is_utf
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only the most important lines are shown. A file gets all, and so does a narrow terminal."""
+        return self.width is not None and self.width >= _WIDE
 
     def parts(self, parts: Sequence[Text], indent: str = " ", gap: str = "  ") -> Iterator[Text]:
         """Yields lines of parts with gaps between them. A part that is longer than a line breaks between its words."""
@@ -101,34 +113,81 @@ class Screen:
 
 
 def last_lines(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[Text]:
-    """Yields the lines."""
+    """Yields the lines, of a wide terminal only those that matter most."""
+    blocks = [(rank, list(lines)) for rank, lines in _blocks(evidence, folder, screen)]
+    shown, left = set[int](), MOST_LINES if screen.is_limited else math.inf
+    for place in sorted(range(len(blocks)), key=lambda place: blocks[place][0]):
+        rank, lines = blocks[place]
+        if rank == 0 or len(lines) <= left:
+            shown.add(place)
+            left -= len(lines)
+    for place in sorted(shown):
+        yield from blocks[place][1]
+
+
+def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[int, Iterable[Text]]]:
+    """Yields lines in their order, each with its rank: 0 is always shown, and the highest is left out first."""
     record = evidence.record
     shown = list(_shown(record.findings))
-    yield from _ending(record, screen)
+    advice = list(_advice(record, shown, screen))
+    is_short = len(shown) > 1 or (screen.is_limited and len(advice) > _LONG_ADVICE)
+    yield 0, _ending(record, screen)
     for finding in shown:
-        word, sentence = verdict_of(finding)
-        yield from screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
+        word, sentence = verdict_of(finding, _SHORT_MESSAGE if is_short else _LONGEST_MESSAGE)
+        yield 0, screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
     if not shown:
-        yield from _no_verdict(record, screen)
-    yield from screen.parts(list(_speed(record)))
-    yield from screen.parts(list(_shares(record, screen)))
-    yield from screen.parts([*_devices(record), *_host(evidence)])
-    yield from _advice(record, shown, screen)
-    yield from screen.parts(list(_metrics(evidence)))
+        yield 0, _no_verdict(record, screen)
+    yield from _broken(2, 7, screen.parts(list(_speed(record))))
+    yield from _broken(3, 7, screen.parts(list(_shares(record, screen))))
+    yield from _broken(5, 7, screen.parts([*_devices(record), *_host(evidence)]))
+    yield 0, advice
+    yield from _broken(4, 10, screen.parts(list(_metrics(evidence))))
     if record.status == "ok":
-        yield from screen.sentence(run_lines.headline(record).removeprefix("ok: "))
-    yield from _notes(record, shown, screen)
-    yield from _links(record, folder, screen)
+        yield 3, screen.sentence(run_lines.headline(record).removeprefix("ok: "))
+    others = [finding["id"] for finding in record.findings if finding not in shown]
+    if others:
+        yield 9, screen.sentence(f"{', '.join(others)}: see the report", first="Also found")
+    yield 1, _events(record, screen)
+    if run_lines.simulated_lines(record):
+        text = "Simulated GPU: figures show how wellfed works, not how fast a GPU is."
+        yield 2, screen.sentence(text, style="blue")
+    yield 6, _profile(record, screen)
+    found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
+    yield 0, [_link("Report" if found else "Folder", folder / found)]
+    yield 11, _files(record, folder, screen)
+    if upload := run_lines.wandb_upload(record):
+        told = screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
+        yield 8, [*told, *screen.shell(upload)]
 
 
-def verdict_of(finding: FindingEntry) -> tuple[str, str]:
-    """Returns the verdict in a word, and the first sentences of the finding."""
-    first, *more = _SENTENCE.split(show_text(finding["message"]))
-    for sentence in more:
-        if len(first) + 1 + len(sentence) > _LONGEST_MESSAGE:
+def _broken(rank: int, of_the_rest: int, lines: Iterable[Text]) -> Iterator[tuple[int, Iterable[Text]]]:
+    """Yields the first line, and those that it goes on in, each with its rank."""
+    found = list(lines)
+    yield rank, found[:1]
+    yield of_the_rest, found[1:]
+
+
+def verdict_of(finding: FindingEntry, most: int = _LONGEST_MESSAGE) -> tuple[str, str]:
+    """Returns the verdict in a word, and the beginning of the finding.
+
+    Args:
+        most: characters, unless the first clause alone has more.
+    """
+    sentences = _SENTENCE.split(show_text(finding["message"]))
+    first = _beginning(sentences, most).removeprefix("Don't judge this run: ")
+    if len(first) > most:
+        first = _beginning(_CLAUSE.split(first), most).rstrip(";:")
+    return word_of(finding).upper(), first
+
+
+def _beginning(pieces: Sequence[str], most: int) -> str:
+    """Returns the first piece, and the next ones while all have at most so many characters."""
+    first, *rest = pieces
+    for piece in rest:
+        if len(first) + 1 + len(piece) > most:
             break
-        first = f"{first} {sentence}"
-    return word_of(finding).upper(), first.removeprefix("Don't judge this run: ")
+        first = f"{first} {piece}"
+    return first
 
 
 def gain_in_brackets(finding: FindingEntry) -> str:
@@ -295,26 +354,22 @@ def _figure(value: float | None) -> str:
     return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"
 
 
-def _notes(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> Iterator[Text]:
-    """Yields other findings, events that need attention, and that a GPU is simulated."""
-    others = [finding["id"] for finding in record.findings if finding not in shown]
-    if others:
-        yield from screen.sentence(f"{', '.join(others)}: see the report", first="Also found")
+def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
+    """Yields the events that need attention. A kind alone has its facts, several have one line."""
     by_kind: dict[str, list[Mapping[str, object]]] = {}
     for event in record.events:
         if event["kind"] not in (*run_lines.EVERYDAY_EVENTS, "signal"):  # the first line has it
             by_kind.setdefault(event["kind"], []).append(event)
-    for kind, events in list(by_kind.items())[:_MOST_EVENTS]:
-        facts = ", ".join(f"{name}={value}" for name, value in events[0].items() if name not in _ABOUT)
+    told = []
+    for kind, events in by_kind.items():
         often = f", the first of {len(events)}" if len(events) > 1 else ""
-        text = f"at step {events[0]['step']}{often}{': ' if facts else ''}{facts}"
-        yield from screen.sentence(_cut(text), style="yellow", first=kind.replace("_", " ").capitalize())
-    if len(by_kind) > _MOST_EVENTS:
-        yield from screen.sentence(f"{', '.join(list(by_kind)[_MOST_EVENTS:])}: see the report", first="Also happened")
-    if run_lines.simulated_lines(record):
-        yield from screen.sentence(
-            "Simulated GPU: figures show how wellfed works, not how fast a GPU is.", style="blue"
-        )
+        told.append(f"{kind.replace('_', ' ')} at step {events[0]['step']}{often}")
+    if len(by_kind) == 1:
+        ((first, *_),) = by_kind.values()
+        if facts := ", ".join(f"{name}={value}" for name, value in first.items() if name not in _ABOUT):
+            told[0] += f": {facts}"
+    if told:
+        yield from screen.sentence(_cut("; ".join(told)), style="yellow", first="Happened")
 
 
 def _cut(text: str) -> str:
@@ -327,27 +382,22 @@ def _cut(text: str) -> str:
     )
 
 
-def _links(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
-    """Yields the report and what else to open. Terminals open the names; a file has their paths alone."""
-    profile = record.profile
-    if profile is not None:
-        largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in profile["operations"]]
+def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
+    """Yields the operations that took most time of the profiled steps."""
+    if record.profile is not None:
+        largest = [
+            f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in record.profile["operations"]
+        ]
         text = ", ".join([*largest[:_MOST_OPERATIONS], "profile/trace.json"])
         yield from screen.parts([Text("Profile".ljust(_LABEL - 2)), Text(text)])
-    found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
-    yield _link("Report" if found else "Folder", folder / found)
+
+
+def _files(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
+    """Yields the files of the evaluation, which terminals open."""
     if files := list(own_files(record).values()):
         names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
         left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []
         yield from screen.parts([Text("Files".ljust(_LABEL - 2)), *names, *left])
-    wandb = record.wandb
-    if wandb and wandb["mode"] == "offline":
-        parents = {str(Path(part).parent) for part in wandb["parts"]}
-        targets = [shlex.quote(part) for part in wandb["parts"]]
-        if len(parents) == 1 and all(Path(part).name.startswith("offline-run-") for part in wandb["parts"]):
-            targets = [f"{shlex.quote(parents.pop())}/offline-run-*"]
-        yield from screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
-        yield from screen.shell(["wandb", "sync", *targets])
 
 
 def _link(label: str, path: Path) -> Text:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -125,8 +127,18 @@ def time_lines(record: RunRecord) -> list[str]:
         lines.append(f"a step takes {takes}: {shown}")
     if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
+    lines += rank_lines(record)
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
     return [*(lines or [none]), *phase_lines(record), *wall_lines(record), *callback_lines(record)]
+
+
+def rank_lines(record: RunRecord) -> list[str]:
+    """Returns a line on how long each of several ranks waited for data."""
+    if len(record.ranks) < 2:
+        return []
+    least, *_, most = sorted(record.ranks, key=lambda one: one["wait_frac"])
+    waits = [f"{show_percent(one['wait_frac'])} (rank {one['rank']})" for one in (least, most)]
+    return [f"{len(record.ranks)} ranks wait for data between {' and '.join(waits)} of their steps' time"]
 
 
 def wall_lines(record: RunRecord) -> list[str]:
@@ -320,6 +332,17 @@ def profile_lines(record: RunRecord) -> list[str]:
         for one in record.synchronisations or []
     ]
     return [*lines, "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"]
+
+
+def wandb_upload(record: RunRecord) -> list[str]:
+    """Returns the words of the command that uploads an offline run to wandb, quoted for a shell; else none."""
+    wandb = record.wandb
+    if wandb is None or wandb["mode"] != "offline":
+        return []
+    parents = {str(Path(part).parent) for part in wandb["parts"]}
+    if len(parents) == 1 and all(Path(part).name.startswith("offline-run-") for part in wandb["parts"]):
+        return ["wandb", "sync", f"{shlex.quote(parents.pop())}/offline-run-*"]
+    return ["wandb", "sync", *map(shlex.quote, wandb["parts"])]
 
 
 def show_value(value: Any) -> str:

@@ -146,7 +146,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     if memory:
         peak, budget = memory["measured_peak_gib"], memory.get("budget_gib")
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"
-        yield Tile("peak memory", show_gib(peak), growth(record), note, min(1.0, peak / budget) if budget else None)
+        note = ", ".join(filter(None, [growth(record).strip(), note]))
+        yield Tile("peak memory", show_gib(peak), "", note, min(1.0, peak / budget) if budget else None)
 
 
 def gain_of(finding: FindingEntry) -> str:

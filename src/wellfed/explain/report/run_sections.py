@@ -121,4 +121,6 @@ def started_lines(record: RunRecord) -> list[str]:
         lines.append(engine_version(record.engine))
     if record.resumed_from:
         lines.append(f"resumed from {record.resumed_from}")
+    if upload := run_lines.wandb_upload(record):
+        lines.append(f"wandb is offline; to upload the run: {' '.join(upload)}")
     return lines

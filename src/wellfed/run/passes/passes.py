@@ -18,12 +18,13 @@ from wellfed.data.loader_parts import loader_of
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.streams.stream_ranks import StepsOfRanks
 from wellfed.errors import ConfigError, LastSaveFailed
+from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import LOGGING, VALIDATION
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
 from wellfed.ranks import launched
-from wellfed.record import LongestWaitEntry
+from wellfed.record import RankEntry
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
 from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
@@ -241,7 +242,7 @@ class Passes:
         """Records what ended the training, and validates after its last step."""
         books = self._books
         if self._options.world_size > 1:
-            self._compare_waiting()
+            self._compare_ranks(trainer.strategy.root_device)
         books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, books.record.ended_by = True, pruning.reason
@@ -250,16 +251,31 @@ class Passes:
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
 
-    def _compare_waiting(self) -> None:
-        """Records how long each rank waited for its data. All ranks must call it."""
+    def _compare_ranks(self, device: torch.device) -> None:
+        """Records the figures of each rank. All ranks must call it.
+
+        Args:
+            device: of this rank.
+        """
         launch, found = launched(), self._books.journal.summary()
-        own: LongestWaitEntry | None = None
+        own: RankEntry | None = None
         if found is not None:
-            node, wait_frac, ready_frac = 0 if launch is None else launch.node, found.wait_frac, found.readiness_frac
-            own = {"rank": self._rank, "node": node, "wait_frac": wait_frac, "readiness_frac": ready_frac}
+            node = 0 if launch is None else launch.node
+            own = {
+                "rank": self._rank,
+                "node": node,
+                "gpu": None if device.type == "cpu" else str(named(of_node(node, device.index))),
+                "wait_frac": found.wait_frac,
+                "copy_frac": found.copy_frac,
+                "compute_frac": found.compute_frac,
+                "host_frac": found.host_frac,
+                "step_ms_mean": found.step_ms_mean,
+                "readiness_frac": found.readiness_frac,
+                "peak_gib": self._books.peak_gib,
+            }
         of_ranks: list[Any] = [None] * self._options.world_size
         torch.distributed.all_gather_object(of_ranks, own)
-        self._books.waited([one for one in of_ranks if one is not None])
+        self._books.of_ranks([one for one in of_ranks if one is not None])
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
         """Switches the data to another mode of features. Open loaders read the new data from their next pass on."""

@@ -25,7 +25,7 @@ def drawn(of: Evidence) -> tuple[dict[str, Row], str]:
     rows: dict[str, Row] = {}
     for name, track in re.findall(r"<span>(\w*)</span><span class=track>(.*?)</span>", image):
         at, row = 0.0, Row()
-        for width, text in re.findall(r'width:([\d.]+)%[^>]*title="([^"]*)"', track):
+        for width, text in re.findall(r'width:([\d.]+)%"(?: title="([^"]*)")?', track):
             until = at + float(width) / 100 * span_ms
             row.append((at, until, text))
             at = until

@@ -8,11 +8,13 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, LevelLine, PagePicture, Stretch, bars
+from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.record import RankEntry
+from wellfed.units import show_gib, show_ms, show_percent
 
 _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
     "cpu_pct": ("this run", "accent"),
@@ -22,6 +24,8 @@ _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
 }
 """Figures of the host in percent of a core, with their names and colours."""
 _CARD = {"power_w": ("Power", "W"), "temp_c": ("Temperature", "°C"), "sm_clock_mhz": ("Clock", "MHz")}
+_RANK_PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
+"""Parts of a rank's step with their colours, as in the pictures of steps."""
 _LIMITS: Mapping[str, Colour] = {"power_limited": "one", "heat_limited": "bad"}
 """Flags of readings in which the clock was held down."""
 
@@ -111,3 +115,38 @@ def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     means = [mean for mean, _ in rows]
     told = f"Mean utilisation of {len(rows)} GPUs, from {min(means):.0f} to {max(means):.0f} %."
     yield PagePicture("GPUs side by side", image=bars([bar for _, bar in shown], told, 100.0), caption=caption)
+
+
+def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
+    """Draws the mean step of each rank in its parts, those of many that waited longest for data."""
+    ranks = evidence.record.ranks
+    if len(ranks) < 2:
+        return
+    shown = sorted(ranks, key=lambda one: -one["wait_frac"])[:MOST_GPUS] if len(ranks) > MOST_GPUS else ranks
+    has_nodes = len({one["node"] for one in ranks}) > 1
+    rows = [Bar(_rank_name(one, has_nodes=has_nodes), _rank_parts(one), _rank_text(one)) for one in shown]
+    caption = (
+        "Parts of the mean step, batches that were ready, peak of memory. Compute includes waiting for other ranks."
+    )
+    if len(shown) < len(ranks):
+        caption = f"The {len(shown)} of {len(ranks):,} ranks that waited longest; run.json has all. {caption}"
+    waits = [one["wait_frac"] for one in ranks]
+    told = f"Mean step of {len(ranks)} ranks: they wait {show_percent(min(waits))} to {show_percent(max(waits))} of it."
+    used = dict.fromkeys(part[2].split(" ")[0] for row in rows for part in row.parts)
+    keys = [Key(_RANK_PARTS[name], name, "area") for name in used]
+    yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
+
+
+def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
+    parts = [f"rank {one['rank']}", *([f"GPU {one['gpu']}"] if one["gpu"] is not None else [])]
+    return ", ".join([*parts, f"node {one['node']}"] if has_nodes and one["gpu"] is None else parts)
+
+
+def _rank_parts(one: RankEntry) -> list[tuple[Colour, float, str]]:
+    spent = {name: one["step_ms_mean"] * (one[f"{name}_frac"] or 0.0) for name in _RANK_PARTS}  # type: ignore[literal-required]
+    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
+
+
+def _rank_text(one: RankEntry) -> str:
+    memory = "" if one["peak_gib"] is None else f", {show_gib(one['peak_gib'])}"
+    return f"{show_ms(one['step_ms_mean'])}, ready {100 * one['readiness_frac']:.0f} %{memory}"

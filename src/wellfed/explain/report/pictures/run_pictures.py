@@ -13,7 +13,7 @@ from markupsafe import Markup
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import Key, PagePicture
 from wellfed.explain.report.pictures.life_picture import life
-from wellfed.explain.report.pictures.machine_pictures import card, cpus, side_by_side
+from wellfed.explain.report.pictures.machine_pictures import card, cpus, ranks_side_by_side, side_by_side
 from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
 from wellfed.explain.report.pictures.step_time_picture import histogram, step_time
@@ -51,7 +51,7 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "life": list(life(evidence)),
         "utilisation": [*utilisation(evidence, axis), *host],
         "beside_utilisation": list(side_by_side(evidence)),
-        "time": [*step_time(evidence, axis), *timeline(evidence)],
+        "time": [*step_time(evidence, axis), *timeline(evidence), *ranks_side_by_side(evidence)],
         "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
         "small_memory": list(card(evidence, axis)),

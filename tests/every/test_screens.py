@@ -1,0 +1,77 @@
+"""docs/screens.md shows whole screens of a run, which the code still prints from the files of that run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import recording  # noqa: E402
+import screens  # noqa: E402
+
+SHOWN = recording.recorded(screens.PAGE.read_text(encoding="utf-8"))
+TRACES: dict[str, Any] = json.loads(gzip.decompress(screens.TRACE.read_bytes()))
+
+
+def test_each_size_has_a_screen_of_the_run_and_of_its_end() -> None:
+    assert set(SHOWN) == {f"{size}_{which}" for size in screens.SIZES for which in ("live", "end")}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_screen_fits_its_window(name: str) -> None:
+    columns, lines = screens.SIZES[name.partition("_")[0]]
+    assert max(map(len, SHOWN[name].splitlines())) <= columns
+    assert len(SHOWN[name].splitlines()) < lines
+
+
+@pytest.mark.parametrize("size", screens.SIZES)
+def test_the_last_screen_is_what_the_code_prints(size: str, tmp_path: Path) -> None:
+    """Else: python tools/screens.py"""
+    trace = TRACES[size]
+    folder = tmp_path / trace["folder"]
+    folder.mkdir(parents=True)
+    for name, text in trace["files"].items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "report.html").touch()
+    columns, _ = screens.SIZES[size]
+    assert recording.last_screen(tmp_path, trace["folder"], columns) == SHOWN[f"{size}_end"].rstrip("\n")
+
+
+@pytest.mark.parametrize("size", screens.SIZES)
+def test_the_live_screen_has_the_start_one_warning_and_the_figures(size: str) -> None:
+    lines = SHOWN[f"{size}_live"].splitlines()
+    plan = TRACES[size]["files"]["run.json"]
+    words = ("recsys", "batch", "loader", "data", "folder")
+    assert [line.split(maxsplit=1)[0] for line in lines if line.startswith(words)] == [*words]
+    assert json.loads(plan)["memory"]["device"] in lines[0]
+    assert sum(" so far: " in line for line in lines) == 1
+    assert screens.LIVE.search(SHOWN[f"{size}_live"])
+    assert lines[-2].split("  ")[0].endswith("/s")
+    assert lines[-1].startswith("GPU ")
+
+
+def test_the_readme_shows_a_part_of_the_last_screen() -> None:
+    (shown,) = recording.recorded(screens.README.read_text(encoding="utf-8")).values()
+    assert shown.rstrip("\n") == screens.in_short(SHOWN["small_end"])
+
+
+def test_no_page_shows_a_folder_of_the_machine() -> None:
+    assert not any(re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text) for text in SHOWN.values())
+
+
+@pytest.mark.slow
+def test_a_run_in_a_real_terminal_still_has_these_lines(cc: Path) -> None:
+    folder, live, end = screens.screens(*screens.SIZES["small"])
+    shutil.rmtree(ROOT / folder)
+    for now, name in ((live, "small_live"), (end, "small_end")):
+        words = [line.split()[0] for line in SHOWN[name].splitlines() if line[:1].isalpha()]
+        assert [word for word in words if word not in {line.split()[0] for line in now.splitlines() if line}] == []
+    assert len(end.splitlines()) <= 12
