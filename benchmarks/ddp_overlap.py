@@ -30,7 +30,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402

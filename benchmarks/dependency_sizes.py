@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from write_record import write_record
+from measuring import write_record
 
 REPO = Path(__file__).resolve().parents[1]
 EXTRAS = (

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from tests.kit.cards import STRATEGIES, Card, card_of  # noqa: E402
 from wellfed.plan.predict.size_search import GOOD_FRAC, search  # noqa: E402
 from wellfed.record import git_state  # noqa: E402

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from write_record import write_record
+from measuring import write_record
 
 ROOT = Path(__file__).parents[1]
 
