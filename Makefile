@@ -135,8 +135,9 @@ $(TESTS): $(RUNS)
 	$(PIP) -e '.[dev,search]'
 	@touch "$@"
 
-# Peers whose requirements exclude today's numpy, ray or a PyTorch for CPUs. What they import of them is in the extra.
-ALONE = recbole litdata mosaicml-streaming
+# Peers whose requirements exclude today's ray, or bring a torchvision that a PyTorch for CPUs can't load. What they import
+# of their requirements is in the extra.
+ALONE = recbole litdata
 
 # Without a stamp where something could not be installed: its rows then say so, and the next call tries again.
 $(PEERS): $(TESTS)

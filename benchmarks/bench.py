@@ -4,9 +4,9 @@
     python benchmarks/bench.py [--only startup loop] [--rounds 5] [--out RECORD]
     python benchmarks/bench.py --page [RECORD]
 
-Each theme is another script of this folder, run as a process of its own. The record is written after each theme, so that
-an interruption loses no more than the theme that runs. Peers are the extra `bench` of pyproject.toml; a peer that is not
-installed is a row without figures. If other programs take more than `BUSY_FRAC` of the machine's CPU time during a theme,
+Each theme is another script of this folder, run as a process of its own. The record is written after each theme, so
+that an interruption loses no more than the theme that runs. Peers are the extra `bench` of pyproject.toml; a peer that
+is not installed is a row without figures. If other programs take more than `BUSY_FRAC` of the CPU time during a theme,
 its rows have no verdict. `--page` writes the tables of docs/benchmarks.md from a record, the newest by default.
 """
 
@@ -63,7 +63,7 @@ _SUBREAPER = 36
 
 
 def cpu_s() -> tuple[float, float]:
-    """Returns the seconds that all CPUs were busy or taken away, and those that this process and its ended ones took."""
+    """Returns the seconds that all CPUs were busy, and those that this process and its ended children took."""
     machine = psutil.cpu_times()
     idle_s = machine.idle + getattr(machine, "iowait", 0.0)
     taken_s = sum(machine) - idle_s - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)

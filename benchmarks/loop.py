@@ -299,11 +299,9 @@ LOOPS: dict[str, Callable[..., None]] = {
 }
 
 
-PEERS = {
-    "lightning_default": "Lightning, its defaults",
-    "lightning_bare": "Lightning, all switched off",
-    "fabric": "Lightning Fabric",
-}
+WHOLE_STEPS = {"raw": "plain PyTorch", "fabric": "Lightning Fabric"}
+ADDED = {"lightning_default": "Lightning, its defaults", "lightning_bare": "Lightning, all switched off"}
+"""Loops that are compared by their steps, and by what they add to plain PyTorch."""
 
 
 def watched(name: str, num_steps: int, scratch: Path, model: str = "mlp", *, counts_calls: bool = False) -> Steps:
@@ -439,12 +437,11 @@ def rows_of(found: dict[str, list[Cost]]) -> list[dict[str, Any]]:
     for name, title in (("ours", "everything on"), ("ours_bare", "telemetry and logger off")):
         if name not in found:
             continue
-        steps_us = {each: [cost.wall_us for cost in found[each]] for each in found if not each.startswith("ours")}
-        own_us = [cost.wall_us for cost in found[name]]
-        peers = {"plain PyTorch": steps_us.pop("raw")}
-        rows += compared(f"a step, {title}", "us", own_us, peers, less_is_better=True)
-        added_us = {each: [max(1.0, value) for value in over_raw(found, each)] for each in (name, *steps_us)}
-        peers = {PEERS[each]: added_us[each] for each in steps_us}
+        steps_us = {each: [cost.wall_us for cost in found[each]] for each in found}
+        peers = {peer: steps_us[each] for each, peer in WHOLE_STEPS.items() if each in found}
+        rows += compared(f"a step, {title}", "us", steps_us[name], peers, less_is_better=True)
+        added_us = {each: [max(1.0, value) for value in over_raw(found, each)] for each in found}
+        peers = {peer: added_us[each] for each, peer in ADDED.items() if each in found}
         rows += compared(f"added to a step, {title}", "us", added_us[name], peers, less_is_better=True)
     return rows
 

@@ -5,14 +5,15 @@
 Both hold out the last interaction by time of each user for the test and the one before for the validation, rank the
 whole catalogue, train vectors of 64 in batches of 2,048 with one uniform negative for each interaction, and validate
 after each epoch. Learning rates are the best of `RATES` on validation. RecBole's package brings the data; ours reads
-the same ratings (`fetch_ml100k.py`). Rates are triplets/s over the steps alone; "loading" has no model. All are processes
-of their own, in turns.
+the same ratings (`fetch_ml100k.py`). Rates are triplets/s over the steps alone; "loading" has no model. All are
+processes of their own, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def by_recbole(epochs: int, seed: int, out: Path, lr: float) -> None:
     for name, kind in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_, "bool8": np.bool_}.items():
         if not hasattr(np, name):  # RecBole 1.2.1 was written for numpy 1
             setattr(np, name, kind)
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # its checkpoints hold its configuration
     import recbole
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation

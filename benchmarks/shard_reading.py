@@ -11,8 +11,9 @@ each. All of them are read once before, so this is the page cache's speed, not a
 - loader, inline / threads: the same through `train_loader`, as a run has it.
 - webdataset: `WebDataset(shardshuffle=True).shuffle(1000)`, wav bytes to int16, class to int, batches of 64; and the
   same in torch's DataLoader with two workers. It shuffles among 1,000 neighbours, ours among all.
-- litdata, MosaicML streaming: the same clips and classes, written as they write them (`optimize`, `MDSWriter`), read
-  from this disk by their data sets in a shuffle. Peers that are not installed are left out.
+- litdata: the same clips and classes in chunks of its own, read from this disk in a shuffle.
+
+Peers that are not installed are left out.
 
 Every round times all of them once, in turns; a ratio is of one round. One torch thread. Beside the clock stands the
 CPU time that this process took, which other processes on the machine disturb less.
@@ -120,25 +121,9 @@ def of_litdata(reading: Reading, folder: Path) -> Variants:
     return {"litdata": lambda: batches_of(Clips(str(written), shuffle=True))}
 
 
-def of_streaming(reading: Reading, folder: Path) -> Variants:
-    from streaming import MDSWriter, StreamingDataset
-
-    written = folder / "streaming"
-    with MDSWriter(out=str(written), columns={"wav": "bytes", "cls": "int"}, size_limit=16 * 2**20) as writer:
-        for audio, label in reading.clips():
-            writer.write({"wav": audio, "cls": label})
-
-    class Clips(StreamingDataset):
-        def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
-            return decoded(super().__getitem__(index))
-
-    return {"MosaicML streaming": lambda: batches_of(Clips(local=str(written), shuffle=True, batch_size=BATCH))}
-
-
 PEERS: dict[str, tuple[str, Callable[[Reading, Path], Variants]]] = {
     "webdataset": ("webdataset", of_webdataset),
     "litdata": ("litdata", of_litdata),
-    "MosaicML streaming": ("streaming", of_streaming),
 }
 """Package of each, and what writes its files and gives its variants."""
 
@@ -159,7 +144,7 @@ class Reading:
             "fetch": self.fetch,
             **{name: partial(self.load, settings) for name, settings in LOADERS.items()},
         }
-        for name, (package, prepare) in PEERS.items():
+        for package, prepare in PEERS.values():
             if has(package):
                 self.variants |= prepare(self, cache_dir)
 
@@ -259,7 +244,8 @@ def main() -> None:
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()})
     told = {each["variant"]: each for each in results}
     says = "; ".join(
-        f"{name}: {told[name]['ratio_to_raw_median']:.2f} of raw (by CPU time {told[name]['cpu_ratio_to_raw_median']:.2f})"
+        f"{name}: {told[name]['ratio_to_raw_median']:.2f} of raw "
+        f"(by CPU time {told[name]['cpu_ratio_to_raw_median']:.2f})"
         for name in itertools.islice(told, 1, 5)
     )
     best = [max(each) for each in zip(*(raw[name] for name in LOADERS), strict=True)]

@@ -6,9 +6,9 @@ Each pair is run in turns: the entry script, then a script of a few lines in whi
 over the same ``configs/`` and schema and checks nothing. Wall time of the whole process and its CPU time (which other
 processes on the machine disturb less). The first round is dropped.
 
-``--whole`` measures whole commands of one training step instead, and the time to that step. They take turns with the bare
-imports of torch and Lightning and with Lightning composed by Hydra (`by_hand.py`). ``--before`` names a checkout of an
-earlier commit, whose commands run in the same turns.
+``--whole`` measures whole commands of one training step instead, and the time to that step. They take turns with the
+bare imports of torch and Lightning and with Lightning composed by Hydra (`by_hand.py`). ``--before`` names a checkout
+of an earlier commit, whose commands run in the same turns.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ BARE = "bare imports"
 BY_HAND = "Lightning composed by Hydra"
 FIRST_STEP = """
 import os, runpy, sys, time
-import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 pid, out = os.getpid(), sys.argv[1]
 def note(*_):
     if os.getpid() == pid and not os.path.exists(out):
         with open(out, "w") as file:
             file.write(str(time.time()))
-torch.optim.optimizer.register_optimizer_step_post_hook(note)
+register_optimizer_step_post_hook(note)
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

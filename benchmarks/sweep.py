@@ -3,8 +3,8 @@
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
     python benchmarks/sweep.py --whole [--rounds 5] [--out RECORD]
 
-One sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single runs
-of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
+One sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
+runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 
 With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
 search by Optuna in one process (`by_hand.py`), if it is installed.

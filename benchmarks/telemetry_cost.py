@@ -4,8 +4,8 @@
     python benchmarks/telemetry_cost.py --peers [--windows 5] [--window-s 15] [--out RECORD]
 
 With --peers: the share of a core of several programs that read the same GPUs twice a second, in processes that do
-nothing else: a run's telemetry, `wellfed monitor`, nvitop's collector, wandb's own readings. All watch at the same time,
-which disturbs none of them: each takes a few hundredths of a core. Without it:
+nothing else: a run's telemetry, `wellfed monitor`, nvitop's collector, wandb's own readings. All watch at the same
+time, which disturbs none of them: each takes a few hundredths of a core. Without it:
 
 Blocks with and without watching take turns within one process, so that a noisy machine disturbs both alike; a ratio is
 that of two neighbouring blocks. The loop trains a small network: its steps take a fraction of a millisecond and hold
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from benchmarks.measuring import compared, finish, has, interval  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
-from wellfed.observe.loggers.wandb_sink import open_run  # noqa: E402
+from wellfed.observe.loggers.wandb_sink import WandbSink, open_run  # noqa: E402
 from wellfed.observe.telemetry.gpu import WatchedGpu  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
@@ -111,12 +112,11 @@ def measure(
 
 
 @contextmanager
-def of_a_run(folder: Path) -> Iterator[None]:
-    """Watches as a run does: rows to telemetry.csv and to wandb (offline)."""
+def of_a_run(folder: Path, *, logs: bool = False) -> Iterator[None]:
+    """Watches as a run does: rows to telemetry.csv and, if it logs, to wandb (offline)."""
     journal = Journal(RunRecord.start("cost"), folder)
-    journal.sink = open_run(
-        folder, mode="offline", project="wellfed", entity=None, group=None, name="cost", run_id=None, config={}
-    )
+    if logs:
+        journal.sink = opened(folder)
     progress = Progress()
     sampler = Sampler(
         journal.telemetry,
@@ -130,7 +130,14 @@ def of_a_run(folder: Path) -> Iterator[None]:
     progress.phase = "train"
     with sampler:
         yield
-    journal.sink.finish({}, 0)
+    if logs:
+        journal.sink.finish({}, 0)
+
+
+def opened(folder: Path) -> WandbSink:
+    return open_run(
+        folder, mode="offline", project="wellfed", entity=None, group=None, name="cost", run_id=None, config={}
+    )
 
 
 @contextmanager
@@ -163,11 +170,14 @@ def of_wandb(folder: Path) -> Iterator[None]:
 
 WATCHERS: Mapping[str, tuple[str, Callable[[Path], AbstractContextManager[None]]]] = {
     "telemetry of a run": ("wellfed", of_a_run),
+    "telemetry of a run, put into wandb": ("wellfed", partial(of_a_run, logs=True)),
     "wellfed monitor": ("wellfed", of_the_monitor),
     "nvitop": ("nvitop", of_nvitop),
     "wandb": ("wandb", of_wandb),
 }
 """Package and watcher of each program."""
+PAIRS = (("telemetry of a run", "nvitop"), ("telemetry of a run, put into wandb", "wandb"))
+"""What is compared: nvitop hands its figures to a function that drops them, wandb stores them."""
 INTERVAL_S = 0.5
 START_S = 4.0
 
@@ -229,10 +239,10 @@ def beside_peers(windows: int, window_s: float, out: Path | None) -> None:
                 for name, each in found.items()
             ]
             per_cent = {name: [max(0.01, 100 * share) for share in each] for name, each in found.items()}
-            ours, *others = WATCHERS
-            peers = {name: per_cent.get(name) for name in others if not name.startswith("wellfed")}
             what = f"reading {cards} GPU{'s' if cards > 1 else ''} and the host twice a second"
-            rows += compared(what, "% of a core", per_cent[ours], peers, less_is_better=True)
+            for title, ours, peer in ((what, *PAIRS[0]), (f"{what}, into wandb", *PAIRS[1])):
+                peers = {peer: per_cent.get(peer)}
+                rows += compared(title, "% of a core", per_cent[ours], peers, less_is_better=True)
     says = ", ".join(f"{row['program']} ({row['gpus']} GPUs) {row['core_pct_median']:.2f} %" for row in results)
     config = {"interval_s": INTERVAL_S, "window_s": window_s, "driver": "real" if real else "fake"}
     finish("telemetry_peers", results, f"Share of a core: {says}.", out, config=config, compared=rows)
@@ -268,9 +278,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     journal = Journal(RunRecord.start("cost"), scratch)
-    journal.sink = open_run(
-        scratch, mode="offline", project="wellfed", entity=None, group=None, name="cost", run_id=None, config={}
-    )
+    journal.sink = opened(scratch)
     raw: dict[str, dict[str, list[float]]] = {}
     events: list[dict[str, object]] = []
     for name, (scenario, interval_s) in drivers(fake).items():
