@@ -5,7 +5,8 @@
 - steps: a whole run less its steps, from the call to the return, in a process that has imported everything; by the
   number of steps. `loop.py` has the loop and its settings.
 - runs: `wellfed runs` as a command, by the number of run folders.
-- ledger: a board made of a sweep's ledger, and adding a row to it, by the number of rows.
+- ledger: a board made of a sweep's ledger, and adding a row to it, by the number of rows;
+  axes have ten values each.
 - loader: memory that a loader adds while it delivers, by the number of samples; the samples themselves take none.
 - week: writing telemetry.csv through the run's own writer, with a clock that runs ahead: readings of eight GPUs and
   the host twice a second. Time for a reading, and memory that the process gains, by the hours written.
@@ -46,7 +47,7 @@ from wellfed.study.ranking.ranking import board_of
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
-grid = Grid({"loader": tuple(f"l{n}" for n in range(10)), "seed": tuple(map(str, range(number // 10)))})
+grid = Grid({f"knob{n}": tuple(map(str, range(10))) for n in range(len(sys.argv[2]) - 1)})
 points = grid.points()
 file = SweepFile(name="made", workload="recsys", code="c", fixed=(), ids=tuple(p.id for p in points),
                  sample_unit="samples", axes=grid.axes)
