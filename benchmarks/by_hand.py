@@ -65,6 +65,7 @@ def one_step() -> None:
     import hydra
     import lightning.pytorch as pl
     from hydra.core.config_store import ConfigStore
+    from hydra.core.hydra_config import HydraConfig
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
 
@@ -89,8 +90,9 @@ def one_step() -> None:
     def main(config: Any) -> None:
         pl.seed_everything(config.seed)
         lit = Lit()
+        folder = HydraConfig.get().runtime.output_dir
         trainer = pl.Trainer(
-            accelerator="cpu", max_steps=1, logger=CSVLogger("."), callbacks=[ModelCheckpoint(dirpath="checkpoints")]
+            accelerator="cpu", max_steps=1, logger=CSVLogger(folder), callbacks=[ModelCheckpoint(dirpath=folder)]
         )
         trainer.fit(lit, DataLoader(Triplets(), batch_size=2048, shuffle=True))
         print(ndcg(lit.model, DATA.val), ndcg(lit.model, DATA.test))
