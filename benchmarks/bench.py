@@ -1,13 +1,14 @@
 """Measures everything that docs/benchmarks.md shows, each case in turns with its peer, in less than 20 minutes.
 
     make bench
-    python benchmarks/bench.py [--only startup loop] [--rounds 5] [--out RECORD]
+    python benchmarks/bench.py [--only commands loop] [--rounds 5] [--minutes 20] [--add] [--out RECORD]
     python benchmarks/bench.py --page [RECORD]
 
 Each theme is another script of this folder, run as a process of its own. The record is written after each theme, so
 that an interruption loses no more than the theme that runs. Peers are the extra `bench` of pyproject.toml; a peer that
 is not installed is a row without figures. If other programs take more than `BUSY_FRAC` of the CPU time during a theme,
-its rows have no verdict. `--page` writes the tables of docs/benchmarks.md from a record, the newest by default.
+its rows have no verdict. `--add` measures themes again and keeps the others of the record. `--page` writes the tables
+of docs/benchmarks.md from a record, the newest by default.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ from benchmarks.measuring import finish  # noqa: E402
 PAGE = ROOT / "docs" / "benchmarks.md"
 RECORDS = ROOT / "benchmarks" / "records"
 BUSY_FRAC = 0.1
-BUSY = "machine busy: no verdict"
-LIMIT_S = 360.0
+SHOWN = {"busy": "machine busy: no verdict", "level": "level within noise"}
+"""Texts of the page for verdicts."""
+LIMIT_S = 480.0
 """Seconds after which a theme is ended and counts as failed."""
 THEMES: Mapping[str, Sequence[str]] = {
     "answers": ["startup.py", "--runs", "{rounds}"],
     "commands": ["startup.py", "--whole", "--runs", "{rounds}"],
     "loop": ["loop.py", "--rounds", "{rounds}", "--steps", "1500"],
     "studies": ["sweep.py", "--whole", "--rounds", "{rounds}"],
-    "telemetry": ["telemetry_cost.py", "--peers", "--windows", "{rounds}", "--window-s", "10"],
+    "telemetry": ["telemetry_cost.py", "--peers", "--windows", "{rounds}", "--window-s", "8"],
     "triplets": ["loader.py", "--rounds", "{rounds}"],
     "handover": ["handover.py", "--rounds", "{rounds}"],
     "windows": ["forecast_loading.py", "--rounds", "{rounds}"],
     "crops": ["restoration_loading.py", "--rounds", "{rounds}"],
     "shards": ["shard_reading.py", "--rounds", "{rounds}", "--clips", "4000"],
     "recommender": ["recsys_recbole.py", "--rounds", "{rounds}"],
-    "growth": ["growth.py", "--rounds", "3"],
+    "growth": ["growth.py", "--rounds", "2"],
 }
 """Script and arguments of each theme."""
 _SUBREAPER = 36
@@ -77,7 +79,7 @@ def reap() -> None:
             pass
 
 
-def run(name: str, rounds: int) -> dict[str, Any]:
+def run(name: str, rounds: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Returns what a theme gives: rows, curves, seconds, and the share of the CPUs that other programs took."""
     script, *words = [word.format(rounds=rounds) for word in THEMES[name]]
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +88,7 @@ def run(name: str, rounds: int) -> dict[str, Any]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         began_s, before = time.perf_counter(), cpu_s()
         with (Path(folder) / "printed").open("w+") as printed:
-            failure = ended_badly(command, environment, printed)
+            failure = ended_badly(command, environment, printed, limit_s)
             reap()
             seconds, after = time.perf_counter() - began_s, cpu_s()
             if failure:
@@ -99,7 +101,7 @@ def run(name: str, rounds: int) -> dict[str, Any]:
     if failure:
         rows = [{"theme": name, "what": " ".join(["python", f"benchmarks/{script}", *words]), "verdict": failure}]
     elif others_frac > BUSY_FRAC:
-        rows = [row if row["verdict"] == "not installed" else {**row, "verdict": BUSY} for row in rows]
+        rows = [row if row["verdict"] == "not installed" else {**row, "verdict": "busy"} for row in rows]
     return {
         "rows": rows,
         "curves": [{"theme": name, **curve, "busy": others_frac > BUSY_FRAC} for curve in found.get("curves", ())],
@@ -107,14 +109,14 @@ def run(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def ended_badly(command: Sequence[str], environment: Mapping[str, str], printed: Any) -> str:
+def ended_badly(command: Sequence[str], environment: Mapping[str, str], printed: Any, limit_s: float) -> str:
     """Runs a command in a session of its own and returns why it failed; empty if it did not. Nothing of it is left."""
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "stdout": printed, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, **options) as process:
         try:
-            code = process.wait(LIMIT_S)
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"failed: not done after {LIMIT_S:.0f} s"
+            return f"failed: not done after {limit_s:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -147,11 +149,11 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = ["| what | wellfed | peer | the peer's | times better (95 %) |", "|---|---|---|---|---|"]
     for row in rows:
         what = f"{row['what']}, {row['unit']}" if row.get("unit") else row["what"]
-        last = row["verdict"]
-        if last in ("better", "worse", "level within noise"):
-            bounds = " to ".join(map(figure, row["times_better_ci95"]))
-            last = f"{figure(row['times_better_mean'])} ({bounds})" + ("" if last == "better" else f": {last}")
-        cells = (what, figure(row.get("ours_median")), row.get("peer", ""), figure(row.get("peer_median")), last)
+        last = SHOWN.get(row["verdict"], row["verdict"])
+        if row["verdict"] in ("better", "worse", "level"):
+            bounds = " to ".join(map(figure, row["ci95"]))
+            last = f"{figure(row['times'])} ({bounds})" + ("" if last == "better" else f": {last}")
+        cells = (what, figure(row.get("ours")), row.get("peer", ""), figure(row.get("theirs")), last)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -161,7 +163,7 @@ def curves_table(curves: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = ["| what | by | median |", "|---|---|---|"]
     for curve in curves:
         points = ", ".join(f"{figure(each['median'])} at {each['size']:,}" for each in curve["points"])
-        busy = f" ({BUSY})" if curve["busy"] else ""
+        busy = f" ({SHOWN['busy']})" if curve["busy"] else ""
         lines.append(f"| {curve['what']} | {curve['by']} | {points}{busy} |")
     return lines
 
@@ -191,11 +193,17 @@ def newest() -> Path:
     return max(RECORDS.glob("*_bench_cpu.json"))
 
 
+def _number(row: Mapping[str, Any]) -> int:
+    return list(THEMES).index(row["theme"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=THEMES, default=list(THEMES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=20.0, help="a theme that is not done by then is ended")
     parser.add_argument("--out", type=Path, default=RECORDS / f"{datetime.now(UTC):%Y-%m-%d}_bench_cpu.json")
+    parser.add_argument("--add", action="store_true", help="keep the other themes of the record")
     parser.add_argument("--page", nargs="?", type=Path, const=Path(), help="write the page from a record; run nothing")
     asked = parser.parse_args()
     if asked.page is not None:
@@ -207,14 +215,18 @@ def main() -> None:
             signal.signal(ending, lambda number, _: sys.exit(128 + number))  # ends the theme that runs, too
     with contextlib.suppress(OSError, AttributeError):  # Linux alone
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
-    rows: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    themes: list[dict[str, Any]] = []
+    ends_at_s = time.monotonic() + 60 * asked.minutes
+    kept: dict[str, Any] = json.loads(asked.out.read_text(encoding="utf-8")) if asked.add else {}
+    rows, curves, themes = (
+        [each for each in kept.get(key, ()) if each["theme"] not in asked.only]
+        for key in ("results", "curves", "themes")
+    )
     for name in asked.only:
         print(f"-- {name}", flush=True)
-        found = run(name, asked.rounds)
+        found = run(name, asked.rounds, min(LIMIT_S, max(0.0, ends_at_s - time.monotonic())))
         rows, curves, themes = [*rows, *found["rows"]], [*curves, *found["curves"]], [*themes, found["theme"]]
         print("\n".join([*table(found["rows"])[2:], *curves_table(found["curves"])[2:]]))
+        rows, curves, themes = (sorted(each, key=_number) for each in (rows, curves, themes))
         left = [each for each in asked.only if each not in {theme["theme"] for theme in themes}]
         says = f"{len(themes)} themes in {sum(theme['seconds'] for theme in themes):.0f} s"
         says += f"; not run: {', '.join(left)}." if left else "."

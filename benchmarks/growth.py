@@ -8,7 +8,7 @@
 - ledger: a board made of a sweep's ledger, and adding a row to it, by the number of rows;
   axes have ten values each.
 - loader: memory that a loader adds while it delivers, by the number of samples; the samples themselves take none.
-- week: writing telemetry.csv through the run's own writer, with a clock that runs ahead: readings of eight GPUs and
+- week: writing telemetry.csv through the run's own writer, with a clock that runs ahead: readings of a GPU and
   the host twice a second. Time for a reading, and memory that the process gains, by the hours written.
 - reports: reading, judging and drawing a run folder (`tests/kit/made_run.py`), by its steps of 0.6 s with telemetry
   twice a second; a million steps are a week.
@@ -103,9 +103,8 @@ journal = Journal(RunRecord.start("week"), Path(sys.argv[1]))
 values = {"util_pct": 71.0, "mem_used_gib": 5.25, "power_w": 310.5, "temp_c": 61.0, "sm_clock_mhz": 1500.0}
 def read(number):
     at_s = number / 2
-    return [Sample(at_s, number, "train", gpu, values) for gpu in range(8)] + [
-        Sample(at_s, number, "train", -1, {"cpu_pct": 140.0, "rss_gib": 3.5})
-    ]
+    host = Sample(at_s, number, "train", -1, {"cpu_pct": 140.0, "rss_gib": 3.5})
+    return [Sample(at_s, number, "train", 0, values), host]
 rounds = int(3600 * float(sys.argv[2]) * 2)
 for number in range(100):
     journal.telemetry(read(number))
@@ -116,7 +115,7 @@ for number in range(rounds):
     journal.telemetry(read(number))
 each_ms = 1000 * (time.perf_counter() - began_s) / min(rounds, 1000)
 gained = (psutil.Process().memory_info().rss - before) / 2**20
-print(json.dumps({"writing a reading of 8 GPUs [ms]": each_ms, "memory of a run's telemetry [MiB]": max(0.0, gained)}))
+print(json.dumps({"writing a reading [ms]": each_ms, "memory of a run's telemetry [MiB]": max(0.0, gained)}))
 """
 REPORT = """
 import json, resource, sys, time

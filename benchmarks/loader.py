@@ -153,9 +153,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         found = measure(data, batch, chosen.rounds, chosen.seconds)
-        best = [max(each) for each in zip(*(found[f"ours, {name}"] for name in OURS), strict=True)]
+        fastest = [max(each) for each in zip(*(found[f"ours, {name}"] for name in OURS), strict=True)]
         peers = {"a bare gather of the columns": found["limit"], "DataLoader over samples": found["naive"]}
-        rows += compared(f"triplets in batches of {batch:,}", "samples/s", best, peers)
+        rows += compared(f"triplets in batches of {batch:,}", "samples/s", fastest, peers)
         for name, rates in found.items():
             result = {
                 "variant": name,

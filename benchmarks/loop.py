@@ -57,6 +57,8 @@ from wellfed.train.lightning.callbacks import progress  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50
+MOST_BATCHES = 10_000
+"""Batches in memory; longer runs use them again."""
 COUNTED, NUM_WINDOWS = 100, 3
 """Steps of a window in which calls are counted, and number of such windows in a run."""
 MOST_CALLS = {"ours": 50, "ours_bare": 46}
@@ -168,11 +170,12 @@ class Samples:
     """Training data in memory."""
 
     def __init__(self, num_steps: int) -> None:
-        self._inputs = torch.randn(BATCH * num_steps, WIDTH, generator=torch.Generator().manual_seed(0))
+        self._num_rows, made = BATCH * num_steps, BATCH * min(num_steps, MOST_BATCHES)
+        self._inputs = torch.randn(made, WIDTH, generator=torch.Generator().manual_seed(0))
         self._targets = self._inputs.sum(1, keepdim=True)
 
     def __len__(self) -> int:
-        return len(self._inputs)
+        return self._num_rows
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"x": self._inputs[index], "y": self._targets[index]}
@@ -180,6 +183,8 @@ class Samples:
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
         """Returns a batch, and marks the start of its step."""
         steps.fetched()
+        if self._num_rows > len(self._inputs):
+            indices = indices % len(self._inputs)
         return {"x": self._inputs.index_select(0, indices), "y": self._targets.index_select(0, indices)}
 
 

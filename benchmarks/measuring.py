@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 240
 """Columns of a record; a list or object that is longer is broken."""
 NOT_INSTALLED = "not installed"
-LEVEL = "level within noise"
 _MACHINE = ("cpu", "cpu_quota_cores", "ram_gib", "gpus", "load", "load_before", "os")
 _VERSIONS = ("python", "torch", "lightning", "numpy")
 
@@ -71,29 +70,39 @@ def compared(
         what: the case.
         ours: positive figures, one a round.
         peers: figures of the same rounds, by name; None = the peer is not installed.
+
+    Returns:
+        Rows with the medians of both, ``ours`` and ``theirs``, and how many ``times`` better ours is: the geometric
+        mean over the rounds, and its interval.
     """
     rows = []
     for peer, theirs in peers.items():
         row: dict[str, Any] = {"what": what, "unit": unit, "peer": peer, "n": len(ours)}
-        row["ours_median"] = statistics.median(ours)
+        row["ours"] = _short(statistics.median(ours))
         if theirs is None:
             rows.append({**row, "verdict": NOT_INSTALLED})
             continue
         pairs = zip(theirs, ours, strict=True) if less_is_better else zip(ours, theirs, strict=True)
         times, ci95 = mean_ratio([better / worse for better, worse in pairs])
-        verdict = LEVEL if not ci95 or ci95[0] <= 1 <= ci95[1] else "better" if times > 1 else "worse"
-        row |= {"peer_median": statistics.median(theirs), "times_better_mean": times, "times_better_ci95": ci95}
+        verdict = "level" if not ci95 or ci95[0] <= 1 <= ci95[1] else "better" if times > 1 else "worse"
+        row |= {"theirs": _short(statistics.median(theirs)), "times": _short(times), "ci95": [*map(_short, ci95)]}
         rows.append({**row, "verdict": verdict})
     return rows
 
 
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
 def shown(row: Mapping[str, Any]) -> str:
     """Returns a row of `compared` as a line."""
-    figures = f"{row['what']} [{row['unit']}]: {row['ours_median']:.4g}, {row['peer']} "
-    if "peer_median" not in row:
+    if "ours" not in row:
+        return f"{row['what']}: {row['peer']} {row['verdict']}"
+    figures = f"{row['what']} [{row['unit']}]: {row['ours']:.4g}, {row['peer']} "
+    if "theirs" not in row:
         return figures + str(row["verdict"])
-    bounds = " to ".join(f"{bound:.3g}" for bound in row["times_better_ci95"])
-    return f"{figures}{row['peer_median']:.4g}, {row['times_better_mean']:.3g} times better ({bounds}; n={row['n']})"
+    bounds = " to ".join(f"{bound:.3g}" for bound in row["ci95"])
+    return f"{figures}{row['theirs']:.4g}, {row['times']:.3g} times better ({bounds}; n={row['n']})"
 
 
 def finish(
