@@ -108,7 +108,7 @@ def read(number):
 rounds = int(3600 * float(sys.argv[2]) * 2)
 for number in range(100):
     journal.telemetry(read(number))
-before = psutil.Process().memory_info().rss, 0.0
+before = psutil.Process().memory_info().rss
 for number in range(rounds):
     if number == rounds - min(rounds, 1000):
         began_s = time.perf_counter()

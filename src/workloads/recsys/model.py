@@ -174,7 +174,8 @@ def dot(x_BD: Tensor, y_BD: Tensor) -> Tensor:
     """Returns dot products [B] in float32, under autocast too; their gradient is cheaper than that of a product and a
     sum."""
     with torch.autocast(x_BD.device.type, enabled=False):
-        return vecdot(x_BD.float(), y_BD.float())
+        products_B: Tensor = vecdot(x_BD.float(), y_BD.float())
+    return products_B
 
 
 def rows_of(embedding: nn.Embedding, index_B: Tensor) -> Tensor:
