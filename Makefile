@@ -8,6 +8,7 @@ PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c cons
 RUNS := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 GUESTS := $(VENV)/.installed-guests
+PEERS := $(VENV)/.installed-peers
 
 chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
@@ -22,7 +23,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -51,6 +52,10 @@ test-guests: $(GUESTS) ## run the tests of code that people bring: installs othe
 
 faults: $(TESTS) ## plant faults in real runs, and check what each run says of itself: ARGS="--only SIGTERM"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
+
+bench: $(PEERS) ## measure everything beside its peers in 20 minutes, on an idle machine: a record, and docs/benchmarks.md
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+	$(if $(ARGS),,$(BIN)/python benchmarks/bench.py --page)
 
 bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
@@ -94,7 +99,8 @@ doctor: $(RUNS) ## what this machine offers, and what is missing
 constraints: ## resolve pyproject.toml afresh, all extras too, and write constraints.txt
 	@$(CHECK_PYTHON)
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
-	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,guests,references,search,slurm,ray]'
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,guests,references,search,slurm,ray,bench]'
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ALONE)
 	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt && rm -rf build/constraints
@@ -132,6 +138,16 @@ $(TESTS): $(RUNS)
 	@rm -f "$@"
 	$(PIP) -e '.[dev,search]'
 	@touch "$@"
+
+# Peers whose requirements exclude today's ray, or bring a torchvision that a PyTorch for CPUs can't load. What they import
+# of their requirements is in the extra.
+ALONE = recbole litdata
+
+# Without a stamp where something could not be installed: its rows then say so, and the next call tries again.
+$(PEERS): $(TESTS)
+	@rm -f "$@"
+	@$(PIP) -e '.[bench]' && $(PIP) --no-deps $(ALONE) && touch "$@" || \
+	  echo 'Not all peers could be installed: their rows say "not installed".' >&2
 
 $(GUESTS): $(TESTS)
 	@rm -f "$@"

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from write_record import write_record
+from measuring import write_record
 
 from wellfed.observe.hardware.detect import machine
 

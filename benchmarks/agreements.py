@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.train.step.replicas import AgreeingReplicas  # noqa: E402
 
 TIMES = 100
@@ -93,9 +90,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="file of the record")
     asked = parser.parse_args()
-    results, raw = [], {}
+    results = []
     for size in map(int, asked.ranks.split(",")):
-        found = raw[str(size)] = on_ranks(functools.partial(agreed, rounds=asked.rounds), size)
+        found = on_ranks(functools.partial(agreed, rounds=asked.rounds), size)
         ratios = [hand / gloo for gloo, hand in zip(found["us"]["gloo"], found["us"]["by_hand"], strict=True)]
         row = {"ranks": size, "n": len(ratios), "sockets_of_a_rank": found["sockets"]}
         for name, values in found["us"].items():
@@ -105,20 +102,7 @@ def main() -> None:
         print({key: round(value, 2) for key, value in row.items()}, flush=True)
     says = "; ".join(f"{row['ranks']} ranks: {row['by_hand_to_gloo_median']:.1f}" for row in results)
     says = f"By hand a flag takes so many times as long as by Gloo's all-reduce: {says}."
-    print(says)
-    if asked.out:
-        record = {
-            "theme": "agreements",
-            "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-            "command": f"python benchmarks/agreements.py --ranks {asked.ranks} --rounds {asked.rounds} --out RECORD",
-            "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-            "machine": {"load": os.getloadavg(), **machine().to_dict()},
-            "config": {"times": TIMES, "backend": "gloo, loopback"},
-            "results": results,
-            "raw": raw,
-            "says": says,
-        }
-        write_record(record, asked.out)
+    finish("agreements", results, says, asked.out, config={"times": TIMES, "backend": "gloo, loopback"})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402

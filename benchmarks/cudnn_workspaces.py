@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import write_record
 from torch import Tensor, nn
-from write_record import write_record
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda

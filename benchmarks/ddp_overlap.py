@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import os
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +28,9 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
 from wellfed.train.step.micro_batches import Preparation  # noqa: E402
@@ -132,20 +128,8 @@ def main() -> None:
     says = (
         f"With memory.on_oom=retry steps come at so many times the rate of fail, {asked.ranks} ranks on a CPU: {says}."
     )
-    print(says)
-    if asked.out:
-        record = {
-            "theme": "ddp_overlap",
-            "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-            "command": f"python benchmarks/ddp_overlap.py --ranks {asked.ranks} --rounds {asked.rounds} --out RECORD",
-            "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-            "machine": {"load": os.getloadavg(), **machine().to_dict()},
-            "config": {"depth": DEPTH, "samples_a_rank": SAMPLES, "backend": "gloo, loopback"},
-            "results": results,
-            "raw": raw,
-            "says": says,
-        }
-        write_record(record, asked.out)
+    config = {"depth": DEPTH, "samples_a_rank": SAMPLES, "backend": "gloo, loopback"}
+    finish("ddp_overlap", results, says, asked.out, config=config)
 
 
 if __name__ == "__main__":

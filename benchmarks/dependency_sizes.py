@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from write_record import write_record
+from measuring import write_record
 
 REPO = Path(__file__).resolve().parents[1]
 EXTRAS = (
@@ -124,9 +124,9 @@ def main() -> None:
             shutil.copytree(base, copy, symlinks=True, copy_function=os.link)
             pip_install(copy, f"wellfed[{extra}]")
             found = installed(copy)
+            results.append({"installed": f"wellfed[{extra}]", **totals(found)})
             added = {name: mib(found, [name]) for name in sorted(found.keys() - first.keys())}
-            results.append({"installed": f"wellfed[{extra}]", **totals(found), "added_mib": added})
-            print(json.dumps(results[-1]), flush=True)
+            print(json.dumps({**results[-1], "added_mib": added}), flush=True)
             shutil.rmtree(copy)
     base_mib, all_mib = results[0]["without_torch_mib"], results[-1]["without_torch_mib"]
     record = {

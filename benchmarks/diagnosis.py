@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402

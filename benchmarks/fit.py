@@ -14,16 +14,14 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from tests.kit.cards import STRATEGIES, Card, card_of  # noqa: E402
 from wellfed.plan.predict.size_search import GOOD_FRAC, search  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 
 MAX_SIZE = 2**16
 STEPS = 200
@@ -91,19 +89,8 @@ def main() -> None:
         f"out of memory) on {best['good_frac']:.1%} with {best['tries_mean']:.1f} tries; the next best is good on "
         f"{max(row['good_frac'] for row in results[1:]):.1%}."
     )
-    print(says)
-    if chosen.out:
-        record = {
-            "theme": "fit",
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/fit.py --cards {chosen.cards} --seed {chosen.seed} --out RECORD",
-            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-            "machine": "simulated cards: the same anywhere",
-            "config": {"seed": chosen.seed, "max_size": MAX_SIZE, "steps": STEPS, "most_more": MOST_MORE},
-            "results": results,
-            "says": says,
-        }
-        write_record(record, chosen.out)
+    config = {"seed": chosen.seed, "max_size": MAX_SIZE, "steps": STEPS, "most_more": MOST_MORE}
+    finish("fit", results, says, chosen.out, config=config)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The embedded series, windows of 90 days and the week after each. A step wants hi
 
 - per sample: a Dataset that cuts one window and its calendar out of arrays, torch's default collate, DataLoader without
   workers and with two; a ratio is to the faster of them.
+- pytorch-forecasting: the same table as a `TimeSeriesDataSet`, by its `to_dataloader`, if it is installed.
 - fetch: `Windows.fetch` alone, for each `memory.features`; in `cache` it gives places and copies no window.
 - with on_device: our loader and `on_device` on this CPU, which a GPU would do: all that a step gets.
 
@@ -16,12 +17,10 @@ torch thread.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,11 @@ from torch.utils.data import DataLoader, Dataset
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.loader import interval, rate, ratios  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.loader import rate  # noqa: E402
+from benchmarks.measuring import compared, finish, has, interval, ratios, turned  # noqa: E402
 from wellfed.contract import FEATURE_MODES  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 from wellfed.train.memory.features import hold  # noqa: E402
 from workloads.forecast.data import datasets  # noqa: E402
@@ -47,6 +44,7 @@ from workloads.forecast.data import datasets  # noqa: E402
 WINDOW, HORIZON = 90, 7
 BATCHES = (128, 512)
 WORKERS = {"per sample, no workers": 0, "per sample, 2 workers": 2}
+PEER = "pytorch-forecasting"
 
 
 class OneWindow(Dataset[tuple[Tensor, Tensor]]):
@@ -75,6 +73,26 @@ def prepared(data: Any, batch: int, source: Any) -> Iterator[Any]:
             yield data.on_device(delivery.batch, SampleRng(0, 0, number), source)
 
 
+def of_pytorch_forecasting(table_NC: np.ndarray, batch: int) -> Iterator[Any]:
+    import pandas as pd
+    from pytorch_forecasting import TimeSeriesDataSet
+
+    names = [f"value_{column}" for column in range(table_NC.shape[1])]
+    table = pd.DataFrame(table_NC.astype(np.float32), columns=names).assign(time=range(len(table_NC)), series="0")
+    data = TimeSeriesDataSet(
+        table,
+        time_idx="time",
+        target=names[0],
+        group_ids=["series"],
+        min_encoder_length=WINDOW,
+        max_encoder_length=WINDOW,
+        min_prediction_length=HORIZON,
+        max_prediction_length=HORIZON,
+        time_varying_unknown_reals=names,
+    )
+    return iter(data.to_dataloader(train=True, batch_size=batch, num_workers=0))
+
+
 def variants(batch: int) -> dict[str, Callable[[], Iterator[Any]]]:
     """What is timed, by name."""
     made = datasets(windows=(WINDOW,), horizon=HORIZON)
@@ -89,6 +107,7 @@ def variants(batch: int) -> dict[str, Callable[[], Iterator[Any]]]:
 
     return {
         **{name: lambda n=n: per_sample(n) for name, n in WORKERS.items()},
+        **({PEER: lambda: of_pytorch_forecasting(plain.table_NC, batch)} if has("pytorch_forecasting") else {}),
         **{f"fetch, {mode}": lambda each=each: fetched(each, batch) for mode, each in of_mode.items()},
         **{f"with on_device, {mode}": lambda m=mode: prepared(of_mode[m], batch, held[m]) for mode in FEATURE_MODES},
     }
@@ -101,18 +120,19 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     results: list[dict[str, Any]] = []
-    raw: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         timed = variants(batch)
         found: dict[str, list[float]] = {name: [] for name in timed}
         for number in range(chosen.rounds + 1):  # the first round is dropped
-            at = number % len(timed)
-            for name in [*timed][at:] + [*timed][:at]:
-                windows_per_s = rate(timed[name](), batch, 20)
+            for name in turned(timed, number):
+                windows_per_s = rate(timed[name](), batch, 4 if name == PEER else 20)
                 if number:
                     found[name].append(windows_per_s)
-        raw[f"windows_per_s, batch {batch}"] = found
         best = [max(pair) for pair in zip(*(found[name] for name in WORKERS), strict=True)]
+        whole = [max(each) for each in zip(*(found[f"with on_device, {mode}"] for mode in FEATURE_MODES), strict=True)]
+        peers = {PEER: found.get(PEER), "DataLoader over windows": best}
+        rows += compared(f"forecast windows in batches of {batch}", "windows/s", whole, peers)
         for name, rates in found.items():
             of_one = ratios({"mine": rates, "best": best}, "mine", "best")
             median, ci95 = statistics.median(of_one), interval(of_one)
@@ -134,20 +154,9 @@ def main() -> None:
         for each in results
         if each["variant"].startswith("with")
     )
-    record = {
-        "theme": "forecast_loading",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/forecast_loading.py --rounds {chosen.rounds} --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {"window": WINDOW, "horizon": HORIZON, "batches": BATCHES, "threads": 1},
-        "results": results,
-        "raw": raw,
-        "says": f"Windows a second in multiples of the per-sample pipeline: {says}.",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says = f"Windows a second in multiples of the per-sample pipeline: {says}."
+    config = {"window": WINDOW, "horizon": HORIZON, "batches": BATCHES, "threads": 1}
+    finish("forecast_loading", results, says, chosen.out, config=config, compared=rows)
 
 
 if __name__ == "__main__":

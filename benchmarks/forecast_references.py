@@ -36,10 +36,10 @@ import numpy as np
 import pandas as pd
 import statsmodels
 import torch
+from measuring import write_record
 from numpy.typing import NDArray
 from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
-from write_record import write_record
 
 from wellfed.record import git_state
 from workloads.forecast.synthetic import daily_series

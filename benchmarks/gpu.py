@@ -30,8 +30,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from measuring import write_record
 from planted_faults import INLINE, LARGE, ON_GPU, SHAPES, WHOLE
-from write_record import write_record
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import GpuFacts

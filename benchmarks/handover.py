@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +28,9 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.loader import _turned, interval, ratios  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import compared, finish, interval, ratios, turned  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 
 
 class Kind(NamedTuple):
@@ -131,7 +126,7 @@ def measure(kind: Kind, rounds: int) -> dict[str, list[float]]:
     raw: dict[str, list[float]] = {name: [] for name in plans}
     for number in range(rounds + 1):
         in_place = cpu_ms(data, LoaderSettings())
-        for name in _turned(list(plans), number):
+        for name in turned(plans, number):
             added = cpu_ms(data, plans[name]) - in_place
             if number:
                 raw[name].append(added)
@@ -144,10 +139,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    load = os.getloadavg()
     results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, kind in KINDS.items():
         raw = measure(kind, chosen.rounds)
+        least = {which: [max(value, 0.001) for value in values] for which, values in raw.items()}
+        peers = {"torch's DataLoader": least["torch"]}
+        what = f"handing over a batch of {name} from a worker"
+        rows += compared(what, "ms of CPU time", least["ours"], peers, less_is_better=True)
         of_one = ratios(raw, "torch", "ours")
         results.append(
             {
@@ -168,19 +167,9 @@ def main() -> None:
         f"({each['times_less_ci95'][0]:.1f} to {each['times_less_ci95'][1]:.1f})"
         for each in results
     )
-    record = {
-        "theme": "handover",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/handover.py --rounds {chosen.rounds} --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load_before": load, "load": os.getloadavg(), **machine().to_dict()},
-        "config": {"kinds": {name: kind._asdict() for name, kind in KINDS.items()}, "plan": vars(PLAN), "threads": 1},
-        "results": results,
-        "says": f"CPU time of handing over a batch, other work beside it. {says}.",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    config = {"kinds": {name: kind._asdict() for name, kind in KINDS.items()}, "plan": vars(PLAN), "threads": 1}
+    says = f"CPU time of handing over a batch. {says}."
+    finish("handover", results, says, chosen.out, config=config, compared=rows)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from write_record import write_record  # noqa: E402
+from measuring import write_record  # noqa: E402
 
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.timing.interval import MIN_STEPS, half_width, student_t_975  # noqa: E402

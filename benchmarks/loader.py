@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +31,9 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import compared, finish, interval, ratios, turned  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.observe.timing.interval import student_t_975  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 
 ROWS, USERS, ITEMS = 1_000_000, 100_000, 50_000
@@ -126,7 +120,7 @@ def measure(data: Triplets, batch: int, rounds: int, seconds: float) -> dict[str
     raw: dict[str, list[float]] = {name: [] for name in variants}
     num = dict.fromkeys(variants, 3)
     for number in range(rounds + 1):
-        for name in _turned(list(variants), number):
+        for name in turned(variants, number):
             found = rate(variants[name](), batch, num[name])
             num[name] = max(3, min(round(seconds * found / batch), ROWS // batch - 2))
             if number:
@@ -142,26 +136,9 @@ def measure_busy(data: Triplets, batch: int, rounds: int, num: int) -> dict[str,
     }
     raw: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds):
-        for name in _turned(list(variants), number):
+        for name in turned(variants, number):
             raw[name].append(busy(variants[name](), 10 if name == "naive" else num))
     return raw
-
-
-def _turned(names: list[str], number: int) -> list[str]:
-    """Another one comes first in each round."""
-    at = number % len(names)
-    return names[at:] + names[:at]
-
-
-def interval(values: list[float]) -> list[float]:
-    """95 % interval of the mean."""
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return [statistics.fmean(values) - half, statistics.fmean(values) + half]
-
-
-def ratios(raw: dict[str, list[float]], name: str, other: str) -> list[float]:
-    """One a round."""
-    return [mine / its for mine, its in zip(raw[name], raw[other], strict=True)]
 
 
 def main() -> None:
@@ -173,10 +150,12 @@ def main() -> None:
     torch.set_num_threads(1)
     data = Triplets()
     results: list[dict[str, Any]] = []
-    raw: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         found = measure(data, batch, chosen.rounds, chosen.seconds)
-        raw[f"samples_per_s, batch {batch}"] = found
+        fastest = [max(each) for each in zip(*(found[f"ours, {name}"] for name in OURS), strict=True)]
+        peers = {"a bare gather of the columns": found["limit"], "DataLoader over samples": found["naive"]}
+        rows += compared(f"triplets in batches of {batch:,}", "samples/s", fastest, peers)
         for name, rates in found.items():
             result = {
                 "variant": name,
@@ -192,7 +171,10 @@ def main() -> None:
                 result[f"ratio_to_{other}_ci95"] = interval(of_one)
             results.append(result)
             print({key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()})
-    found = raw["busy_frac, batch 2048"] = measure_busy(data, 2048, chosen.rounds, 400)
+    found = measure_busy(data, 2048, chosen.rounds, 400)
+    busiest = [100 * max(each) for each in zip(*(found[f"ours, {name}"] for name in OURS), strict=True)]
+    peers = {"DataLoader over samples": [100 * share for share in found["naive"]]}
+    rows += compared("a device with steps of 1 ms computes", "% of the time", busiest, peers)
     for name, shares in found.items():
         results.append(
             {
@@ -215,26 +197,14 @@ def main() -> None:
         f"{best(batch, 'ratio_to_naive_median'):.0f} times the naive loader"
         for batch in BATCHES
     )
-    record = {
-        "theme": "loader",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/loader.py --rounds {chosen.rounds} --seconds {chosen.seconds:g} --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "rows": ROWS,
-            "batches": BATCHES,
-            "step_ms": 1000 * STEP_S,
-            "threads": 1,
-            "ours": {name: vars(plan) for name, plan in OURS.items()},
-        },
-        "results": results,
-        "raw": raw,
-        "says": f"{says}. A device with steps of 1 ms is busy {100 * share:.1f} % of the time.",
+    config = {
+        "rows": ROWS,
+        "step_ms": 1000 * STEP_S,
+        "threads": 1,
+        "ours": {name: vars(plan) for name, plan in OURS.items()},
     }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says += f". A device with steps of 1 ms is busy {100 * share:.1f} % of the time."
+    finish("loader", results, says, chosen.out, config=config, compared=rows)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
     python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--only raw ours ours_bare] [--out RECORD]
     python benchmarks/loop.py --calls
 
-Five loops take turns within one process, in another order each round:
+Six loops take turns within one process, in another order each round:
 
 - `raw`: plain PyTorch;
 - `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and
   telemetry at 2 Hz;
 - `ours_bare`: the same with telemetry=none and logger=none;
 - `lightning_default`: Lightning with its defaults and one self.log a step;
-- `lightning_bare`: Lightning with all of that switched off.
+- `lightning_bare`: Lightning with all of that switched off;
+- `fabric`: Lightning's Fabric, which leaves the loop to its user.
 
 All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
 one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
@@ -33,7 +34,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from datetime import UTC, datetime
 from operator import truediv
 from pathlib import Path
 from types import FrameType
@@ -48,23 +48,21 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import compared, finish, interval, turned  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
-from wellfed.observe.timing.interval import student_t_975  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.run.train import train  # noqa: E402
 from wellfed.train.lightning.callbacks import progress  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50
+MOST_BATCHES = 10_000
+"""Batches in memory; longer runs use them again."""
 COUNTED, NUM_WINDOWS = 100, 3
 """Steps of a window in which calls are counted, and number of such windows in a run."""
 MOST_CALLS = {"ours": 50, "ours_bare": 46}
 """Calls of Python functions that a run may add to a step of plain PyTorch, which has 214."""
-BUSY = " The machine was busy, so the times give no verdict; the counts of calls do not depend on that."
 _BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
 """Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
@@ -145,6 +143,10 @@ class Steps:
         found = (1e6 * (marks[-1] - marks[WARMUP]) / num_steps for marks in (self._wall_s, self._cpu_s))
         return Cost(*found)
 
+    def seconds(self) -> float:
+        """Returns the seconds from the first fetched batch to the last."""
+        return self._wall_s[-1] - self._wall_s[0]
+
     def calls(self) -> dict[str, float]:
         """Returns the calls a step by function, of the window with the fewest; without `_BY_TIME`."""
         found = min(map(_by_function, self._calls[:NUM_WINDOWS]), key=Counter.total)
@@ -168,11 +170,12 @@ class Samples:
     """Training data in memory."""
 
     def __init__(self, num_steps: int) -> None:
-        self._inputs = torch.randn(BATCH * num_steps, WIDTH, generator=torch.Generator().manual_seed(0))
+        self._num_rows, made = BATCH * num_steps, BATCH * min(num_steps, MOST_BATCHES)
+        self._inputs = torch.randn(made, WIDTH, generator=torch.Generator().manual_seed(0))
         self._targets = self._inputs.sum(1, keepdim=True)
 
     def __len__(self) -> int:
-        return len(self._inputs)
+        return self._num_rows
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"x": self._inputs[index], "y": self._targets[index]}
@@ -180,6 +183,8 @@ class Samples:
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
         """Returns a batch, and marks the start of its step."""
         steps.fetched()
+        if self._num_rows > len(self._inputs):
+            indices = indices % len(self._inputs)
         return {"x": self._inputs.index_select(0, indices), "y": self._targets.index_select(0, indices)}
 
 
@@ -279,9 +284,29 @@ def _lightning(num_steps: int, scratch: Path, model: str, *, logs: bool, **optio
     trainer.fit(Lit(model, logs), Batches(num_steps))
 
 
+def fabric(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains with Lightning's Fabric."""
+    from lightning.fabric import Fabric
+
+    runs = Fabric(accelerator="cpu", devices=1)
+    network = MODELS[model]()
+    module, optimizer = runs.setup(network, optimizer_of(network))
+    module.mark_forward_method("loss")
+    for batch in Batches(num_steps):
+        optimizer.zero_grad()
+        runs.backward(module.loss(batch).loss)
+        runs.clip_gradients(module, optimizer, max_norm=CLIP)
+        optimizer.step()
+
+
 LOOPS: dict[str, Callable[..., None]] = {
-    loop.__name__: loop for loop in (raw, ours, ours_bare, lightning_default, lightning_bare)
+    loop.__name__: loop for loop in (raw, ours, ours_bare, lightning_default, lightning_bare, fabric)
 }
+
+
+WHOLE_STEPS = {"raw": "plain PyTorch", "fabric": "Lightning Fabric"}
+ADDED = {"lightning_default": "Lightning, its defaults", "lightning_bare": "Lightning, all switched off"}
+"""Loops that are compared by their steps, and by what they add to plain PyTorch."""
 
 
 def watched(name: str, num_steps: int, scratch: Path, model: str = "mlp", *, counts_calls: bool = False) -> Steps:
@@ -321,8 +346,7 @@ def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -
     found: dict[str, list[Cost]] = {name: [] for name in names}
     with prepared() as scratch:
         for number in range(rounds + 1):
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in turned(names, number):
                 cost = watched(name, num_steps if number else WARMUP + 10, scratch, model).cost()
                 if number:
                     found[name].append(cost)
@@ -340,14 +364,6 @@ def calls_a_step(names: list[str], model: str = "mlp") -> dict[str, dict[str, fl
 def over_raw(found: dict[str, list[Cost]], name: str, clock: str = "wall_us") -> list[float]:
     """Returns the microseconds a step beyond the raw loop of the same round."""
     return [getattr(own, clock) - getattr(base, clock) for own, base in zip(found[name], found["raw"], strict=True)]
-
-
-def interval(values: list[float]) -> list[float]:
-    """Returns the 95 % interval of the mean; empty for a single value."""
-    if len(values) < 2:
-        return []
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return [statistics.fmean(values) - half, statistics.fmean(values) + half]
 
 
 def result(name: str, found: dict[str, list[Cost]]) -> dict[str, Any]:
@@ -397,39 +413,42 @@ def main() -> None:
             print(f"  {number:7.2f} {function}")
     if chosen.calls:
         return
-    facts, load_before = machine(), os.getloadavg()
     found = measure(names, chosen.rounds, chosen.steps, chosen.model)
     results = [result(name, found) for name in names]
     for row in results:
         row["calls"] = sum(calls[row["loop"]].values())
         row["calls_over_raw"] = row["calls"] - results[0]["calls"]
         row["calls_over_raw_before"] = chosen.before.get(row["loop"])
-    record = {
-        "theme": "loop",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/loop.py", *sys.argv[1:]]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load_before": load_before, "load": os.getloadavg(), **facts.to_dict()},
-        "config": {
-            "model": chosen.model,
-            "batch": BATCH,
-            "width": WIDTH,
-            "gradient_clip": CLIP,
-            "optimizer": "AdamW(fused)",
-            "log_every_steps": 50,
-            "steps": chosen.steps,
-            "warmup_steps": WARMUP,
-            "threads": 1,
-            "terminal": "forced, written to /dev/null",
-        },
-        "results": results,
-        "says": "; ".join(f"{said(row)}, {row['calls_over_raw']:.0f} calls of functions more" for row in results[1:])
-        + f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us."
-        + (BUSY if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else ""),
+    config = {
+        "model": chosen.model,
+        "batch": BATCH,
+        "width": WIDTH,
+        "gradient_clip": CLIP,
+        "optimizer": "AdamW(fused)",
+        "log_every_steps": 50,
+        "steps": chosen.steps,
+        "warmup_steps": WARMUP,
+        "threads": 1,
+        "terminal": "forced, written to /dev/null",
     }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says = "; ".join(f"{said(row)}, {row['calls_over_raw']:.0f} calls of functions more" for row in results[1:])
+    says += f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us."
+    finish("loop", results, says, chosen.out, config=config, compared=rows_of(found))
+
+
+def rows_of(found: dict[str, list[Cost]]) -> list[dict[str, Any]]:
+    """Returns the comparisons of whole steps, and of what each loop adds to plain PyTorch."""
+    rows: list[dict[str, Any]] = []
+    for name, title in (("ours", "everything on"), ("ours_bare", "telemetry and logger off")):
+        if name not in found:
+            continue
+        steps_us = {each: [cost.wall_us for cost in found[each]] for each in found}
+        peers = {peer: steps_us[each] for each, peer in WHOLE_STEPS.items() if each in found}
+        rows += compared(f"a step, {title}", "us", steps_us[name], peers, less_is_better=True)
+        added_us = {each: [max(1.0, value) for value in over_raw(found, each)] for each in found}
+        peers = {peer: added_us[each] for each, peer in ADDED.items() if each in found}
+        rows += compared(f"added to a step, {title}", "us", added_us[name], peers, less_is_better=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.measuring import write_record  # noqa: E402
 from benchmarks.memory_cases import (  # noqa: E402
     CARDS_ALONE,
     Case,
@@ -47,7 +48,6 @@ from benchmarks.memory_cases import (  # noqa: E402
     estimated,
     workload_cases,
 )
-from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from write_record import write_record
+from measuring import write_record
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {

@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from tests.kit.machines import card, machine  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.config.rules import batch_split  # noqa: E402

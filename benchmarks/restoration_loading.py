@@ -7,6 +7,8 @@ float32 in 0..1: a crop at a random place, mirrored at random, with Gaussian noi
 
 - per sample: a Dataset that does all of that for one patch on the CPU with torch, torch's default collate, DataLoader
   without workers and with two; a ratio is to the faster of them.
+- crops alone: what a GPU would be sent, uint8 crops turned at random: numpy in `__getitem__`, Pillow, albumentations,
+  each in a DataLoader without workers.
 - fetch: `CropData.fetch` alone, for each `memory.features`; in `cache` it names the lines of a crop and copies none.
 - loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8.
 - with on_device: the same and `on_device` on this CPU, which a GPU would do: what is left of the gain without one.
@@ -18,16 +20,15 @@ torch thread.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -35,13 +36,11 @@ from torch.utils.data import DataLoader, Dataset
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.loader import interval, rate, ratios  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.loader import rate  # noqa: E402
+from benchmarks.measuring import compared, finish, has, interval, ratios, turned  # noqa: E402
 from wellfed.contract import FEATURE_MODES  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 from workloads.restoration.crops import CropData  # noqa: E402
 from workloads.restoration.decoding import Decoded  # noqa: E402
@@ -82,6 +81,72 @@ class PerSample(Dataset[tuple[Tensor, Tensor]]):
         return noisy, clean
 
 
+class Crops(Dataset[np.ndarray[Any, Any]]):
+    """One uint8 crop at a time, mirrored at random."""
+
+    def __init__(self, images: list[Tensor], patch: int) -> None:
+        self.images, self.patch = [image.numpy() for image in images], patch
+
+    def __len__(self) -> int:
+        return len(self.images) * PATCHES_PER_IMAGE
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        return np.ascontiguousarray(self.cut(self.images[index // PATCHES_PER_IMAGE]))
+
+    def cut(self, image: Any) -> np.ndarray[Any, Any]:
+        y, x = (np.random.randint(side - self.patch + 1) for side in image.shape[:2])
+        crop = image[y : y + self.patch, x : x + self.patch]
+        if np.random.rand() < 0.5:
+            crop = crop[::-1]
+        return crop[:, ::-1] if np.random.rand() < 0.5 else crop
+
+
+class PillowCrops(Crops):
+    def __init__(self, images: list[Tensor], patch: int) -> None:
+        from PIL import Image
+
+        super().__init__(images, patch)
+        self.images = [Image.fromarray(image) for image in self.images]
+
+    def cut(self, image: Any) -> np.ndarray[Any, Any]:
+        from PIL import Image
+
+        y, x = (np.random.randint(side - self.patch + 1) for side in (image.height, image.width))
+        crop = image.crop((x, y, x + self.patch, y + self.patch))
+        for turn in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM):
+            if np.random.rand() < 0.5:
+                crop = crop.transpose(turn)
+        return np.asarray(crop)
+
+
+class AlbumentationsCrops(Crops):
+    def __init__(self, images: list[Tensor], patch: int) -> None:
+        import albumentations
+
+        super().__init__(images, patch)
+        steps = [
+            albumentations.RandomCrop(patch, patch),
+            albumentations.HorizontalFlip(),
+            albumentations.VerticalFlip(),
+        ]
+        self.transform = albumentations.Compose(steps)
+
+    def cut(self, image: Any) -> np.ndarray[Any, Any]:
+        return self.transform(image=image)["image"]
+
+
+CROPS = {
+    "numpy in `__getitem__`": ("numpy", Crops),
+    "Pillow": ("PIL", PillowCrops),
+    "albumentations": ("albumentations", AlbumentationsCrops),
+}
+"""Peers of crops alone: package and data set."""
+
+
+def cropped(data: Crops, batch: int) -> Iterator[Any]:
+    return iter(DataLoader(data, batch_size=batch, shuffle=True))
+
+
 def per_sample(images: list[Tensor], patch: int, batch: int, workers: int) -> Iterator[Any]:
     return iter(DataLoader(PerSample(images, patch), batch_size=batch, shuffle=True, num_workers=workers))
 
@@ -106,6 +171,11 @@ def variants(pixels: ImagePixels, images: Any, patch: int, batch: int) -> dict[s
     of_mode = {mode: data.for_features(mode) for mode in FEATURE_MODES}
     return {
         **{name: lambda n=n: per_sample(held, patch, batch, n) for name, n in PER_SAMPLE.items()},
+        **{
+            name: lambda kind=kind: cropped(kind(held, patch), batch)
+            for name, (package, kind) in CROPS.items()
+            if has(package)
+        },
         **{f"fetch, {mode}": lambda each=each: fetched(each, batch) for mode, each in of_mode.items()},
         **{f"loader, {name}": lambda plan=plan: loaded(data, batch, plan) for name, plan in LOADERS.items()},
         "loader, threads, with on_device": lambda: loaded(data, batch, LOADERS["threads"], on_device=True),
@@ -118,9 +188,7 @@ def measure(timed: dict[str, Callable[[], Iterator[Any]]], batch: int, rounds: i
     num = dict.fromkeys(timed, 5)
     most = IMAGES * PATCHES_PER_IMAGE // batch - 2
     for number in range(rounds + 1):
-        names = list(timed)
-        at = number % len(names)
-        for name in names[at:] + names[:at]:
+        for name in turned(timed, number):
             found = rate(timed[name](), batch, num[name])
             num[name] = max(5, min(round(seconds * found / batch), most))
             if number:
@@ -157,7 +225,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     results: list[dict[str, Any]] = []
-    raw: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         drawn = enumerate(dead_leaves(IMAGES, SIDE, 0))
         write_images(Path(folder), ((str(number), "train", Decoded(image, ())) for number, image in drawn))
@@ -165,7 +233,12 @@ def main() -> None:
         pixels = ImagePixels(Path(folder) / PIXELS_FILE, images[-1].end)
         for patch, batch in SHAPES:
             found = measure(variants(pixels, images, patch, batch), batch, chosen.rounds, chosen.seconds)
-            raw[f"patches_per_s, patch {patch}, batch {batch}"] = found
+            whole = found["loader, threads, with on_device"]
+            best = [max(pair) for pair in zip(*(found[name] for name in PER_SAMPLE), strict=True)]
+            what = f"{batch} patches of {patch} pixels"
+            rows += compared(f"{what}, noise added", "patches/s", whole, {"DataLoader over samples": best})
+            crops = [max(each) for each in zip(*(found[f"loader, {name}"] for name in LOADERS), strict=True)]
+            rows += compared(f"{what}, crops alone", "patches/s", crops, {name: found.get(name) for name in CROPS})
             for each in summaries(found, patch, batch):
                 results.append(each)
                 rate_of, (low, high) = f"{each['patches_per_s_mean']:,.0f} patches/s", each["ratio_to_per_sample_ci95"]
@@ -182,28 +255,15 @@ def main() -> None:
         f"{ratio('loader, threads, with on_device', patch, batch):.1f} times the per-sample pipeline"
         for patch, batch in SHAPES
     )
-    record = {
-        "theme": "restoration_loading",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/restoration_loading.py --rounds {chosen.rounds} --seconds {chosen.seconds:g} "
-        "--out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "images": IMAGES,
-            "side": SIDE,
-            "shapes": SHAPES,
-            "sigma": SIGMA,
-            "threads": 1,
-            "loaders": {name: vars(plan) for name, plan in LOADERS.items()},
-        },
-        "results": results,
-        "raw": raw,
-        "says": f"{says}.",
+    config = {
+        "images": IMAGES,
+        "side": SIDE,
+        "shapes": SHAPES,
+        "sigma": SIGMA,
+        "threads": 1,
+        "loaders": {name: vars(plan) for name, plan in LOADERS.items()},
     }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    finish("restoration_loading", results, f"{says}.", chosen.out, config=config, compared=rows)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import write_record
 from numpy.typing import NDArray
 from packages import debian
 from PIL import Image
-from write_record import write_record
 
 from wellfed.record import git_state
 from wellfed.run.load_model import load_model

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.before_after import GUIDES, card_of, changed, machine  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
 TIMEOUT_S = 900

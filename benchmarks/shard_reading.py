@@ -11,6 +11,9 @@ each. All of them are read once before, so this is the page cache's speed, not a
 - loader, inline / threads: the same through `train_loader`, as a run has it.
 - webdataset: `WebDataset(shardshuffle=True).shuffle(1000)`, wav bytes to int16, class to int, batches of 64; and the
   same in torch's DataLoader with two workers. It shuffles among 1,000 neighbours, ours among all.
+- litdata: the same clips and classes in chunks of its own, read from this disk in a shuffle.
+
+Peers that are not installed are left out.
 
 Every round times all of them once, in turns; a ratio is of one round. One torch thread. Beside the clock stands the
 CPU time that this process took, which other processes on the machine disturb less.
@@ -20,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
 import sys
 import tempfile
@@ -29,7 +31,6 @@ import warnings
 import wave
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,12 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.loader import _turned, interval, ratios  # noqa: E402
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import compared, finish, has, interval, ratios, turned  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
 from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
 from wellfed.data.shards.write_shards import write_shards  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from workloads.speech.clips import ClipData  # noqa: E402
 from workloads.speech.data import datasets  # noqa: E402
 
@@ -75,6 +73,61 @@ def make_shards(folder: Path, num_clips: int, num_shards: int) -> Path:
     return folder / "shards"
 
 
+Variants = dict[str, Callable[[], Iterator[int]]]
+
+
+def decoded(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    return torch.frombuffer(bytearray(sample["wav"]), dtype=torch.int16), int(sample["cls"])
+
+
+def batches_of(data: Any, batch_size: int | None = BATCH, num_workers: int = 0) -> Iterator[int]:
+    for audio, _ in torch.utils.data.DataLoader(data, batch_size=batch_size, num_workers=num_workers):
+        yield len(audio)
+
+
+def of_webdataset(reading: Reading, folder: Path) -> Variants:
+    import webdataset
+
+    def without_header(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+        return decoded({**sample, "wav": sample["wav"][HEADER:]})
+
+    def data() -> Any:
+        paths = [str(path) for path in reading.paths]
+        whole = webdataset.WebDataset(paths, shardshuffle=len(paths), empty_check=False)
+        return whole.shuffle(1000).map(without_header).batched(BATCH)
+
+    return {
+        "webdataset": lambda: batches_of(data(), None),
+        "webdataset, 2 workers": lambda: batches_of(data(), None, 2),
+    }
+
+
+def of_litdata(reading: Reading, folder: Path) -> Variants:
+    from litdata import StreamingDataset
+    from litdata.streaming.writer import BinaryWriter
+
+    written = folder / "litdata"
+    written.mkdir(parents=True)
+    writer = BinaryWriter(str(written), chunk_bytes=16 * 2**20)
+    for number, (audio, label) in enumerate(reading.clips()):
+        writer[number] = {"wav": audio, "cls": label}
+    writer.done()
+    writer.merge()
+
+    class Clips(StreamingDataset):
+        def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
+            return decoded(super().__getitem__(index))
+
+    return {"litdata": lambda: batches_of(Clips(str(written), shuffle=True))}
+
+
+PEERS: dict[str, tuple[str, Callable[[Reading, Path], Variants]]] = {
+    "webdataset": ("webdataset", of_webdataset),
+    "litdata": ("litdata", of_litdata),
+}
+"""Package of each, and what writes its files and gives its variants."""
+
+
 class Reading:
     """All variants over one set of shards; each is an iterator of numbers of samples."""
 
@@ -85,14 +138,15 @@ class Reading:
         data = datasets(str(shards), cache_dir=str(cache_dir), passes=1, val_frac=0.0, test_frac=0.0)
         assert isinstance(data.train, ClipData)
         self.train = data.train
-        self.variants: dict[str, Callable[[], Iterator[int]]] = {
+        self.variants: Variants = {
             "raw": self.raw,
             "reader": self.read,
             "fetch": self.fetch,
             **{name: partial(self.load, settings) for name, settings in LOADERS.items()},
-            "webdataset": partial(self.webdataset, 0),
-            "webdataset, 2 workers": partial(self.webdataset, 2),
         }
+        for package, prepare in PEERS.values():
+            if has(package):
+                self.variants |= prepare(self, cache_dir)
 
     def raw(self) -> Iterator[int]:
         block = memoryview(bytearray(RAW_BLOCK))
@@ -123,17 +177,15 @@ class Reading:
             for delivery in loader:
                 yield len(delivery.batch["audio"])
 
-    def webdataset(self, num_workers: int) -> Iterator[int]:
-        import webdataset
+    def clips(self) -> Iterator[tuple[bytes, int]]:
+        """Yields samples as bytes and class, for peers that write files of their own."""
+        audio_class = ((batch["audio"], batch["label"]) for batch in map(self.train.fetch, self.tensors()))
+        for audio_BT, class_B in audio_class:
+            for audio, label in zip(audio_BT, class_B, strict=True):
+                yield audio.numpy().tobytes(), int(label)
 
-        def decoded(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-            return torch.frombuffer(bytearray(sample["wav"][HEADER:]), dtype=torch.int16), int(sample["cls"])
-
-        paths = [str(path) for path in self.paths]
-        data = webdataset.WebDataset(paths, shardshuffle=len(paths), empty_check=False).shuffle(1000).map(decoded)
-        loader = torch.utils.data.DataLoader(data.batched(BATCH), batch_size=None, num_workers=num_workers)
-        for audio, _ in loader:
-            yield len(audio)
+    def tensors(self) -> Iterator[torch.Tensor]:
+        return map(torch.from_numpy, self.orders())
 
     def rate(self, name: str) -> tuple[float, float]:
         """Samples/s over all shards, and per second of this process's CPU time; what starts before the first batch is
@@ -154,7 +206,7 @@ def measure(reading: Reading, rounds: int) -> tuple[Rates, Rates]:
     by_wall: Rates = {name: [] for name in reading.variants}
     by_cpu: Rates = {name: [] for name in reading.variants}
     for number in range(rounds + 1):
-        for name in _turned(list(by_wall), number):
+        for name in turned(by_wall, number):
             wall, cpu = reading.rate(name)
             if number:
                 by_wall[name].append(wall)
@@ -182,44 +234,34 @@ def main() -> None:
             "samples_per_s_mean": statistics.fmean(rates),
             "samples_per_s_sd": statistics.stdev(rates),
         }
-        for other in ("raw", "webdataset", "webdataset, 2 workers"):
+        for other in raw.keys() & {"raw", "webdataset", "webdataset, 2 workers"}:
             result[f"ratio_to_{other}_median"] = statistics.median(ratios(raw, name, other))
             result[f"ratio_to_{other}_ci95"] = interval(ratios(raw, name, other))
         if "workers" not in name:  # their CPU time is not this process's
-            for other in ("raw", "webdataset"):
+            for other in raw.keys() & {"raw", "webdataset"}:
                 result[f"cpu_ratio_to_{other}_median"] = statistics.median(ratios(by_cpu, name, other))
         results.append(result)
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()})
     told = {each["variant"]: each for each in results}
     says = "; ".join(
-        f"{name}: {told[name]['ratio_to_raw_median']:.2f} of raw, "
-        f"{told[name]['ratio_to_webdataset_median']:.1f} times webdataset (by CPU time "
-        f"{told[name]['cpu_ratio_to_raw_median']:.2f} and {told[name]['cpu_ratio_to_webdataset_median']:.1f})"
+        f"{name}: {told[name]['ratio_to_raw_median']:.2f} of raw "
+        f"(by CPU time {told[name]['cpu_ratio_to_raw_median']:.2f})"
         for name in itertools.islice(told, 1, 5)
     )
-    record = {
-        "theme": "shard_reading",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/shard_reading.py --rounds {chosen.rounds} --clips {chosen.clips} "
-        f"--shards {chosen.shards} --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "clips": chosen.clips,
-            "shards": chosen.shards,
-            "bytes_of_a_clip": 2 * SAMPLES,
-            "batch": BATCH,
-            "threads": 1,
-            "page_cache": "warm",
-            "ours": {name: vars(settings) for name, settings in LOADERS.items()},
-        },
-        "results": results,
-        "raw": {"samples_per_s": raw, "samples_per_cpu_s": by_cpu},
-        "says": f"Global shuffle, clips of 32 KB: {says}.",
+    best = [max(each) for each in zip(*(raw[name] for name in LOADERS), strict=True)]
+    peers = {"the raw read, in order": raw["raw"], **{name: raw.get(name) for name in PEERS}}
+    rows = compared("clips of 32 KB out of tar shards, shuffled", "samples/s", best, peers)
+    config = {
+        "clips": chosen.clips,
+        "shards": chosen.shards,
+        "bytes_of_a_clip": 2 * SAMPLES,
+        "batch": BATCH,
+        "threads": 1,
+        "page_cache": "warm",
+        "ours": {name: vars(settings) for name, settings in LOADERS.items()},
     }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says = f"Global shuffle, clips of 32 KB: {says}."
+    finish("shard_reading", results, says, chosen.out, config=config, compared=rows)
 
 
 if __name__ == "__main__":

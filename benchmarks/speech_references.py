@@ -41,7 +41,7 @@ from sklearn.preprocessing import StandardScaler
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402

@@ -1,20 +1,20 @@
 """How long the command line takes to answer before torch is imported, beside Hydra alone on the same configs.
 
-    python benchmarks/startup.py [--runs 7] [--date 2026-11-21] [--whole [--before TREE]]
+    python benchmarks/startup.py [--runs 7] [--whole [--before TREE]] [--out RECORD]
 
 Each pair is run in turns: the entry script, then a script of a few lines in which Hydra composes the same overrides
 over the same ``configs/`` and schema and checks nothing. Wall time of the whole process and its CPU time (which other
 processes on the machine disturb less). The first round is dropped.
 
-``--whole`` measures whole commands instead, of one training step each, in turns with the bare imports of torch and
-Lightning; ``--before`` names a checkout of an earlier commit, whose commands run in the same turns.
+``--whole`` measures whole commands of one training step instead, and the time to that step. They take turns with the
+bare imports of torch and Lightning and with Lightning composed by Hydra (`by_hand.py`). ``--before`` names a checkout
+of an earlier commit, whose commands run in the same turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,10 +22,9 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from write_record import write_record
+from measuring import compared, finish, turned
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -58,16 +57,20 @@ WHOLE = {
     "one step, wandb offline": [*ONE_STEP, "logger=wandb", "logger.mode=offline"],
 }
 BARE = "bare imports"
-VERSIONS = (
-    "hydra-core",
-    "omegaconf",
-    "antlr4-python3-runtime",
-    "PyYAML",
-    "torch",
-    "lightning",
-    "torchmetrics",
-    "wandb",
-)
+BY_HAND = "Lightning composed by Hydra"
+FIRST_STEP = """
+import os, runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+pid, out = os.getpid(), sys.argv[1]
+def note(*_):
+    if os.getpid() == pid and not os.path.exists(out):
+        with open(out, "w") as file:
+            file.write(str(time.time()))
+register_optimizer_step_post_hook(note)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script, and writes the time of its first optimizer step to a file."""
 
 
 def timed(command: list[str], folder: Path, expected: int | None, tree: Path = REPO) -> tuple[float, float]:
@@ -75,7 +78,7 @@ def timed(command: list[str], folder: Path, expected: int | None, tree: Path = R
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_at_s = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, check=False)
     wall_s = time.perf_counter() - began_at_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if expected is not None and done.returncode != expected:
@@ -95,17 +98,17 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def measure(runs: int) -> tuple[list[dict[str, object]], dict[str, object]]:
+def measure(runs: int) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     results: list[dict[str, object]] = []
-    raw: dict[str, object] = {}
+    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         alone = Path(folder) / "alone.py"
         alone.write_text(HYDRA_ALONE.format(configs=str(REPO / "configs")))
         for name, (ours_args, code, alone_args) in CASES.items():
             ours, hydra = [], []
             for _ in range(runs + 1):
-                ours.append(timed([sys.executable, str(REPO / "src" / "train.py"), *ours_args], Path(folder), code))
-                hydra.append(timed([sys.executable, str(alone), *alone_args], Path(folder), 0))
+                ours.append(timed([str(REPO / "src" / "train.py"), *ours_args], Path(folder), code))
+                hydra.append(timed([str(alone), *alone_args], Path(folder), 0))
             pairs = zip(ours[1:], hydra[1:], strict=True)
             ratios = [mine[1] / theirs[1] for mine, theirs in pairs]
             results.append(
@@ -118,25 +121,52 @@ def measure(runs: int) -> tuple[list[dict[str, object]], dict[str, object]]:
                     "cpu_ratio_max": max(ratios),
                 }
             )
-            raw[name] = {"wellfed_wall_cpu_s": ours[1:], "hydra_alone_wall_cpu_s": hydra[1:]}
-            print(f"{name:<20} {summary(ours[1:])} x{statistics.median(ratios):.2f}")
-    return results, raw
+            walls = [[pair[0] for pair in pairs[1:]] for pairs in (ours, hydra)]
+            rows += compared(f"the answer to {name}", "s", walls[0], {"Hydra alone": walls[1]}, less_is_better=True)
+    return results, rows
 
 
-def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Whole commands of both trees and the bare imports, in turns."""
-    trees = {"": REPO} if earlier is None else {"": REPO, "before: ": earlier.resolve()}
-    found: dict[str, list[tuple[float, float]]] = {}
+def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Whole commands of both trees, their peer and the bare imports, in turns; rows of figures and of comparisons."""
+    commands = {name: (REPO, [str(REPO / "src" / "train.py"), *words]) for name, words in WHOLE.items()}
+    if earlier is not None:
+        tree = earlier.resolve()
+        commands |= {
+            f"before: {name}": (tree, [str(tree / "src" / "train.py"), *words]) for name, words in WHOLE.items()
+        }
+    commands[BY_HAND] = (REPO, [str(REPO / "benchmarks" / "by_hand.py"), "one_step"])
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (BARE, *commands)}
+    first: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(runs + 1):
-            bare = [sys.executable, "-c", "import torch, lightning.pytorch"]
-            found.setdefault(BARE, []).append(timed(bare, Path(scratch), 0))
-            for which, tree in trees.items():
-                for name, words in WHOLE.items():
-                    logs = f"paths.log_dir={scratch}/{number}"
-                    command = [sys.executable, str(tree / "src" / "train.py"), *words, logs]
-                    found.setdefault(which + name, []).append(timed(command, tree, 0, tree))
+            for name in turned(found, number):
+                if name == BARE:
+                    found[name].append(timed(["-c", "import torch, lightning.pytorch"], Path(scratch), 0))
+                    continue
+                tree, words = commands[name]
+                folder, stepped = Path(scratch) / f"{number}_{list(found).index(name)}", Path(scratch) / "stepped"
+                stepped.unlink(missing_ok=True)
+                began_at_s = time.time()
+                command = ["-c", FIRST_STEP, str(stepped), *words, f"hydra.run.dir={folder}"]
+                found[name].append(timed(command, tree, 0, tree))
+                first[name].append(float(stepped.read_text()) - began_at_s)
             print(number, {name: pairs[-1] for name, pairs in found.items()}, flush=True)
+
+    def walls(name: str) -> list[float]:
+        return [pair[0] for pair in found[name][1:]]
+
+    rows: list[dict[str, object]] = []
+    for name in WHOLE:
+        peers = {BY_HAND: walls(BY_HAND), f"{BARE} of torch and Lightning": walls(BARE)}
+        rows += compared(f"a command of {name}", "s", walls(name), peers, less_is_better=True)
+    one_step = next(iter(WHOLE))
+    rows += compared(
+        f"the first optimizer step, {one_step}",
+        "s",
+        first[one_step][1:],
+        {BY_HAND: first[BY_HAND][1:]},
+        less_is_better=True,
+    )
     results: list[dict[str, object]] = [
         {
             "case": name,
@@ -148,64 +178,33 @@ def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, objec
         }
         for name, pairs in found.items()
     ]
-    return results, {f"{name}: wall_cpu_s": pairs[1:] for name, pairs in found.items()}
-
-
-def git() -> dict[str, object]:
-    def ask(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=False).stdout.strip()
-
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    return results, rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--date", default=datetime.now(UTC).strftime("%Y-%m-%d"))
+    parser.add_argument("--date", default=f"{datetime.now(UTC):%Y-%m-%d}", help="in the name of the record")
     parser.add_argument("--whole", action="store_true", help="whole commands of one step instead")
     parser.add_argument("--before", type=Path, help="checkout of an earlier commit, for --whole")
+    parser.add_argument("--out", type=Path, help="file of the record, instead of one that --date names")
     args = parser.parse_args()
-    load_before = os.getloadavg()
     if args.whole:
-        theme, (results, raw) = "startup_whole", measure_whole(args.runs, args.before)
+        theme, (results, rows) = "startup_whole", measure_whole(args.runs, args.before)
         config: dict[str, object] = {**WHOLE, BARE: "import torch, lightning.pytorch"}
         over = {str(one["case"]): float(str(one["cpu_s_over_bare_median"])) for one in results}
         says = ", ".join(f"{name} {value:+.2f} s" for name, value in over.items() if name != BARE)
         says = f"CPU time over the bare imports of torch and Lightning, median of {args.runs} turns: {says}."
     else:
-        theme, (results, raw) = "startup", measure(args.runs)
+        theme, (results, rows) = "startup", measure(args.runs)
         config = {name: {"wellfed": case[0], "hydra_alone": case[2]} for name, case in CASES.items()}
         slowest = max(results, key=lambda one: float(str(one["cpu_ratio_median"])))
         says = (
             f"Every answer takes at most {slowest['cpu_ratio_median']:.2f} x Hydra alone "
             f"(CPU time, median of pairs; slowest: {slowest['case']})."
         )
-    flags = " --whole --before TREE" if args.before else " --whole" if args.whole else ""
-    record = {
-        "theme": theme,
-        "date": args.date,
-        "command": f"python benchmarks/startup.py --runs {args.runs} --date {args.date}{flags}",
-        "git": git(),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "load_before": load_before,
-            "load_after": os.getloadavg(),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in VERSIONS},
-            },
-        },
-        "config": config,
-        "results": results,
-        "raw": raw,
-        "says": says,
-    }
-    target = REPO / "benchmarks" / "records" / f"{args.date}_{theme}_cpu.json"
-    target.parent.mkdir(exist_ok=True)
-    write_record(record, target)
-    print(record["says"])
-    print(target.relative_to(REPO))
+    target = args.out or REPO / "benchmarks" / "records" / f"{args.date}_{theme}_cpu.json"
+    finish(theme, results, says, target, config=config, compared=rows)
 
 
 if __name__ == "__main__":

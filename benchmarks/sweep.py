@@ -1,13 +1,13 @@
 """What a trial of a sweep costs beside its steps, and what it would cost as a command of its own.
 
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
-    python benchmarks/sweep.py --wandb [--against TREE] --out benchmarks/records/<date>_sweep_wandb_cpu.json
+    python benchmarks/sweep.py --whole [--rounds 5] [--out RECORD]
 
-With --wandb: what it takes to put a sweep of 12 trials into wandb, offline, in a process of its own; with --against in
-this tree and in another checkout, in turns.
+One sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
+runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 
-Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns
-with single runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
+With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
+search by Optuna in one process (`by_hand.py`), if it is installed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ import argparse
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
 
-from write_record import write_record
+from measuring import compared, finish, has, turned
 
-from wellfed.observe.hardware.detect import machine
-from wellfed.record import git_state
 from wellfed.study import ledger
 
 ROOT = Path(__file__).parents[1]
@@ -42,27 +37,18 @@ SETTINGS = (
     "logger=none",
 )
 STEPS = 50
-SWEPT = (
-    "workload=recsys",
-    "loader=balanced",
-    "workload.effective_batch_size=256",
-    "sweep.trial_steps=20",
-    "logger=none",
-)
-PUBLISH = """
-import json, os, sys, time
-from pathlib import Path
-from wellfed.config.schema import LoggerConfig, LoggerMode
-from wellfed.study import ledger
-from wellfed.study.board.publish import publish
-from wellfed.study.study_files import SweepFile
-folder = Path(sys.argv[1])
-rows = list(ledger.read(folder).latest().values())
-began_s, used = time.perf_counter(), os.times()
-publish(folder, SweepFile.read(folder), rows, LoggerConfig(mode=LoggerMode.offline), number_of_rows=len(rows))
-cpu_s = sum(os.times()[:4]) - sum(used[:4])
-print(json.dumps({"wall_s": time.perf_counter() - began_s, "cpu_s": cpu_s}))
-"""
+WHOLE = ("workload=recsys", "workload.model.text=none", "workload.effective_batch_size=256")
+TRIALS, TRIAL_STEPS = 12, 20
+COMMANDS = {
+    "sweep": ["src/train.py", "-m", "sweep=quick", "loader=baseline", *WHOLE, f"sweep.trial_steps={TRIAL_STEPS}",
+              "logger.mode=offline", f"trainer.log_every_steps={','.join(map(str, range(1, TRIALS + 1)))}"],
+    "search": ["src/train.py", "-m", "search=optuna", *WHOLE, f"trainer.max_steps={TRIAL_STEPS}", "logger=none",
+               f"search.max_trials={TRIALS}", "workload.optimizer.lr=interval(1e-3,1e-1)"],
+    "Optuna": ["benchmarks/by_hand.py", "optuna", "--trials", str(TRIALS), "--steps", str(TRIAL_STEPS)],
+    "Optuna, ranking": ["benchmarks/by_hand.py", "optuna", "--trials", str(TRIALS), "--steps", str(TRIAL_STEPS),
+                        "--evaluates"],
+}  # fmt: skip
+"""Whole commands, by name; a search of ours validates and tests each trial, a sweep only times steps."""
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -97,39 +83,17 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
-def published(tree: Path, swept: Path) -> dict[str, float]:
-    """Returns wall time and CPU time of putting a copy of a sweep into wandb, by the code of a checkout."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "sweep"
-        shutil.copytree(swept, folder)
-        environ = {**os.environ, "PYTHONPATH": str(tree / "src"), "WANDB_SILENT": "true"}
-        words = [sys.executable, "-c", PUBLISH, str(folder)]
-        done = subprocess.run(words, cwd=scratch, env=environ, check=True, capture_output=True, text=True)
-        runs = len(list(folder.rglob("offline-run-*/run-*.wandb")))
-        assert runs == 13, runs
-        figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return figures
-
-
-def measure_wandb(rounds: int, against: Path | None) -> list[dict[str, Any]]:
-    """Returns a row for each tree and figure."""
-    trees = {"this tree": ROOT} | ({} if against is None else {"the other tree": against.resolve()})
-    found: dict[str, list[dict[str, float]]] = {what: [] for what in trees}
-    with tempfile.TemporaryDirectory() as cwd:
-        axis = f"trainer.log_every_steps={','.join(map(str, range(1, 13)))}"
-        command([str(ROOT / "src" / "train.py"), "-m", "sweep=quick", *SWEPT, axis], cwd)
-        for number in range(rounds):
-            for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
-                found[what].append(published(tree, Path(cwd) / "logs" / "recsys" / "sweeps" / "quick"))
-    return [
-        {"tree": what, "figure": figure, "n": len(all_)} | _spread([each[figure] for each in all_])
-        for what, all_ in found.items()
-        for figure in ("wall_s", "cpu_s")
-    ]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median_s": median(values), "least_s": min(values), "most_s": max(values)}
+def whole(rounds: int) -> dict[str, list[float]]:
+    """Seconds of each of `COMMANDS` that can run here, one a round."""
+    names = [name for name in COMMANDS if has("optuna") or name == "sweep"]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in turned(names, number):
+            with tempfile.TemporaryDirectory() as cwd:
+                script, *words = COMMANDS[name]
+                found[name].append(command([str(ROOT / script), *words], cwd))
+        print(number, {name: round(seconds[-1], 2) for name, seconds in found.items()}, flush=True)
+    return found
 
 
 def main() -> None:
@@ -137,13 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=4, help="in each round's sweep")
-    parser.add_argument("--wandb", action="store_true", help="measure putting a sweep into wandb")
-    parser.add_argument("--against", type=Path, help="another checkout, for --wandb")
+    parser.add_argument("--whole", action="store_true", help="whole commands beside Optuna in one process")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if chosen.wandb:
-        _main_wandb(chosen)
+    if chosen.whole:
+        _main_whole(chosen)
         return
     imports, singles, trials = [], [], []
     with tempfile.TemporaryDirectory() as cwd:
@@ -168,40 +131,20 @@ def main() -> None:
         f"{median(trials) / median(imports):.2f} of the time that importing takes, and "
         f"{median(trials) / median(singles):.3f} of what a command of its own takes beside its steps."
     )
-    print(says)
-    if chosen.out:
-        record: dict[str, Any] = {
-            "theme": "sweep",
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/sweep.py --rounds {chosen.rounds} --trials {chosen.trials} --out RECORD",
-            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-            "machine": {"load": os.getloadavg(), **machine().to_dict()},
-            "config": {"settings": SETTINGS, "steps": STEPS, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
-            "results": results,
-            "raw": {"trials_s": trials, "singles_s": singles, "imports_s": imports},
-            "says": says,
-        }
-        write_record(record, chosen.out)
+    finish("sweep", results, says, chosen.out, config={"settings": SETTINGS, "steps": STEPS})
 
 
-def _main_wandb(chosen: argparse.Namespace) -> None:
-    load_before = os.getloadavg()
-    results = measure_wandb(chosen.rounds, chosen.against)
-    figures = [f"{row['tree']} {row['figure'].partition('_')[0]} {row['median_s']:.1f} s" for row in results]
-    says = f"Putting a sweep of 12 trials into wandb, offline (median of {chosen.rounds}): {', '.join(figures)}."
-    print(says)
-    if chosen.out:
-        record: dict[str, Any] = {
-            "theme": "sweep",
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/sweep.py --wandb --rounds {chosen.rounds} --against TREE --out RECORD",
-            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-            "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
-            "config": {"settings": SWEPT, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
-            "results": results,
-            "says": says,
-        }
-        write_record(record, chosen.out)
+def _main_whole(chosen: argparse.Namespace) -> None:
+    found = whole(chosen.rounds)
+    rows = []
+    for name, peer, what in (("sweep", "Optuna", "a sweep"), ("search", "Optuna, ranking", "a search")):
+        if name in found:
+            title = f"{what} of {TRIALS} trials of {TRIAL_STEPS} steps"
+            peers = {"Optuna in one process": found.get(peer)}
+            rows += compared(title, "s", found[name], peers, less_is_better=True)
+    results = [{"what": name, "n": len(seconds), "median_s": median(seconds)} for name, seconds in found.items()]
+    says = ", ".join(f"{row['what']} {row['median_s']:.1f} s" for row in results)
+    finish("sweep_whole", results, f"Whole commands: {says}.", chosen.out, config=COMMANDS, compared=rows)
 
 
 if __name__ == "__main__":

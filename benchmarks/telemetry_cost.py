@@ -1,6 +1,11 @@
 """What does watching cost? Samples/s of a training loop with and without it, and the CPU time of its threads.
 
     python benchmarks/telemetry_cost.py [--pairs 12] [--block-s 6] [--out RECORD]
+    python benchmarks/telemetry_cost.py --peers [--windows 5] [--window-s 15] [--out RECORD]
+
+With --peers: the share of a core of several programs that read the same GPUs twice a second, in processes that do
+nothing else: a run's telemetry, `wellfed monitor`, nvitop's collector, wandb's own readings. All watch at the same
+time, which disturbs none of them: each takes a few hundredths of a core. Without it:
 
 Blocks with and without watching take turns within one process, so that a noisy machine disturbs both alike; a ratio is
 that of two neighbouring blocks. The loop trains a small network: its steps take a fraction of a millisecond and hold
@@ -12,34 +17,35 @@ Python's lock most of the time, which is where another thread hurts most. Rows g
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import compared, finish, has, interval  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
-from wellfed.observe.loggers.wandb_sink import open_run  # noqa: E402
+from wellfed.observe.loggers.wandb_sink import WandbSink, open_run  # noqa: E402
 from wellfed.observe.telemetry.gpu import WatchedGpu  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
-from wellfed.observe.timing.interval import student_t_975  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 
 BATCH, WIDTH = 32, 64
 WARMUP_S = 1.0
@@ -105,18 +111,166 @@ def measure(
     return {"ratio": ratios[1:], "cpu_frac": shares[1:]}
 
 
-def interval(values: list[float]) -> list[float]:
-    """95 % interval of the mean."""
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return [statistics.fmean(values) - half, statistics.fmean(values) + half]
+@contextmanager
+def of_a_run(folder: Path, *, logs: bool = False) -> Iterator[None]:
+    """Watches as a run does: rows to telemetry.csv and, if it logs, to wandb (offline)."""
+    journal = Journal(RunRecord.start("cost"), folder)
+    if logs:
+        journal.sink = opened(folder)
+    progress = Progress()
+    sampler = Sampler(
+        journal.telemetry,
+        lambda kind, **facts: None,
+        journal.publish,
+        interval_s=INTERVAL_S,
+        progress=progress,
+        time_s=journal.time_s,
+    )
+    sampler.watch([WatchedGpu(gpu.index, str(gpu.uuid)) for gpu in machine().gpus])
+    progress.phase = "train"
+    with sampler:
+        yield
+    if logs:
+        journal.sink.finish({}, 0)
+
+
+def opened(folder: Path) -> WandbSink:
+    return open_run(
+        folder, mode="offline", project="wellfed", entity=None, group=None, name="cost", run_id=None, config={}
+    )
+
+
+@contextmanager
+def of_the_monitor(folder: Path) -> Iterator[None]:
+    words = [sys.executable, "-m", "wellfed", "monitor", "--seconds", "3600"]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def of_nvitop(folder: Path) -> Iterator[None]:
+    from nvitop import Device, ResourceMetricCollector, collect_in_background
+
+    collector = ResourceMetricCollector(devices=Device.all(), root_pids={os.getpid()}, interval=INTERVAL_S)
+    collect_in_background(lambda metrics: True, collector, interval=INTERVAL_S)
+    yield
+
+
+@contextmanager
+def of_wandb(folder: Path) -> Iterator[None]:
+    import wandb
+
+    settings = wandb.Settings(x_stats_sampling_interval=INTERVAL_S, silent=True)
+    with wandb.init(project="cost", mode="offline", dir=str(folder), settings=settings):
+        yield
+
+
+WATCHERS: Mapping[str, tuple[str, Callable[[Path], AbstractContextManager[None]]]] = {
+    "telemetry of a run": ("wellfed", of_a_run),
+    "telemetry of a run, put into wandb": ("wellfed", partial(of_a_run, logs=True)),
+    "wellfed monitor": ("wellfed", of_the_monitor),
+    "nvitop": ("nvitop", of_nvitop),
+    "wandb": ("wandb", of_wandb),
+}
+"""Package and watcher of each program."""
+PAIRS = (("telemetry of a run", "nvitop"), ("telemetry of a run, put into wandb", "wandb"))
+"""What is compared: nvitop hands its figures to a function that drops them, wandb stores them."""
+INTERVAL_S = 0.5
+START_S = 4.0
+
+
+def serve(name: str) -> None:
+    """Watches, and prints its CPU seconds so far for each line of the standard input."""
+    with tempfile.TemporaryDirectory() as folder, WATCHERS[name][1](Path(folder)):
+        for _ in sys.stdin:
+            children = psutil.Process().children(recursive=True)
+            print(time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children), flush=True)
+
+
+def shares(environment: Mapping[str, str], windows: int, window_s: float) -> dict[str, list[float]]:
+    """Returns the share of a core of each program that is installed, one a window."""
+    names = [name for name, (package, _) in WATCHERS.items() if has(package)]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        programs = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--watcher", name],
+                    env={**os.environ, **environment},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+            for name in names
+        }
+
+        def taken_s(name: str) -> tuple[float, float]:
+            print(file=programs[name].stdin, flush=True)
+            return time.perf_counter(), float(programs[name].stdout.readline())
+
+        before = {name: taken_s(name) for name in names}  # waits until all watch
+        for number in range(windows + 1):
+            time.sleep(window_s if number else START_S)
+            for name in names:
+                now = taken_s(name)
+                if number:
+                    found[name].append((now[1] - before[name][1]) / (now[0] - before[name][0]))
+                before[name] = now
+    return found
+
+
+def beside_peers(windows: int, window_s: float, out: Path | None) -> None:
+    """Prints and writes what each program takes with one GPU and with eight, or with those of this machine."""
+    results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        real = len(machine().gpus)
+        driver = None if real else FakeDriver(_compiler(), Path(scratch))
+        for cards in (real,) if real else (1, 8):
+            gpus = [FakeGpu(f"GPU-{number}", util=Wave(9.5, low=9, high=90), gpm=True) for number in range(cards)]
+            found = shares(driver.environment(Scenario(gpus)) if driver else {}, windows, window_s)
+            results += [
+                {"program": name, "gpus": cards, "n": windows, "core_pct_median": 100 * statistics.median(each)}
+                for name, each in found.items()
+            ]
+            per_cent = {name: [max(0.01, 100 * share) for share in each] for name, each in found.items()}
+            what = f"reading {cards} GPU{'s' if cards > 1 else ''} and the host twice a second"
+            for title, ours, peer in ((what, *PAIRS[0]), (f"{what}, into wandb", *PAIRS[1])):
+                peers = {peer: per_cent.get(peer)}
+                rows += compared(title, "% of a core", per_cent[ours], peers, less_is_better=True)
+    says = ", ".join(f"{row['program']} ({row['gpus']} GPUs) {row['core_pct_median']:.2f} %" for row in results)
+    config = {"interval_s": INTERVAL_S, "window_s": window_s, "driver": "real" if real else "fake"}
+    finish("telemetry_peers", results, f"Share of a core: {says}.", out, config=config, compared=rows)
+
+
+def _compiler() -> Path:
+    found = shutil.which("cc") or shutil.which("gcc")
+    if found is None:
+        raise SystemExit("No GPU here, and no C compiler to build the fake driver with: apt-get install gcc libc6-dev")
+    return Path(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--block-s", type=float, default=6.0)
+    parser.add_argument("--peers", action="store_true", help="the share of a core beside other programs")
+    parser.add_argument("--windows", type=int, default=5, help="of --peers")
+    parser.add_argument("--window-s", type=float, default=15.0)
+    parser.add_argument("--watcher", choices=WATCHERS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
+    if chosen.watcher:
+        serve(chosen.watcher)
+        return
+    if chosen.peers:
+        beside_peers(chosen.windows, chosen.window_s, chosen.out)
+        return
     scratch = Path(tempfile.mkdtemp())
     facts = machine()
     fake = not facts.gpus
@@ -124,17 +278,12 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     journal = Journal(RunRecord.start("cost"), scratch)
-    journal.sink = open_run(
-        scratch, mode="offline", project="wellfed", entity=None, group=None, name="cost", run_id=None, config={}
-    )
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if fake and compiler is None:
-        raise SystemExit("No GPU here, and no C compiler to build the fake driver with: apt-get install gcc libc6-dev")
+    journal.sink = opened(scratch)
     raw: dict[str, dict[str, list[float]]] = {}
     events: list[dict[str, object]] = []
     for name, (scenario, interval_s) in drivers(fake).items():
         progress = Progress()
-        with FakeDriver(Path(str(compiler)), scratch).load(scenario) if scenario else nullcontext():
+        with FakeDriver(_compiler(), scratch).load(scenario) if scenario else nullcontext():
             watched = [WatchedGpu(gpu.index, str(gpu.uuid)) for gpu in machine().gpus]
 
             def watching(
@@ -178,29 +327,19 @@ def main() -> None:
         for name, found in raw.items()
     ]
     worst = min(result["samples_per_s_ratio_ci95"][0] for result in results)
-    record = {
-        "theme": "telemetry_cost",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python benchmarks/telemetry_cost.py "
-        + f"--pairs {chosen.pairs} --block-s {chosen.block_s:g} --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **facts.to_dict()},
-        "config": {
-            "warmup_s": WARMUP_S,
-            "batch": BATCH,
-            "width": WIDTH,
-            "driver": "fake, 2 GPUs" if fake else "real",
-            "threads": 1,
-        },
-        "results": results,
-        "raw": raw,
-        "says": f"2 Hz takes {100 * results[0]['cpu_frac_mean']:.2f} % of a core "
-        f"and leaves {results[0]['samples_per_s_ratio_mean']:.4f} of the samples/s; over all variants the "
-        f"lowest end of an interval is {worst:.4f}.",
+    config = {
+        "warmup_s": WARMUP_S,
+        "batch": BATCH,
+        "width": WIDTH,
+        "driver": "fake, 2 GPUs" if fake else "real",
+        "threads": 1,
     }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says = (
+        f"2 Hz takes {100 * results[0]['cpu_frac_mean']:.2f} % of a core "
+        f"and leaves {results[0]['samples_per_s_ratio_mean']:.4f} of the samples/s; over all variants the "
+        f"lowest end of an interval is {worst:.4f}."
+    )
+    finish("telemetry_cost", results, says, chosen.out, config=config)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.study import ledger  # noqa: E402

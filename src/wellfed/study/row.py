@@ -106,7 +106,7 @@ class Row:
         Raises:
             KeyError, TypeError, ValueError: it is no row.
         """
-        known = {name: _checked(name, hint, found[name]) for name, hint in _hints().items() if name in found}
+        known = {name: _checked(name, *hint, found[name]) for name, hint in _hints().items() if name in found}
         low_high = known.get("ci95")
         return cls(
             **{
@@ -125,18 +125,18 @@ OF_WHOLE_TRAININGS = ("trial", "outcome", "value", "value_step", "last_value", "
 
 
 @cache
-def _hints() -> dict[str, Any]:
-    return get_type_hints(Row)
+def _hints() -> dict[str, tuple[Any, tuple[Any, ...], bool]]:
+    """Returns the type of each field, the types or values it is made of, and whether they are values."""
+    return {name: (hint, get_args(hint), get_origin(hint) is Literal) for name, hint in get_type_hints(Row).items()}
 
 
-def _checked(name: str, hint: Any, value: Any) -> Any:
+def _checked(name: str, hint: Any, types: tuple[Any, ...], is_literal: bool, value: Any) -> Any:
     """Returns the value of a field if it has the field's type. Raises ValueError otherwise."""
-    types = get_args(hint)
     if value is None:
         if NoneType not in types:
             raise ValueError(f"{name} is null")
         return None
-    if get_origin(hint) is Literal:
+    if is_literal:
         is_sound = value in types
     elif hint is str:
         is_sound = isinstance(value, str)

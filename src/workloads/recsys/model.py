@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 from torch.nn.functional import gelu, softplus
 
 from wellfed import ConfigError, Features, LossOutput
@@ -128,26 +130,27 @@ class TwoTowerRecommender(nn.Module):
 
     def user_vectors(self, user_B: Tensor, text_BE: Tensor | None = None) -> Tensor:
         """Returns user vectors [B, D]."""
-        vector_BD: Tensor = self.user_embedding(user_B)
+        vector_BD = rows_of(self.user_embedding, user_B)
         return vector_BD if self._lacks_text(text_BE) else vector_BD + self.user_mlp(text_BE)
 
     def item_vectors(self, item_B: Tensor, text_BE: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns item vectors [B, D] and biases [B]."""
-        vector_BD = self.item_embedding(item_B)
+        vector_BD = rows_of(self.item_embedding, item_B)
         if not self._lacks_text(text_BE):
             vector_BD = vector_BD + self.item_mlp(text_BE)
-        return vector_BD, self.item_bias(item_B).squeeze(1)
+        return vector_BD, rows_of(self.item_bias, item_B).squeeze(1)
 
     def forward(self, batch: TripletBatch) -> tuple[Tensor, Tensor]:
         """Returns the scores of the positive and of the negative items, [B] each."""
-        pos_B, neg_B, _ = self._score(batch)
-        return pos_B, neg_B
+        user_BD, (pos_BD, pos_bias_B), (neg_BD, neg_bias_B) = self._vectors(batch)
+        return dot(user_BD, pos_BD) + pos_bias_B, dot(user_BD, neg_BD) + neg_bias_B
 
     def loss(self, batch: TripletBatch) -> LossOutput:
         """Returns the BPR loss, which is low if positive items score above negative ones; ``auc`` is the share that
         does."""
-        pos_B, neg_B, squares_B = self._score(batch)
-        margin_B = (pos_B - neg_B).float()
+        user_BD, (pos_BD, pos_bias_B), (neg_BD, neg_bias_B) = self._vectors(batch)
+        margin_B = dot(user_BD, pos_BD - neg_BD) + (pos_bias_B - neg_bias_B).float()
+        squares_B = dot(user_BD, user_BD) + dot(pos_BD, pos_BD) + dot(neg_BD, neg_BD)
         loss = (softplus(-margin_B) + self.l2 * squares_B).mean()
         return LossOutput(loss, {"auc": (margin_B.detach() > 0).float().mean()}, num_samples=len(margin_B))
 
@@ -158,14 +161,31 @@ class TwoTowerRecommender(nn.Module):
             raise ValueError(f"text rows {wrong}; they come from on_device(batch, rng, features)")
         return text_BE is None
 
-    def _score(self, batch: TripletBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns both scores, and the summed squared lengths of the three vectors, [B] each."""
-        user_BD = self.user_vectors(batch["user"], batch.get("user_text"))
-        pos_BD, pos_bias_B = self.item_vectors(batch["pos"], batch.get("pos_text"))
-        neg_BD, neg_bias_B = self.item_vectors(batch["neg"], batch.get("neg_text"))
-        squares_B = user_BD.float().square().sum(1)
-        squares_B = squares_B + pos_BD.float().square().sum(1) + neg_BD.float().square().sum(1)
-        return (user_BD * pos_BD).sum(1) + pos_bias_B, (user_BD * neg_BD).sum(1) + neg_bias_B, squares_B
+    def _vectors(self, batch: TripletBatch) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Returns the user's vectors [B, D], and those of both items with their biases [B]."""
+        return (
+            self.user_vectors(batch["user"], batch.get("user_text")),
+            self.item_vectors(batch["pos"], batch.get("pos_text")),
+            self.item_vectors(batch["neg"], batch.get("neg_text")),
+        )
+
+
+def dot(x_BD: Tensor, y_BD: Tensor) -> Tensor:
+    """Returns dot products [B] in float32, under autocast too; their gradient is cheaper than that of a product and a
+    sum."""
+    with torch.autocast(x_BD.device.type, enabled=False):
+        products_B: Tensor = vecdot(x_BD.float(), y_BD.float())
+    return products_B
+
+
+def rows_of(embedding: nn.Embedding, index_B: Tensor) -> Tensor:
+    """Returns rows [B, D] of an embedding; its gradient takes a quarter of the time of `nn.Embedding` on a CPU.
+
+    On a GPU that gradient would be summed in another order each time, so `nn.Embedding` itself is used.
+    """
+    weight_ND: Tensor = embedding.weight
+    rows_BD: Tensor = weight_ND.index_select(0, index_B) if weight_ND.device.type == "cpu" else embedding(index_B)
+    return rows_BD
 
 
 class TextMlp(nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wellfed.study.objective import SAMPLES_PER_S, Objective
 from wellfed.units import show_percent
@@ -80,13 +81,8 @@ def knob_effects(
         squares[axis], degrees[axis] = min(total, between), len(groups) - 1
     if not squares:
         return Effects({}, absent, None, len(logs))
-    design = np.ones((len(logs), 1))
-    for axis in squares:
-        levels = sorted({point[axis] for point in values})[1:]
-        columns = np.array([[float(point[axis] == level) for level in levels] for point in values])
-        design = np.hstack([design, columns])
-    solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
-    left = min(total, float(((logs - design @ solution) ** 2).sum()))
+    left, rank = _residual([[point[axis] for point in values] for axis in squares], logs - logs.mean())
+    left = min(total, left)
     noise = left / (len(logs) - rank) if len(logs) > rank else 0.0
     """Mean square of interactions and noise."""
 
@@ -95,10 +91,39 @@ def knob_effects(
 
     shares = {axis: share(squares[axis], degrees[axis]) for axis in squares}
     is_independent = abs(sum(squares.values()) + left - total) <= 0.005 * total
-    explained = sum(shares.values()) if is_independent else share(total - left, int(rank) - 1)
+    explained = sum(shares.values()) if is_independent else share(total - left, rank - 1)
     rest = min(1.0, max(0.0, 1 - explained))
-    notes = _notes(shares, rest, int(rank), design.shape, is_independent=is_independent)
+    shape = len(logs), 1 + sum(degrees.values())
+    notes = _notes(shares, rest, rank, shape, is_independent=is_independent)
     return Effects(shares, absent, rest, len(logs), tuple(notes))
+
+
+def _residual(columns: Sequence[Sequence[str]], logs: NDArray[np.float64]) -> tuple[float, int]:
+    """Returns the squared rest of a fit by one figure for each value of each axis, and the rank of the fit.
+
+    Counts of pairs of values are the normal equations, so that the time grows with the points and not with the product
+    of points and values.
+
+    Args:
+        columns: of each axis the value at each point.
+        logs: scores, with mean 0.
+    """
+    numbers, first = [], 0
+    for column in columns:
+        names, number = np.unique(column, return_inverse=True)
+        numbers.append(first + number)
+        first += len(names)
+    pairs, sums = np.zeros((first, first)), np.zeros(first)
+    for own in numbers:
+        np.add.at(sums, own, logs)
+        for other in numbers:
+            np.add.at(pairs, (own, other), 1.0)
+    sizes, directions = np.linalg.eigh(pairs)
+    is_known = sizes > _EPSILON * sizes[-1]
+    known = directions[:, is_known]
+    solution = known @ (known.T @ sums / sizes[is_known])
+    rest = logs - sum(solution[own] for own in numbers)
+    return float((rest**2).sum()), int(is_known.sum())
 
 
 def _notes(

@@ -1,0 +1,84 @@
+"""What `benchmarks/bench.py` makes of its themes, and the page that shows the newest record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench, measuring
+
+
+@pytest.fixture
+def theme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a script as the only theme."""
+
+    def run(body: str, *words: str, limit_s: float = 60.0) -> dict:
+        script = tmp_path / "theme.py"
+        script.write_text("import sys, time\nfrom pathlib import Path\nfrom benchmarks import measuring\n" + body)
+        monkeypatch.setattr(bench, "THEMES", {"made": [str(script), *words]})
+        return bench.run("made", 3, limit_s)
+
+    return run
+
+
+FINISHES = textwrap.dedent("""
+    rows = measuring.compared("reading", "rows/s", [4.0, 4.4, 4.2], {"a peer": [2.0, 2.1, 2.2], "another": None})
+    measuring.finish("made", [], "said", Path(sys.argv[sys.argv.index("--out") + 1]), config={}, compared=rows)
+""")
+
+
+def test_the_page_shows_the_newest_record() -> None:
+    text = bench.PAGE.read_text(encoding="utf-8")
+    assert bench.page(text, bench.newest()) == text, "python benchmarks/bench.py --page"
+    assert len(json.loads(bench.newest().read_text())["themes"]) == len(bench.THEMES)
+
+
+def test_every_theme_has_its_script() -> None:
+    assert all((bench.ROOT / "benchmarks" / script).is_file() for script, *_ in bench.THEMES.values())
+
+
+def test_a_theme_gives_a_row_for_each_peer(theme, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "BUSY_FRAC", 9.0)
+    found = theme(FINISHES, "--rounds", "{rounds}")
+    installed, missing = found["rows"]
+    assert (installed["theme"], installed["ours"], installed["theirs"]) == ("made", 4.2, 2.1)
+    assert installed["verdict"] == "better"
+    assert missing["verdict"] == "not installed"
+    assert bench.table([missing])[-1] == "| reading, rows/s | 4.2 | another |  | not installed |"
+
+
+def test_on_a_busy_machine_no_row_has_a_verdict(theme) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        found = theme("time.sleep(1)\n" + FINISHES)
+        other.kill()
+    assert found["theme"]["others_frac"] > bench.BUSY_FRAC
+    assert [row["verdict"] for row in found["rows"]] == ["busy", "not installed"]
+    assert "4.2 | a peer | 2.1 | machine busy: no verdict |" in bench.table(found["rows"])[2]
+
+
+def test_a_theme_that_fails_is_a_row_and_leaves_nothing_behind(theme, capsys) -> None:
+    found = theme("import subprocess\nsubprocess.Popen(['sleep', '987'])\nsys.exit('no disk')")
+    assert [row["verdict"] for row in found["rows"]] == ["failed: exit code 1"]
+    assert "no disk" in capsys.readouterr().err
+    assert subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True, check=False).returncode == 1
+    assert theme("time.sleep(60)", limit_s=1.0)["rows"][0]["verdict"] == "failed: not done after 1 s"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "less", "verdict"),
+    [
+        ([10.0, 11.0, 10.5], [5.0, 5.2, 5.1], False, "better"),
+        ([10.0, 11.0, 10.5], [5.0, 5.2, 5.1], True, "worse"),
+        ([1.0, 2.0, 1.5], [1.5, 1.4, 1.6], True, "level"),
+        ([1.0], [9.0], True, "level"),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_1(ours, theirs, less, verdict) -> None:
+    (row,) = measuring.compared("x", "s", ours, {"peer": theirs}, less_is_better=less)
+    assert row["verdict"] == verdict
+    assert (row["times"] > 1) == (verdict == "better") or verdict == "level"
