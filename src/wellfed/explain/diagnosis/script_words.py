@@ -8,6 +8,12 @@ from dataclasses import replace
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.record import RunRecord
 
+HANDOVER_MS = 2.0
+"""Approximate milliseconds to receive a batch from a worker process of a DataLoader."""
+_WITHOUT_WORKERS = (
+    f"Workers hardly pay: receiving a batch from one takes about {HANDOVER_MS:g} ms. Larger batches, or whole batches "
+    "at once (a Dataset with __getitems__), cost less a sample."
+)
 _OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
@@ -63,7 +69,11 @@ def is_script(record: RunRecord) -> bool:
 
 
 def in_script_words(finding: Finding, record: RunRecord) -> Finding:
-    """Returns the finding with code instead of overrides."""
+    """Returns the finding with code instead of overrides. Workers are not advised where handing over costs as much."""
+    build_ms = finding.evidence.get("build_ms", HANDOVER_MS)
+    if finding.id == "loading_in_main_process" and isinstance(build_ms, float) and build_ms < HANDOVER_MS:
+        message = f"{in_words(finding.message)} {_WITHOUT_WORKERS}"
+        return replace(finding, message=message, change=(), gain=None, lost_frac=finding.time_lost_frac)
     change = tuple(dict.fromkeys(_changes(finding.change, record)))
     return replace(finding, message=in_words(finding.message), change=change)
 

@@ -94,7 +94,7 @@ def _execute(script: Script, main: ModuleType) -> None:
         return
     path = os.path.abspath(script.name)
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:  # a folder or zip file with a __main__.py
-        sys.path.insert(0, script.name)
+        _set_first_path(path)
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     _set_first_path(os.path.dirname(os.path.realpath(path)))
@@ -103,7 +103,7 @@ def _execute(script: Script, main: ModuleType) -> None:
     with io.open_code(path) as stream:
         source = stream.read()
     code: CodeType = compile(source, path, "exec", dont_inherit=True)
-    exec(code, vars(main))  # noqa: S102  the script
+    exec(code, vars(main))
 
 
 def _set_first_path(folder: str) -> None:
@@ -146,7 +146,7 @@ def _trimmed(found: TracebackType | None) -> TracebackType | None:
         if not found.tb_frame.f_code.co_filename.startswith(_OURS):
             kept.append(found)
         found = found.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
     return kept[0] if kept else None
 

@@ -20,6 +20,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
+from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
@@ -79,7 +80,7 @@ class ScriptRecord:
             overrides=masked_command(self.script.arguments),
             git=git_state(Path.cwd()),
             engine={"version": __version__, "commit": None, "dirty": False, "within_project": False},
-            config={"script": self.script.name, "workload": {"sample_unit": "samples"}, "loader": {"backend": "torch"}},
+            config={"script": self.script.name, "workload": {"sample_unit": "steps"}},
         )
         self.journal = Journal(self.record, self.folder)
         self.journal.origin_s = self.origin_s
@@ -165,7 +166,7 @@ class ScriptRecord:
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
-            self._fill_in()
+            self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
 
     def start_again(self) -> None:
@@ -205,7 +206,7 @@ class ScriptRecord:
         record, summary = self.record, self.journal.summary()
         self._add_settings()
         if summary is not None:
-            record.throughput, record.time = summary.throughput("samples"), summary.time()
+            record.throughput, record.time = summary.throughput(self._unit), summary.time()
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         record.phases = {
@@ -215,7 +216,7 @@ class ScriptRecord:
         trained_s = self.progress.trained_s(0.0, self.journal.time_s())
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
-        on_gpu = torch.cuda.is_initialized()
+        on_gpu = cuda_events() is not None
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
         record.memory = {
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -229,6 +230,10 @@ class ScriptRecord:
             "rss_gib": gib(psutil.Process().memory_info().rss),
         }
 
+    @property
+    def _unit(self) -> str:
+        return "samples" if self._settings else "steps"
+
     def _add_settings(self) -> None:
         found, because = self._settings, "of the script's DataLoader"
         if not found:
@@ -236,10 +241,10 @@ class ScriptRecord:
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
-        accelerator = "gpu" if torch.cuda.is_initialized() else "cpu"
+        accelerator = "gpu" if cuda_events() is not None else "cpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
-        workload = {"sample_unit": "samples", "effective_batch_size": self._batch_size}
+        workload = {"sample_unit": self._unit, "effective_batch_size": self._batch_size}
         self.record.config = {**self.record.config, "workload": workload, "loader": {"backend": "torch", **found}}
 
     def _read(self, samples: Sequence[Sample]) -> None:

@@ -72,7 +72,7 @@ class ScriptSteps(Harmless):
         self.clock = StepClock(origin_s=record.origin_s)
         self._has_events = False
         self.level = Level.batches
-        self.step = 0
+        self.step, self._ranks = 0, 1
         self._thread: int | None = None
         """Thread that trains, or the first that reads batches."""
         self._lap: Lap | None = None
@@ -96,6 +96,7 @@ class ScriptSteps(Harmless):
         self.is_off = False
 
     def abandon(self) -> None:
+        """Marks nothing more."""
         self.is_off = True
 
     # Batches
@@ -341,7 +342,8 @@ class ScriptSteps(Harmless):
                 found.append(_joined(self._group, self.step))
                 self._group = []
         if found:
-            self._record.steps(found, world_size())
+            self._ranks = max(self._ranks, world_size())  # at the end the group may be gone
+            self._record.steps(found, self._ranks)
 
     def _use_events(self) -> None:
         """Times steps by events of the device from here on, once the script uses one."""

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from wellfed.batches import BuildTime
+from wellfed.monitor.loop_watch import cuda_events
 from wellfed.run.watch.script_record import ScriptRecord
 from wellfed.run.watch.script_steps import ScriptSteps
 
@@ -91,7 +92,7 @@ class TorchMarks:
     def _iterates(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps, loaders = self._steps, self._loaders
 
-        def __iter__(loader: Any) -> Any:
+        def iterate(loader: Any) -> Any:
             if steps.is_off:
                 return original(loader)
             self._watch_copies()
@@ -100,12 +101,12 @@ class TorchMarks:
             loaders[found] = ref(loader)
             return found
 
-        return __iter__
+        return iterate
 
     def _takes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps, loaders = self._steps, self._loaders
 
-        def __next__(iterator: Any) -> Any:
+        def take(iterator: Any) -> Any:
             known = None if steps.is_off else loaders.get(iterator)
             loader = None if known is None else known()
             if loader is None:
@@ -124,7 +125,7 @@ class TorchMarks:
             steps.got(loader, batch, took)
             return batch
 
-        return __next__
+        return take
 
     def _goes_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps = self._steps
@@ -210,10 +211,10 @@ class TorchMarks:
         sizes = [one.numel() for one in parameters]
         self._record.model({"gpu": gpu}, len(sizes), sum(sizes))
 
-    def _watch_calls(self, kind: type) -> None:
+    def _watch_calls(self, kind: Any) -> None:
         own, steps = vars(kind).get("__call__"), self._steps
 
-        def __call__(module: Any, *arguments: Any, **named: Any) -> Any:
+        def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
             call = super(kind, module).__call__ if own is None else own.__get__(module)
             if torch.compiler.is_compiling() or self._is_within or steps.is_off:
                 return call(*arguments, **named)
@@ -226,13 +227,13 @@ class TorchMarks:
                 self._is_within = False
                 steps.forward(is_done=True)
 
-        self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", __call__))
+        self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", outermost))
 
     # Copies
 
     def _watch_copies(self) -> None:
         """Watches copies to a device, from the first use of one on."""
-        if self._sees_copies or not torch.cuda.is_initialized():
+        if self._sees_copies or cuda_events() is None:
             return
         self._sees_copies = True
         for name in ("to", "cuda"):

@@ -45,7 +45,7 @@ class WatchedScript:
         self._num_forks = 0
         self.problem = ""
         """Reason why nothing is watched."""
-        self._handler = logging.StreamHandler(_Stderr())  # type: ignore[arg-type]
+        self._handler = logging.StreamHandler(_Stderr())
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
         self._propagates = _LOG.propagate
