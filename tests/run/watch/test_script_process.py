@@ -93,7 +93,9 @@ def test_a_signal_ends_it_as_with_python(tmp_path: Path) -> None:
     assert ended("-m", "wellfed", "watch", "script.py", cwd=tmp_path)[0] == -signal.SIGINT
 
 
-@pytest.mark.parametrize("words", [["-m", "package", "--lr", "1"], ["package"], ["-m", "package.tool"], ["-m", "absent"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "package", "--lr", "1"], ["package"], ["-m", "package.tool"], ["-m", "absent"]]
+)
 def test_modules_and_folders(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     tells = "import sys; print(sys.argv, sys.path[0], __name__, __spec__ and __spec__.name, __package__)"
@@ -117,5 +119,7 @@ def test_what_can_not_be_run(tmp_path: Path) -> None:
 def test_the_command_is_found_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print(sys.path[0])")
     script = Path(sys.executable).with_name("wellfed")
-    done = subprocess.run([script, "watch", "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [script, "watch", "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
     assert done.stdout.strip() == os.path.realpath(tmp_path)

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import environment
+from tests.fake_cuda.machine import Cards, machine_environment
+from tests.fake_nvml.driver import FakeDriver
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.record import RunRecord
@@ -91,7 +93,7 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
     assert record.phases["checkpoint"]["times"] == 1
     assert record.process is not None
-    assert record.process["parameter_tensors"] == 27
+    assert record.process["parameter_tensors"] == 28
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +220,9 @@ if __name__ == "__main__":
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("how", ["os._exit(4)", "os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('a bad batch')"])
+@pytest.mark.parametrize(
+    "how", ["os._exit(4)", "os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('a bad batch')"]
+)
 def test_a_script_that_ends_in_training_leaves_a_record(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         f"""
@@ -328,3 +332,41 @@ dist.destroy_process_group()
     assert done.returncode == 0, done.stderr
     record = record_of(tmp_path)
     assert (record.steps, record.samples) == (50, 400)
+
+
+def on_card(folder: Path, fake_driver: FakeDriver, **cards: Any) -> dict[str, str]:
+    return machine_environment(fake_driver, folder, Cards(mib=2048, **cards))
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    card = on_card(tmp_path, fake_driver, copy_gbps=0.5, pageable_gbps=0.02)
+    words = ["--images", "2400", "--batch-size", "32", "--epochs", "1"]
+    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    (finding,) = [one for one in record.findings if one["id"] == "slow_copy"]
+    assert finding["change"] == ["DataLoader(pin_memory=True)", "x.to(device, non_blocking=True)"]
+    assert record.time is not None
+    assert record.time["copy_frac"] is not None
+    assert record.time["copy_frac"] > 0.2
+    assert record.gpus["0"]["util_pct"]["n"] > 0
+    assert record.plan["trainer.accelerator"]["value"] == "gpu"
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """A script that prepares each batch itself, in its training loop."""
+    text = (SCRIPTS / "classify.py").read_text()
+    text = text.replace(
+        "        image, target = image.to", "        time.sleep(0.02)\n        image, target = image.to", 1
+    )
+    (tmp_path / "train.py").write_text(text)
+    words = ["--images", "1200", "--epochs", "1"]
+    done = ended(*WATCH, "train.py", *words, cwd=tmp_path, **on_card(tmp_path, fake_driver, copy_gbps=4))
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert record.time is not None
+    assert record.time["host_frac"] > 0.5
+    assert (record.time["copy_frac"] or 0) < 0.2
+    assert "slow_callbacks" in findings_of(record)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -71,6 +72,8 @@ class ScriptSteps(Harmless):
         self._record = record
         self.clock = StepClock(origin_s=record.origin_s)
         self._has_events = False
+        self._is_recording: Callable[[], bool] = lambda: False
+        """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self.level = Level.batches
         self.step, self._ranks = 0, 1
         self._thread: int | None = None
@@ -286,8 +289,7 @@ class ScriptSteps(Harmless):
         if not self._record.is_begun and multiprocessing.parent_process() is not None:
             self.is_off = True  # a process of the script's own, beside others
             return False
-        is_recording = self._has_events and torch.cuda.is_current_stream_capturing()
-        return here == self._thread and not is_recording
+        return here == self._thread and not self._is_recording()
 
     def _raise_to(self, level: Level) -> None:
         """Drops the steps of a lower level, once more is seen of the training."""
@@ -350,9 +352,12 @@ class ScriptSteps(Harmless):
         if self._has_events or self.step > WARMUP_STEPS or self._lap is not None:
             return
         new_event = cuda_events()
-        if new_event is not None and not torch.cuda.is_current_stream_capturing():
+        if new_event is not None:
             self._take(self.clock.rows())
             self._has_events = True
+            with suppress(RuntimeError):  # a device without CUDA graphs
+                torch.cuda.is_current_stream_capturing()
+                self._is_recording = torch.cuda.is_current_stream_capturing
             self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
 
     def _mark(self, phase: int) -> None:
