@@ -18,8 +18,9 @@ SCRIPTS = {
     "prints bytes": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
     "what it is": """
 import os, sys, types
-print(sys.argv, sys.path[0], __name__, __file__, __spec__, __package__, __doc__, __loader__.name, __builtins__.__name__)
-print(sys.modules["__main__"].__dict__ is globals(), [name for name in ("torch", "numpy", "hydra") if name in sys.modules])
+print(sys.argv, sys.path[0], __name__, __file__, __spec__, __package__, __doc__)
+print(__loader__.name, __builtins__.__name__)
+print(sys.modules["__main__"].__dict__ is globals(), {"torch", "numpy", "hydra"} & set(sys.modules))
 """,
     "raises": """
 def inner():
@@ -64,7 +65,7 @@ time.sleep(0.1)
 print("child", flush=True)
 os._exit(0)
 """,
-    "warns of nothing": "import os, warnings; warnings.simplefilter('error'); pid = os.fork() or os._exit(0); os.wait()",
+    "warns of nothing": "import os, warnings; warnings.simplefilter('error'); os.fork() or os._exit(0); os.wait()",
 }
 
 

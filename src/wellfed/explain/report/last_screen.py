@@ -308,8 +308,8 @@ def _notes(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> 
             by_kind.setdefault(event["kind"], []).append(event)
     for kind, events in list(by_kind.items())[:_MOST_EVENTS]:
         if kind == "unseen":
-            for event in events:
-                yield from screen.sentence(str(event.get("message")), first="Unseen")
+            for unseen in events:
+                yield from screen.sentence(str(unseen.get("message")), first="Unseen")
             continue
         facts = ", ".join(f"{name}={value}" for name, value in events[0].items() if name not in _ABOUT)
         often = f", the first of {len(events)}" if len(events) > 1 else ""

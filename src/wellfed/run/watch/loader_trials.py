@@ -121,7 +121,7 @@ def _remade(loader: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _candidates(loader: Any, evidence: Evidence) -> Iterator[Mapping[str, Any]]:
-    """Yields the script's own setting, then other numbers of workers, with a longer queue and pinning where they count."""
+    """Yields the script's own setting, then other numbers of workers and a longer queue, pinned on a GPU."""
     own: dict[str, Any] = {"num_workers": loader.num_workers}
     if loader.num_workers:
         own.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)

@@ -28,7 +28,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import EventKind, PlanEntry, RunRecord, git_state
+from wellfed.record import EventKind, PlanEntry, RunRecord, SynchronisationEntry, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.watch.script_process import Script, ScriptEnd
@@ -132,6 +132,10 @@ class ScriptRecord:
         self.has_batch = True
         sizes = {name: mib(size) for name, size in by_dtype.items()}
         self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
+
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """Records the lines where the host waited for the device."""
+        self.record.synchronisations = places
 
     def trained_with(self, loader: Any, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""

@@ -27,6 +27,7 @@ from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.run.watch.script_record import ScriptRecord
+from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
 """Phases of a step, as the clock numbers them."""
@@ -93,6 +94,8 @@ class ScriptSteps(Harmless):
         self._is_in_optimizer = False
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
+        self._search: SynchronisationSearch | None = None
+        """Search for lines that wait for the device, in the first steps of an optimizer."""
         self._group: list[StepRow] = []
         self._num_ended = self._num_taken = self._num_dropped = 0
         """Laps that ended, whose rows were taken, and whose rows are dropped."""
@@ -101,6 +104,8 @@ class ScriptSteps(Harmless):
     def abandon(self) -> None:
         """Marks nothing more."""
         self.is_off = True
+        if self._search is not None:
+            self._search.close()
 
     # Batches
 
@@ -321,14 +326,20 @@ class ScriptSteps(Harmless):
         is_due = self.clock.end(step=0, samples=lap.samples, micro_batch=lap.samples, num_micro=int(is_whole))
         if lap.loader is not None:
             self._record.trained_with(lap.loader, lap.samples)
+        if self._search is not None and self.level == Level.optimizer and is_whole:
+            self._search.step_ended()
         if is_due or self._num_ended <= WARMUP_STEPS + 1:
             self._take(self.clock.rows())
 
     def _pause(self) -> None:
+        if self._search is not None:
+            self._search.pause()
         self._record.enter("validate")
         self.clock.interrupt()
 
     def _resume(self) -> None:
+        if self._search is not None:
+            self._search.go_on()
         self._record.enter("train")
 
     def _take(self, rows: Sequence[StepRow]) -> None:
@@ -358,6 +369,7 @@ class ScriptSteps(Harmless):
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
+            self._search = SynchronisationSearch(self._record.synchronised)
             self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
 
     def _mark(self, phase: int) -> None:
@@ -372,7 +384,7 @@ class ScriptSteps(Harmless):
             return
         if self._lap is not None:
             self._close(self._lap)
-        self.is_off = True
+        self.abandon()
         if self._has_events:
             torch.cuda.synchronize()
         self._take(self.clock.rows(wait=True))

@@ -215,7 +215,7 @@ class TorchMarks:
         own, steps = vars(kind).get("__call__"), self._steps
 
         def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
-            call = super(kind, module).__call__ if own is None else own.__get__(module)
+            call = (super(kind, module).__call__) if own is None else own.__get__(module)  # type: ignore[misc]
             if torch.compiler.is_compiling() or self._is_within or steps.is_off:
                 return call(*arguments, **named)
             self._is_within = True

@@ -69,7 +69,7 @@ for iter_num in range(max_iters):
         group["lr"] = learning_rate * (1 + math.cos(math.pi * iter_num / max_iters)) / 2
     if iter_num % eval_interval == 0:
         print(f"step {iter_num}: loss {estimate_loss():.4f}")
-    for micro_step in range(accumulation):
+    for _ in range(accumulation):
         logits, loss = model(X, Y)
         X, Y = get_batch()
         (loss / accumulation).backward()

@@ -1,4 +1,4 @@
-"""A reference script of image classification: functions for an epoch and for its evaluation, metric meters, arguments."""
+"""A reference script of image classification: functions for an epoch and for its evaluation, arguments."""
 
 import argparse
 import random
