@@ -370,3 +370,21 @@ def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver
     assert record.time["host_frac"] > 0.5
     assert (record.time["copy_frac"] or 0) < 0.2
     assert "slow_callbacks" in findings_of(record)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_lines_that_wait_for_the_card_are_named(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    card = on_card(tmp_path, fake_driver, launch_us=100, kernel_us=100)
+    words = ["--images", "1200", "--epochs", "1", "--item"]
+    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    assert done.returncode == 0, done.stderr
+    (number,) = [
+        number
+        for number, line in enumerate((SCRIPTS / "classify.py").read_text().splitlines(), 1)
+        if line.strip() == "loss.item()"
+    ]
+    places = record_of(tmp_path).synchronisations
+    assert places is not None
+    found = {place["place"].rpartition("/")[2]: place["per_step"] for place in places}
+    assert found[f"classify.py:{number}"] == 1
+    assert all(place.startswith("classify.py:") for place in found)
