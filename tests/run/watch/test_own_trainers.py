@@ -118,14 +118,18 @@ def test_a_loop_of_accelerate(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_an_error_within_the_block(tmp_path: Path) -> None:
-    model = Classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="bad batch"), AccelerateWatch("loop", tmp_path):
-        for number, batch in enumerate(DataLoader(Slow(), batch_size=4)):
-            model(**batch)["loss"].backward()
-            optimizer.step()
-            if number == 30:
-                raise ValueError("bad batch")
+    def train() -> None:
+        model = Classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with AccelerateWatch("loop", tmp_path):
+            for number, batch in enumerate(DataLoader(Slow(), batch_size=4)):
+                model(**batch)["loss"].backward()
+                optimizer.step()
+                if number == 30:
+                    raise ValueError("bad batch")
+
+    with pytest.raises(ValueError, match="bad batch"):
+        train()
     record, _ = run_of(tmp_path)
     assert record.status == "failed"
     assert record.error is not None

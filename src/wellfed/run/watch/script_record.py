@@ -43,6 +43,16 @@ _FEWEST_STEPS = 4
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
+class SeenLoader:
+    """Settings of a DataLoader of the script, which itself may be gone while its iterator is in use."""
+
+    def __init__(self, loader: Any, *, is_kept: bool) -> None:
+        self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.loader = loader if is_kept else None
+        """The DataLoader itself, if it is kept for trials."""
+
+
 class ScriptRecord:
     """Record and files of one script, from the first sign of a training on.
 
@@ -52,16 +62,14 @@ class ScriptRecord:
     """
 
     def __init__(self, script: Script, log_dir: Path, *, origin_s: float, keeps_loader: bool = False) -> None:
-        self.script, self.origin_s, self._keeps_loader = script, origin_s, keeps_loader
+        self.script, self.origin_s, self.keeps_loader = script, origin_s, keeps_loader
         self._log_dir = log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
         self.has_batch = False
-        self._samples_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._loader_id, self._settings = 0, dict[str, Any]()
-        """The DataLoader that most samples of training came from, and its settings."""
-        self.loader: Any = None
-        """The same DataLoader, if it is to be kept for trials."""
+        self._samples_of: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
+        self._seen: SeenLoader | None = None
+        """The DataLoader that most samples of training came from."""
         self._watching = ExitStack()
         self._rss_before = self._peak_rss()
         self.is_begun = self.is_open = False
@@ -137,14 +145,16 @@ class ScriptRecord:
         """Records the lines where the host waited for the device."""
         self.record.synchronisations = places
 
-    def trained_with(self, loader: Any, samples: int) -> None:
+    def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
         count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
-        if id(loader) != self._loader_id and count >= max(self._samples_of.values()):
-            self._loader_id = id(loader)
-            self._settings = {name: getattr(loader, name, None) for name in _SETTINGS}
-            self._batch_size = getattr(loader, "batch_size", None)
-            self.loader = loader if self._keeps_loader else None
+        if loader is not self._seen and count >= max(self._samples_of.values()):
+            self._seen = loader
+
+    @property
+    def loader(self) -> Any:
+        """The DataLoader that most samples of training came from, if it is kept."""
+        return None if self._seen is None else self._seen.loader
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Records how the script computes, and the parameters that its optimizer has."""
@@ -236,19 +246,19 @@ class ScriptRecord:
 
     @property
     def _unit(self) -> str:
-        return "samples" if self._settings else "steps"
+        return "steps" if self._seen is None else "samples"
 
     def _add_settings(self) -> None:
-        found, because = self._settings, "of the script's DataLoader"
-        if not found:
+        if self._seen is None:
             return
+        found, because = self._seen.settings, "of the script's DataLoader"
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
         accelerator = "gpu" if cuda_events() is not None else "cpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
-        workload = {"sample_unit": self._unit, "effective_batch_size": self._batch_size}
+        workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
         self.record.config = {**self.record.config, "workload": workload, "loader": {"backend": "torch", **found}}
 
     def _read(self, samples: Sequence[Sample]) -> None:

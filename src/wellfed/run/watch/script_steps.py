@@ -26,7 +26,7 @@ from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
-from wellfed.run.watch.script_record import ScriptRecord
+from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
 from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
@@ -50,7 +50,7 @@ class Level(IntEnum):
 class Lap:
     """What follows one batch."""
 
-    loader: Any
+    loader: SeenLoader | None
     """DataLoader of the batch; None without one."""
     samples: int = 1
     epoch: int = 0
@@ -80,15 +80,15 @@ class ScriptSteps(Harmless):
         self._thread: int | None = None
         """Thread that trains, or the first that reads batches."""
         self._lap: Lap | None = None
-        self._asked_by: Any = None
+        self._asked_by: SeenLoader | None = None
         """DataLoader whose iteration has begun, so that the wait for its first batch is timed already."""
         self._joins = self._is_aside = False
         """The next batch joins the open lap; it belongs to no training."""
-        self._trained: WeakSet[Any] = WeakSet()
+        self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
-        self._aside: WeakSet[Any] = WeakSet()
+        self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
-        self._epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
         self._steps_of_lap = 1
         """Steps of optimizers in the latest lap that had any."""
         self._is_in_optimizer = False
@@ -110,7 +110,7 @@ class ScriptSteps(Harmless):
     # Batches
 
     @harmless
-    def iterated(self, loader: Any) -> None:
+    def iterated(self, loader: SeenLoader) -> None:
         """Marks that an iteration over a DataLoader begins, which may start workers."""
         if self._is_mine():
             self._epochs[loader] = self._epochs.get(loader, -1) + 1
@@ -118,12 +118,12 @@ class ScriptSteps(Harmless):
             self._asked_by = loader
 
     @harmless
-    def asked(self, loader: Any) -> None:
+    def asked(self, loader: SeenLoader) -> None:
         """Marks that the next batch of a DataLoader is requested."""
         if self._is_mine() and self._asked_by is not loader:
             self._ask(loader)
 
-    def _ask(self, loader: Any) -> None:
+    def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
         self._joins = self._is_aside = False
         lap = self._lap
@@ -131,7 +131,8 @@ class ScriptSteps(Harmless):
             is_unused = not (lap.is_ended or lap.has_backward or lap.loader is None)
             if is_unused and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
-                self._joins = loader in self._trained if lap.loader is loader else lap.loader not in self._aside
+                others = lap.loader not in self._aside
+                self._joins = loader in self._trained if lap.loader is loader else others
             if not self._joins:
                 self._close(lap)
         if self.level > Level.batches and (loader in self._aside or not torch.is_grad_enabled()):
@@ -144,7 +145,7 @@ class ScriptSteps(Harmless):
             self.clock.ask()
 
     @harmless
-    def got(self, loader: Any, batch: Any, took: BuildTime | None) -> None:
+    def got(self, loader: SeenLoader, batch: Any, took: BuildTime | None) -> None:
         """Marks that a batch is there.
 
         Args:
@@ -167,7 +168,7 @@ class ScriptSteps(Harmless):
         self.clock.copied()
 
     @harmless
-    def exhausted(self, loader: Any) -> None:
+    def exhausted(self, loader: SeenLoader) -> None:
         """Marks the end of an iteration. The time until the next belongs to no step."""
         if self._is_mine():
             self._asked_by = None
@@ -407,13 +408,12 @@ def _joined(rows: Sequence[StepRow], step: int) -> StepRow:
     )
 
 
-def _size(batch: Any, loader: Any) -> int:
+def _size(batch: Any, loader: SeenLoader) -> int:
     """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
     try:
         return batch_size(batch)
     except Exception:  # noqa: BLE001  a batch of any type
-        size = getattr(loader, "batch_size", None)
-        return size if isinstance(size, int) else 1
+        return loader.batch_size if isinstance(loader.batch_size, int) else 1
 
 
 def world_size() -> int:

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -24,14 +24,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from wellfed.batches import BuildTime
 from wellfed.monitor.loop_watch import cuda_events
-from wellfed.run.watch.script_record import ScriptRecord
+from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
 _DESCRIBED_AT = 4
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
-COMPILED = "The model is compiled in place: its forward pass is not told apart from what comes before."
+COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
 
 
@@ -41,8 +41,8 @@ class TorchMarks:
     def __init__(self, steps: ScriptSteps, record: ScriptRecord) -> None:
         self._steps, self._record = steps, record
         self._undo = ExitStack()
-        self._loaders: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
-        """Iterator -> reference to its DataLoader."""
+        self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
+        """DataLoaders and their iterators."""
         self._searched: set[int] = set()
         """Ids of the optimizers whose modules were searched for."""
         self._classes: set[type] = set()
@@ -90,25 +90,27 @@ class TorchMarks:
         self._undo.callback(restore)
 
     def _iterates(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps, loaders = self._steps, self._loaders
+        steps, seen = self._steps, self._seen
 
         def iterate(loader: Any) -> Any:
             if steps.is_off:
                 return original(loader)
             self._watch_copies()
-            steps.iterated(loader)
+            known = seen.get(loader)
+            if known is None:
+                known = seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+            steps.iterated(known)
             found = original(loader)
-            loaders[found] = ref(loader)
+            seen[found] = known
             return found
 
         return iterate
 
     def _takes(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps, loaders = self._steps, self._loaders
+        steps, seen = self._steps, self._seen
 
         def take(iterator: Any) -> Any:
-            known = None if steps.is_off else loaders.get(iterator)
-            loader = None if known is None else known()
+            loader = None if steps.is_off else seen.get(iterator)
             if loader is None:
                 return original(iterator)
             steps.asked(loader)
@@ -119,7 +121,7 @@ class TorchMarks:
                 steps.exhausted(loader)
                 raise
             took = None
-            if loader.num_workers == 0:
+            if loader.settings["num_workers"] == 0:
                 cpu_ms = 1e3 * (time.thread_time() - cpu_began_s)
                 took = BuildTime(1e3 * (time.perf_counter() - began_s), cpu_ms)
             steps.got(loader, batch, took)

@@ -236,7 +236,7 @@ def test_the_nearest_line_of_the_users_is_named_else_that_of_a_library_else_ours
     assert place_of(frames(torchs, "/home/me/model.py", torchs, ours, "/home/me/train.py")) == "/home/me/model.py:2"
     assert place_of(frames(library, torchs, "/home/me/model.py", ours)) == "/home/me/model.py:3"
     assert place_of(frames(torchs, library, ours, "/home/me/train.py")) == "metrics/mean.py:2"
-    assert place_of(frames(torchs, ours, library)) == "wellfed/train/lightning/callbacks/synchronisations.py:2"
+    assert place_of(frames(torchs, ours, library)) == "wellfed/train/step/synchronisation_search.py:2"
     assert place_of(frames(torchs, compiled, "/home/me/model.py")) is None
     assert place_of(frames("/home/me/model.py", compiled)) == "/home/me/model.py:1"  # not compiled, called from there
     assert place_of(frames(torchs)) is place_of(None) is None
