@@ -96,6 +96,18 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert record.process["parameter_tensors"] == 28
 
 
+def test_nothing_is_compiled_again(tmp_path: Path) -> None:
+    """Nor are there other graphs, or a trace of the watch in saved, scripted and copied models. Its loaders are gone
+    while they are iterated over."""
+    alone = ended("-W", "ignore", SCRIPTS / "compiled.py", cwd=tmp_path)
+    watched = ended("-W", "ignore", *WATCH, SCRIPTS / "compiled.py", cwd=tmp_path)
+    assert alone.stdout.count("'unique_graphs': 1") == 3
+    assert (watched.returncode, watched.stdout) == (0, alone.stdout)
+    assert "is compiled: its forward pass is not told apart" in watched.stderr
+    assert "No DataLoader" not in watched.stderr
+    assert record_of(tmp_path).samples == 4 * 2 * 80
+
+
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A script whose training process reads slowly stored pictures itself."""

@@ -166,6 +166,10 @@ class ScriptRecord:
             "busy_threads": [],
         }
 
+    def data_parallel(self, module: str, devices: int) -> None:
+        """Records that one process drives several GPUs."""
+        self.journal.event("data_parallel", module=module, devices=devices)
+
     def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> None:
         """Writes finished steps.
 

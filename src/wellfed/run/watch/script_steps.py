@@ -86,6 +86,8 @@ class ScriptSteps(Harmless):
         """The next batch joins the open lap; it belongs to no training."""
         self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
+        self._feeds: SeenLoader | None = None
+        """The latest of them."""
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
@@ -225,7 +227,8 @@ class ScriptSteps(Harmless):
         lap = self._training_lap()
         lap.has_backward = lap.is_copied = True
         self._raise_to(Level.backward)
-        if lap.loader is not None:
+        if lap.loader is not None and lap.loader is not self._feeds:
+            self._feeds = lap.loader
             self._trained.add(lap.loader)
         self._resume()
         self._mark(BACKWARD)
@@ -410,6 +413,9 @@ def _joined(rows: Sequence[StepRow], step: int) -> StepRow:
 
 def _size(batch: Any, loader: SeenLoader) -> int:
     """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
+        return len(first)
     try:
         return batch_size(batch)
     except Exception:  # noqa: BLE001  a batch of any type

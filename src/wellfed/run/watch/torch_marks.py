@@ -192,6 +192,8 @@ class TorchMarks:
         has_compiled = _has_compiled()
         for module in modules:
             kind = type(module)
+            if isinstance(module, torch.nn.DataParallel):
+                self._record.data_parallel(kind.__name__, len(module.device_ids))
             self._is_compiled |= _is_compiled(module)
             if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
                 self._record.note(COMPILED)

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wellfed.errors import reason_of
 from wellfed.ranks import own_rank
+from wellfed.run.folder.log import StderrHandler
 from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
 
 if TYPE_CHECKING:  # imports torch
@@ -45,7 +46,7 @@ class WatchedScript:
         self._num_forks = 0
         self.problem = ""
         """Reason why nothing is watched."""
-        self._handler = logging.StreamHandler(_Stderr())
+        self._handler = StderrHandler()
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
         self._propagates = _LOG.propagate
@@ -134,13 +135,6 @@ class WatchedScript:
                 _LOG.warning("the watch has failed (%s); the script is not affected.", self.problem)
 
         return called
-
-
-class _Stderr:
-    """Stream that writes to the current ``sys.stderr``, which a progress bar may have replaced."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stderr, name)
 
 
 def _short(folder: Path) -> Path:
