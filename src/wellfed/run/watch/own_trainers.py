@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.run.watch.watched_script import WatchedScript
@@ -17,10 +17,8 @@ class AccelerateWatch:
     """Watch of the training within a ``with`` block: ``with AccelerateWatch():`` around the loop.
 
     The first process watches. It leaves a run folder, and shows the last screen on stderr. For a loop that Accelerate,
-    or no library at all, has prepared.
+    or no library at all, has prepared. Within another watch it does nothing.
     """
-
-    _at_work: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None, log_dir: str | Path = "logs") -> None:
         """
@@ -32,10 +30,6 @@ class AccelerateWatch:
         self._watched: WatchedScript | None = None
 
     def __enter__(self) -> Self:
-        if AccelerateWatch._at_work:
-            print("wellfed: another watch is at work in this process; this one does nothing.", file=sys.stderr)
-            return self
-        AccelerateWatch._at_work = True
         self._watched = WatchedScript(Script(self._name), self._log_dir)
         self._watched.start()
         return self
@@ -45,7 +39,6 @@ class AccelerateWatch:
     ) -> None:
         watched, self._watched = self._watched, None
         if watched is not None:
-            AccelerateWatch._at_work = False
             watched.finish(ScriptEnd(0 if error is None else 1, error))
 
 

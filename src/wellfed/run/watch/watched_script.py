@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from wellfed.errors import reason_of
 from wellfed.ranks import own_rank
@@ -36,6 +36,9 @@ class WatchedScript:
         predicts: whether to time the script's DataLoader with other settings at the end.
     """
 
+    _at_work: ClassVar[bool] = False
+    """Whether a watch of this process has begun and not ended."""
+
     def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False) -> None:
         self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
         self._origin_s = time.monotonic()
@@ -44,18 +47,20 @@ class WatchedScript:
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
         self._num_forks = 0
-        self.problem = ""
+        self._problem = ""
         """Reason why nothing is watched."""
+        self._is_inner = False
         self._handler = StderrHandler()
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
         self._propagates = _LOG.propagate
 
     def start(self) -> None:
-        """Begins the watch once torch is imported."""
-        if own_rank() > 0:
-            self.problem = "another rank is watched"
+        """Begins the watch once torch is imported. Does nothing within another watch, or on another rank."""
+        self._is_inner = WatchedScript._at_work
+        if self._is_inner or own_rank() > 0:
             return
+        WatchedScript._at_work = True
         _LOG.addHandler(self._handler)
         _LOG.propagate = False  # the script's own log must not hold our messages
         if hasattr(os, "register_at_fork"):
@@ -74,7 +79,10 @@ class WatchedScript:
 
     def finish(self, end: ScriptEnd) -> None:
         """Ends the watch, completes the files, and shows the last screen on stderr."""
-        if os.getpid() == self._pid and own_rank() == 0:
+        if self._is_inner or own_rank() > 0:
+            return
+        WatchedScript._at_work = False
+        if os.getpid() == self._pid:
             self._safely(lambda: self._finish(end))()
         _LOG.removeHandler(self._handler)
         _LOG.propagate = self._propagates
@@ -105,7 +113,7 @@ class WatchedScript:
             show_trials(console, record.loader, evidence)
 
     def _show_nothing_seen(self) -> None:
-        why = self.problem
+        why = self._problem
         if not why and self._record is None:
             why = "it did not import torch"
         elif not why:
@@ -131,8 +139,8 @@ class WatchedScript:
             try:
                 call()
             except Exception as error:  # noqa: BLE001  the script is not ours to end
-                self.problem = reason_of(error)
-                _LOG.warning("the watch has failed (%s); the script is not affected.", self.problem)
+                self._problem = reason_of(error)
+                _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
 
         return called
 
