@@ -70,7 +70,14 @@ os._exit(0)
 
 
 def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
-    done = subprocess.run([sys.executable, *command], cwd=cwd, env=environment(), capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  ignored in the background
+    )
     return done.returncode, done.stdout, done.stderr.decode()
 
 
