@@ -76,7 +76,7 @@ def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
         env=environment(),
         capture_output=True,
         timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  ignored in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return done.returncode, done.stdout, done.stderr.decode()
 

@@ -238,6 +238,58 @@ if __name__ == "__main__":
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_daemon_is_watched_where_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import os
+if os.fork():
+    os._exit(0)
+os.setsid()
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+print("trained")
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "Report   logs" in done.stderr
+    assert record_of(tmp_path).steps == 30
+
+
+@pytest.mark.slow
+def test_beside_a_profiler_and_other_watches(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+from wellfed import AccelerateWatch, GPUWatch
+sys.setprofile(lambda *event: None)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(200, 4)), batch_size=4)
+with GPUWatch(quiet=True) as watch, AccelerateWatch(), profile(activities=[ProfilerActivity.CPU]) as found:
+    for (x,) in watch.batches(loader):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+print(loss.item(), watch.summary["steps"])
+names = ("Optimizer.step", "enumerate")
+print({event.key: event.count for event in found.key_averages() if event.key.startswith(names)})
+"""
+    )
+    alone, done = ended("train.py", cwd=tmp_path), ended(*WATCH, "--log-dir", "two", "train.py", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+    (run,) = (tmp_path / "two" / "watch" / "runs").iterdir()
+    assert RunRecord.read(run).steps == 50
+
+
 @pytest.mark.parametrize(
     "how",
     [
