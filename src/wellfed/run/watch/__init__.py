@@ -3,7 +3,8 @@
 Nothing here imports torch or numpy before the script does, and nothing imports Lightning or Hydra. Start from
 `watched_script.WatchedScript`; the command ``watch`` runs a script by `script_process.run`.
 
-    script_process -> watched_script -> torch_marks -> script_steps -> script_record
-    in code                             own_trainers
-    --predict                           loader_trials
+    a script     script_process
+    its steps    watched_script -> torch_marks -> script_steps -> rows_of_steps, script_record
+    in code      own_trainers, trainer_watch
+    --predict    loader_trials
 """

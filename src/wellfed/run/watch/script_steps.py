@@ -1,10 +1,11 @@
 """Makes steps of what a script does: batches, backward passes, steps of optimizers.
 
-A *lap* is what follows one batch of a DataLoader up to the next batch. A step is one lap, or several if gradients are
-accumulated. Laps without a backward pass are a validation. Without a DataLoader a lap begins with a forward pass.
+An *iteration* is what follows one batch of a DataLoader up to the next. A step is one iteration, or several if
+gradients are accumulated. Iterations without a backward pass are a validation. Without a DataLoader, an iteration
+begins with a forward pass.
 
-Three levels: before any backward pass each batch counts as a step; then each lap with a backward pass; and from the
-first step of an optimizer on, laps up to such a step. Steps of a lower level are dropped when a higher one is reached.
+Three levels: before any backward pass, each batch counts as a step. Then each iteration with a backward pass does. From
+the first step of an optimizer on, the iterations up to such a step do. Reaching a level drops the steps so far.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,7 +26,8 @@ import torch
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import cuda_events
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.run.watch.rows_of_steps import RowsOfSteps
 from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
 from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
@@ -47,7 +49,7 @@ class Level(IntEnum):
 
 
 @dataclass(slots=True)
-class Lap:
+class Iteration:
     """What follows one batch."""
 
     loader: SeenLoader | None
@@ -76,14 +78,14 @@ class ScriptSteps(Harmless):
         self._is_recording: Callable[[], bool] = lambda: False
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self.level = Level.batches
-        self.step, self._ranks = 0, 1
+        self._ranks = 1
         self._thread: int | None = None
         """Thread that trains, or the first that reads batches."""
-        self._lap: Lap | None = None
+        self._iteration: Iteration | None = None
         self._asked_by: SeenLoader | None = None
-        """DataLoader whose iteration has begun, so that the wait for its first batch is timed already."""
+        """DataLoader over which a pass has begun, so that the wait for its first batch is timed already."""
         self._joins = self._is_aside = False
-        """The next batch joins the open lap; it belongs to no training."""
+        """The next batch joins the open iteration; it belongs to no training."""
         self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
         self._feeds: SeenLoader | None = None
@@ -91,16 +93,14 @@ class ScriptSteps(Harmless):
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
-        self._steps_of_lap = 1
-        """Steps of optimizers in the latest lap that had any."""
+        self._steps_of_iteration = 1
+        """Steps of optimizers in the latest iteration that had any."""
         self._is_in_optimizer = False
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
         self._search: SynchronisationSearch | None = None
         """Search for lines that wait for the device, in the first steps of an optimizer."""
-        self._group: list[StepRow] = []
-        self._num_ended = self._num_taken = self._num_dropped = 0
-        """Laps that ended, whose rows were taken, and whose rows are dropped."""
+        self._rows = RowsOfSteps()
         self.is_off = False
 
     def abandon(self) -> None:
@@ -113,7 +113,7 @@ class ScriptSteps(Harmless):
 
     @harmless
     def iterated(self, loader: SeenLoader) -> None:
-        """Marks that an iteration over a DataLoader begins, which may start workers."""
+        """Marks that a pass over a DataLoader begins, which may start workers."""
         if self._is_mine():
             self._epochs[loader] = self._epochs.get(loader, -1) + 1
             self._ask(loader)
@@ -128,15 +128,15 @@ class ScriptSteps(Harmless):
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
         self._joins = self._is_aside = False
-        lap = self._lap
-        if lap is not None:
-            is_unused = not (lap.is_ended or lap.has_backward or lap.loader is None)
+        iteration = self._iteration
+        if iteration is not None:
+            is_unused = not (iteration.is_ended or iteration.has_backward or iteration.loader is None)
             if is_unused and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
-                others = lap.loader not in self._aside
-                self._joins = loader in self._trained if lap.loader is loader else others
+                others = iteration.loader not in self._aside
+                self._joins = loader in self._trained if iteration.loader is loader else others
             if not self._joins:
-                self._close(lap)
+                self._close(iteration)
         if self.level > Level.batches and (loader in self._aside or not torch.is_grad_enabled()):
             self._is_aside = True
             self._pause()
@@ -159,19 +159,19 @@ class ScriptSteps(Harmless):
         if self._is_aside:
             return
         self.clock.got()
-        size, lap = _size(batch, loader), self._lap
-        if not self._joins or lap is None:
-            self._lap = lap = Lap(loader, size, self._epochs.get(loader, 0), took)
+        size, iteration = _size(batch, loader), self._iteration
+        if not self._joins or iteration is None:
+            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took)
             if not self._record.has_batch:
                 self._record.batch(bytes_by_dtype(batch))
-        elif lap.loader is loader:
-            lap.samples += size
-        self.clock.copy_begins(lap.epoch, lap.took)
+        elif iteration.loader is loader:
+            iteration.samples += size
+        self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
 
     @harmless
     def exhausted(self, loader: SeenLoader) -> None:
-        """Marks the end of an iteration. The time until the next belongs to no step."""
+        """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
             self._asked_by = None
             self.clock.interrupt()
@@ -181,22 +181,22 @@ class ScriptSteps(Harmless):
     @harmless
     def copying(self, *, is_done: bool) -> None:
         """Marks a copy from host to device."""
-        lap = self._lap
-        if not self._is_mine() or lap is None or lap.is_copied or lap.is_ended:
+        iteration = self._iteration
+        if not self._is_mine() or iteration is None or iteration.is_copied or iteration.is_ended:
             return
         if is_done:
-            lap.has_copy = True
+            iteration.has_copy = True
             self.clock.copied()
-        elif not lap.has_copy:  # what the script did with the batch before is no copy
-            self.clock.copy_begins(lap.epoch, lap.took)
+        elif not iteration.has_copy:  # what the script did with the batch before is no copy
+            self.clock.copy_begins(iteration.epoch, iteration.took)
 
     @harmless
     def forward(self, *, is_done: bool = False) -> None:
         """Marks begin or end of the outermost module's forward pass."""
         if not self._is_mine() or self._is_aside:
             return
-        lap = self._lap
-        is_between = lap is None or (lap.loader is None and lap.is_ended)
+        iteration = self._iteration
+        is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
         if not torch.is_grad_enabled():
             self._num_without_grad += is_between and not is_done
             if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
@@ -204,12 +204,12 @@ class ScriptSteps(Harmless):
             return
         self._num_without_grad = 0
         if is_between and not is_done:
-            if lap is not None:
-                self._close(lap)
-            lap = self._begin_without_loader()
-        if lap is not None and not lap.is_copied:
-            lap.is_copied = True
-            if not lap.has_copy:
+            if iteration is not None:
+                self._close(iteration)
+            iteration = self._begin_without_loader()
+        if iteration is not None and not iteration.is_copied:
+            iteration.is_copied = True
+            if not iteration.has_copy:
                 self.clock.copied()
         self._mark(OTHER if is_done else FORWARD)
 
@@ -217,19 +217,19 @@ class ScriptSteps(Harmless):
     def backward(self, *, is_done: bool = False) -> None:
         """Marks begin or end of a backward pass."""
         if self.level == Level.batches and self._thread not in (None, threading.get_ident()):
-            self._thread, self._lap = threading.get_ident(), None
+            self._thread, self._iteration = threading.get_ident(), None
             self._record.note(OTHER_THREAD)
         if not self._is_mine():
             return
         if is_done:
             self._mark(OPTIMIZER if self._is_in_optimizer else OTHER)
             return
-        lap = self._training_lap()
-        lap.has_backward = lap.is_copied = True
+        iteration = self._training_iteration()
+        iteration.has_backward = iteration.is_copied = True
         self._raise_to(Level.backward)
-        if lap.loader is not None and lap.loader is not self._feeds:
-            self._feeds = lap.loader
-            self._trained.add(lap.loader)
+        if iteration.loader is not None and iteration.loader is not self._feeds:
+            self._feeds = iteration.loader
+            self._trained.add(iteration.loader)
         self._resume()
         self._mark(BACKWARD)
 
@@ -242,38 +242,38 @@ class ScriptSteps(Harmless):
         if not is_done:
             self._mark(OPTIMIZER)
             return
-        lap = self._training_lap()
-        lap.num_steps += 1
-        lap.is_copied = True
+        iteration = self._training_iteration()
+        iteration.num_steps += 1
+        iteration.is_copied = True
         self._mark(OTHER)
         self._raise_to(Level.optimizer)
-        if lap.num_steps >= self._steps_of_lap and not lap.is_ended:
-            self._end(lap)
+        if iteration.num_steps >= self._steps_of_iteration and not iteration.is_ended:
+            self._end(iteration)
 
     @harmless
     def replayed(self) -> None:
         """Marks that a CUDA graph was replayed, which may hold a whole step."""
-        if self._is_mine() and self._lap is not None and not self._lap.is_ended:
-            self._lap.has_replay = True
+        if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
+            self._iteration.has_replay = True
             self._record.note(GRAPHS)
 
     @harmless
     def saving(self, *, is_done: bool) -> None:
         """Marks begin or end of writing a file with torch.save, whose time belongs to no step."""
-        if not self._is_mine() or self.step == 0:
+        if not self._is_mine() or self._rows.step == 0:
             return
-        if self._lap is not None and self._lap.num_steps and not self._lap.is_ended:
-            self._end(self._lap)
+        if self._iteration is not None and self._iteration.num_steps and not self._iteration.is_ended:
+            self._end(self._iteration)
         if is_done:
             self._record.checkpoint_ends()
         else:
             self._record.checkpoint_begins()
         self.clock.interrupt()
 
-    def _training_lap(self) -> Lap:
-        return self._begin_without_loader() if self._lap is None else self._lap
+    def _training_iteration(self) -> Iteration:
+        return self._begin_without_loader() if self._iteration is None else self._iteration
 
-    def _begin_without_loader(self) -> Lap:
+    def _begin_without_loader(self) -> Iteration:
         self._record.begin()
         if not self._trained:
             self._record.note(NO_LOADER)
@@ -283,10 +283,10 @@ class ScriptSteps(Harmless):
         self.clock.got()
         self.clock.copy_begins(0)
         self.clock.copied()
-        self._lap = Lap(None, samples=0 if self._trained else 1, is_copied=True)
-        return self._lap
+        self._iteration = Iteration(None, samples=0 if self._trained else 1, is_copied=True)
+        return self._iteration
 
-    # Laps
+    # Iterations and their steps
 
     def _is_mine(self) -> bool:
         """Returns whether this thread is the one to watch, and no CUDA graph is being recorded in it."""
@@ -304,36 +304,35 @@ class ScriptSteps(Harmless):
         """Drops the steps of a lower level, once more is seen of the training."""
         if level > self.level:
             self.level = level
-            self._group.clear()
-            self._num_dropped = self._num_ended
-            if self.step:
-                self.step = 0
+            if self._rows.start_again():
                 self._record.start_again()
 
-    def _close(self, lap: Lap) -> None:
-        """Ends a lap with the request of the next batch."""
-        self._lap = None
-        if lap.num_steps:
-            self._steps_of_lap = lap.num_steps
-        if lap.is_ended:
+    def _close(self, iteration: Iteration) -> None:
+        """Ends an iteration with the request of the next batch."""
+        self._iteration = None
+        if iteration.num_steps:
+            self._steps_of_iteration = iteration.num_steps
+        if iteration.is_ended:
             return
-        if lap.num_steps or lap.has_backward or lap.has_replay or self.level == Level.batches:
-            self._end(lap)
-        elif lap.loader is not None:
-            self._aside.add(lap.loader)
+        if iteration.num_steps or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
+            self._end(iteration)
+        elif iteration.loader is not None:
+            self._aside.add(iteration.loader)
             self._pause()
 
-    def _end(self, lap: Lap) -> None:
-        lap.is_ended = True
-        self._num_ended += 1
-        is_whole = lap.num_steps > 0 or lap.has_replay or self.level < Level.optimizer
-        is_due = self.clock.end(step=0, samples=lap.samples, micro_batch=lap.samples, num_micro=int(is_whole))
-        if lap.loader is not None:
-            self._record.trained_with(lap.loader, lap.samples)
+    def _end(self, iteration: Iteration) -> None:
+        iteration.is_ended = True
+        self._rows.num_ended += 1
+        is_whole = iteration.num_steps > 0 or iteration.has_replay or self.level < Level.optimizer
+        is_due = self.clock.end(
+            step=0, samples=iteration.samples, micro_batch=iteration.samples, num_micro=int(is_whole)
+        )
+        if iteration.loader is not None:
+            self._record.trained_with(iteration.loader, iteration.samples)
         if self._search is not None and self.level == Level.optimizer and is_whole:
             self._search.step_ended()
-        if is_due or self._num_ended <= WARMUP_STEPS + 1:
-            self._take(self.clock.rows())
+        if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
+            self._take()
 
     def _pause(self) -> None:
         if self._search is not None:
@@ -346,29 +345,19 @@ class ScriptSteps(Harmless):
             self._search.go_on()
         self._record.enter("train")
 
-    def _take(self, rows: Sequence[StepRow]) -> None:
-        """Passes on finished steps, each made of the rows of its laps."""
-        found = []
-        for row in rows:
-            self._num_taken += 1
-            if self._num_taken <= self._num_dropped:
-                continue
-            self._group.append(row)
-            if row.num_micro:
-                self.step += 1
-                found.append(_joined(self._group, self.step))
-                self._group = []
-        if found:
+    def _take(self, *, wait: bool = False) -> None:
+        """Passes on finished steps; with ``wait`` the device is idle, and all of them are finished."""
+        if found := self._rows.joined(self.clock.rows(wait=wait)):
             self._ranks = max(self._ranks, world_size())  # at the end the group may be gone
             self._record.steps(found, self._ranks)
 
     def _use_events(self) -> None:
         """Times steps by events of the device from here on, once the script uses one."""
-        if self._has_events or self.step > WARMUP_STEPS or self._lap is not None:
+        if self._has_events or self._rows.step > WARMUP_STEPS or self._iteration is not None:
             return
         new_event = cuda_events()
         if new_event is not None:
-            self._take(self.clock.rows())
+            self._take()
             self._has_events = True
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
@@ -378,37 +367,20 @@ class ScriptSteps(Harmless):
 
     def _mark(self, phase: int) -> None:
         mark: Callable[[tuple[int, float]], None] | None = getattr(self.clock, "mark", None)
-        if mark is not None and self._lap is not None and not self._lap.is_ended:
+        if mark is not None and self._iteration is not None and not self._iteration.is_ended:
             mark((phase, time.monotonic()))
 
     @harmless
     def finish(self) -> None:
-        """Ends the last lap, and waits for the device to pass all steps."""
+        """Ends the last iteration, and waits for the device to pass all steps."""
         if self.is_off:
             return
-        if self._lap is not None:
-            self._close(self._lap)
+        if self._iteration is not None:
+            self._close(self._iteration)
         self.abandon()
         if self._has_events:
             torch.cuda.synchronize()
-        self._take(self.clock.rows(wait=True))
-
-
-def _joined(rows: Sequence[StepRow], step: int) -> StepRow:
-    """Returns the row of a step from the rows of its laps."""
-    last, warmup = rows[-1], step <= WARMUP_STEPS
-    if len(rows) == 1:
-        return last._replace(step=step, warmup=warmup)
-    sums: dict[str, Any] = {}
-    for name in StepRow._fields:
-        if name.endswith("_ms") and name != "slowest_ms":
-            known = [value for row in rows if (value := getattr(row, name)) is not None]
-            sums[name] = sum(known) if known else None
-    samples = sum(row.samples for row in rows)
-    micro_batch = max(row.micro_batch for row in rows)
-    return last._replace(
-        **sums, step=step, samples=samples, micro_batch=micro_batch, num_micro=len(rows), warmup=warmup
-    )
+        self._take(wait=True)
 
 
 def _size(batch: Any, loader: SeenLoader) -> int:
