@@ -150,6 +150,7 @@ def train_loop(config: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_of_ray(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.train", exc_type=ImportError)
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

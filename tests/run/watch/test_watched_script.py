@@ -234,7 +234,7 @@ if __name__ == "__main__":
     done = ended(*WATCH, "train.py", cwd=tmp_path)
     assert done.stdout == "0\n"
     assert "no training was seen" in done.stderr
-    assert "it forked 1 times, and those processes were not watched" in done.stderr
+    assert "it forked 1 time, and those processes were not watched" in done.stderr
     assert not (tmp_path / "logs").exists()
 
 
@@ -463,8 +463,9 @@ def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver
 def test_lines_that_wait_for_the_card_are_named(tmp_path: Path, fake_driver: FakeDriver) -> None:
     card = on_card(tmp_path, fake_driver, launch_us=100, kernel_us=100)
     words = ["--images", "1200", "--epochs", "1", "--item"]
+    alone = ended(SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
     done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
     (number,) = [
         number
         for number, line in enumerate((SCRIPTS / "classify.py").read_text().splitlines(), 1)

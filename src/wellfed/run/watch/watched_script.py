@@ -16,6 +16,7 @@ from wellfed.errors import reason_of
 from wellfed.ranks import own_rank
 from wellfed.run.folder.log import StderrHandler
 from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
+from wellfed.units import counted
 
 if TYPE_CHECKING:  # imports torch
     from wellfed.run.watch.script_record import ScriptRecord
@@ -100,7 +101,9 @@ class WatchedScript:
         if steps is not None and steps.has_failed:
             record.note("The watch failed, and saw nothing of what came later.")
         if record.record.steps == 0 and self._num_forks:
-            record.note(f"The script forked {self._num_forks} times: what those processes did was not watched.")
+            record.note(
+                f"The script forked {counted(self._num_forks, 'time')}: what those processes did was not watched."
+            )
         evidence = record.finish(end)
         from wellfed.run import screen
 
@@ -118,7 +121,11 @@ class WatchedScript:
             why = "it did not import torch"
         elif not why:
             why = "it read no DataLoader, and made no backward pass and no step of an optimizer, in this process"
-        more = f"; it forked {self._num_forks} times, and those processes were not watched" if self._num_forks else ""
+        more = (
+            f"; it forked {counted(self._num_forks, 'time')}, and those processes were not watched"
+            if self._num_forks
+            else ""
+        )
         print(f"wellfed watch: no training was seen: {why}{more}.", file=sys.stderr)
 
     def _forked(self) -> None:
