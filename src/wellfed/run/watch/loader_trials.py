@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,8 @@ def show_trials(console: Terminal, loader: Any, evidence: Evidence) -> None:
 def timed(loader: Any, settings: Mapping[str, Any]) -> LoaderTrial:
     """Returns the time between batches of the same data with other settings."""
     try:
-        return LoaderTrial(settings, _batch_ms(_remade(loader, settings), int(settings["num_workers"])))
+        with warnings.catch_warnings(action="ignore"):  # torch warns of more workers than CPUs
+            return LoaderTrial(settings, _batch_ms(_remade(loader, settings), int(settings["num_workers"])))
     except Exception as error:  # noqa: BLE001  data of the user, read once more
         return LoaderTrial(settings, None, type_and_line(error))
 

@@ -38,7 +38,7 @@ INTERVAL_S = 0.5
 """Seconds between readings of GPUs and host."""
 _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
-_FEWEST_STEPS = 4
+_FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
@@ -170,8 +170,8 @@ class ScriptRecord:
         """Records that one process drives several GPUs."""
         self.journal.event("data_parallel", module=module, devices=devices)
 
-    def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> None:
-        """Writes finished steps.
+    def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
+        """Writes finished steps. Returns whether that has taken long, so that the time belongs to no step.
 
         Args:
             ranks: number of processes that train together, as if each had as many samples.
@@ -186,6 +186,8 @@ class ScriptRecord:
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
             self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
+            return True
+        return False
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""

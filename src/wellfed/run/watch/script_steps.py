@@ -349,7 +349,8 @@ class ScriptSteps(Harmless):
         """Passes on finished steps; with ``wait`` the device is idle, and all of them are finished."""
         if found := self._rows.joined(self.clock.rows(wait=wait)):
             self._ranks = max(self._ranks, world_size())  # at the end the group may be gone
-            self._record.steps(found, self._ranks)
+            if self._record.steps(found, self._ranks):
+                self.clock.interrupt()
 
     def _use_events(self) -> None:
         """Times steps by events of the device from here on, once the script uses one."""

@@ -29,7 +29,7 @@ from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
-_DESCRIBED_AT = 4
+_DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."

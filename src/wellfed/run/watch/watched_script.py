@@ -105,9 +105,10 @@ class WatchedScript:
                 f"The script forked {counted(self._num_forks, 'time')}: what those processes did was not watched."
             )
         evidence = record.finish(end)
+        from wellfed.explain.report.text_table import PIPED_COLUMNS
         from wellfed.run import screen
 
-        console = screen.Terminal(stderr=True)
+        console = screen.Terminal(stderr=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
         assert record.folder is not None
         screen.show_end(console, evidence, _short(record.folder))
         if self._predicts and not end.is_interrupt:
