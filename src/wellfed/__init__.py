@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record import RunRecord as RunRecord
     from wellfed.run.load_model import load_model as load_model
+    from wellfed.run.watch.own_trainers import AccelerateWatch as AccelerateWatch
+    from wellfed.run.watch.own_trainers import RayTrainWatch as RayTrainWatch
+    from wellfed.run.watch.trainer_watch import TrainerWatch as TrainerWatch
     from wellfed.sample_rng import SampleRng as SampleRng
     from wellfed.sample_rng import seed_from as seed_from
     from wellfed.train.hugging_face import TransformersModel as TransformersModel
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AccelerateWatch": "run.watch.own_trainers",
     "ConfigError": "errors",
     "DataError": "errors",
     "Datasets": "contract",
@@ -49,9 +53,11 @@ _HOMES = {
     "GPUCurves": "monitor.gpu_curves",
     "GPUWatch": "monitor.gpu_watch",
     "LossOutput": "contract",
+    "RayTrainWatch": "run.watch.own_trainers",
     "RunRecord": "record",
     "SampleRng": "sample_rng",
     "TrainData": "contract",
+    "TrainerWatch": "run.watch.trainer_watch",
     "TransformersModel": "train.hugging_face",
     "WellfedError": "errors",
     "check_file": "data.prepared",

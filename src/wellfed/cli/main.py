@@ -47,6 +47,7 @@ COMMANDS = (
     Command("evaluate", "the metrics of a checkpoint on the test split"),
     Command("plan", "every number of a run with its reason, without running it"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
+    Command("watch", "any PyTorch script, unchanged: where its time goes, and what to change", composes=False),
     Command("doctor", "the machine, the profile it maps to, what is missing", composes=False),
     Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict", composes=False),
     Command("diagnose", "where a run lost its time, again from its files", composes=False),
@@ -67,6 +68,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command named by the first argument and returns its exit code. A user's error prints its message."""
+    if list(argv[:1]) == ["watch"]:  # exit code and output are the script's own
+        return _run(next(each for each in COMMANDS if each.name == "watch"), argv[1:])
     with in_environment():
         argv = _expanded(argv)
         asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)

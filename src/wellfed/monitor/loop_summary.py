@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wellfed.explain.diagnosis.curves.curve_verdict import CurveUtilisation
+from wellfed.explain.diagnosis.script_words import HANDOVER_MS
 from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
@@ -15,10 +16,6 @@ from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
 """Maximum number of workers that a run of wellfed starts with."""
-_HANDOVER_MS = 2.0
-"""Approximate milliseconds to hand over a batch from a worker. Steps under twice as long may get slower with workers.
-"""
-
 _BETWEEN = "logging, callbacks, values that are printed"
 _WITHOUT_WORKERS = (
     "Larger batches, or whole batches at once (a dataset with __getitems__), cost less a sample with any num_workers."
@@ -120,15 +117,15 @@ class LoopSummary:
             return "batches are built more slowly than they are used."
         if self.num_workers == 0:
             in_process = "the DataLoader builds each batch in the training process (num_workers=0)."
-            if self._step_ms() < 2 * _HANDOVER_MS:
+            if self._step_ms() < 2 * HANDOVER_MS:
                 return (
-                    f"{in_process} Workers hardly pay: each batch takes about {_HANDOVER_MS:g} ms to hand over, and a "
+                    f"{in_process} Workers hardly pay: each batch takes about {HANDOVER_MS:g} ms to hand over, and a "
                     f"step takes {self._step_ms():.2f} ms. {_WITHOUT_WORKERS}"
                 )
             return f"{in_process} Try num_workers={max(1, min(_MOST_WORKERS, int(self.cores) - 1))}."
         of = f"num_workers={self.num_workers}, on {self.cores:g} CPU cores"
         return (
             f"the DataLoader's workers can't keep up ({of}). Where building a batch takes longer than the about "
-            f"{_HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do; "
+            f"{HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do; "
             f"where it does not, use num_workers=0. {_WITHOUT_WORKERS}"
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -100,18 +98,7 @@ class Bookkeeper:
 
     def machine(self, facts: MachineFacts) -> None:
         """Records the facts of this machine."""
-        self.record.machine = {
-            "cpu": facts.cpu,
-            "cpu_quota_cores": facts.cpu_quota_cores,
-            "host_cores": os.cpu_count() or 1,
-            "ram_gib": facts.ram_gib,
-            "shm_gib": facts.shm_gib,
-            "gpus": [asdict(gpu) for gpu in facts.gpus],
-            "versions": dict(facts.versions),
-            "os": facts.os,
-            "nvml_problem": facts.nvml_problem,
-            "torch_problem": facts.torch_problem,
-        }
+        self.record.machine = facts.entry()
 
     def other_machines(self, gpus: Sequence[dict[str, Any]]) -> None:
         """Records the GPUs of the other machines of this run."""

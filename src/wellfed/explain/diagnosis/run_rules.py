@@ -54,6 +54,7 @@ from wellfed.explain.diagnosis.rules.verdict import (
     unknown,
     utilisation_swings,
 )
+from wellfed.explain.diagnosis.script_words import in_script_words, is_script
 from wellfed.explain.diagnosis.swing_text import utilisation_swing
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
@@ -120,7 +121,10 @@ def conclude(evidence: Evidence) -> None:
     """Stores swing and findings in the record of the evidence."""
     record = evidence.record
     record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
-    record.findings = [finding.entry() for finding in run_rules(evidence)]
+    found = run_rules(evidence)
+    if is_script(record):
+        found = [in_script_words(finding, record) for finding in found]
+    record.findings = [finding.entry() for finding in found]
 
 
 def run_rules(evidence: Evidence) -> list[Finding]:

@@ -21,6 +21,7 @@ from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
+from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report import run_lines
 from wellfed.explain.report.run_page import gain_of
@@ -253,7 +254,7 @@ def _speed(record: RunRecord) -> Iterator[Text]:
         top, share = show_count(ceiling["samples_per_s"]), throughput["samples_per_s"] / ceiling["samples_per_s"]
         text = f"{show_percent(share)} of {top} possible" if share < 1 else f"no slower than its ceiling of {top}"
         yield Text(f"{text} (doubtful)" if contradiction(record) else text)
-    elif record.ceiling is None and record.status == "ok":
+    elif record.ceiling is None and record.status == "ok" and not is_script(record):
         yield Text("no ceiling measured")
     if record.readiness_frac is not None:
         yield Text(f"batches ready {100 * record.readiness_frac:.0f} %")
@@ -329,7 +330,11 @@ def _advice(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) ->
         return
     learning = ", which changes what is learned" if finding["changes_learning"] else ""
     yield from screen.sentence(f"Try{gain_in_brackets(finding)}{learning}:", style="bold")
-    yield from screen.shell(next_command(record, finding["change"]))
+    if is_script(record):
+        for one in finding["change"]:
+            yield from screen.sentence(one, "   ", "bold")
+    else:
+        yield from screen.shell(next_command(record, finding["change"]))
 
 
 def _metrics(evidence: Evidence) -> Iterator[Text]:
@@ -360,6 +365,8 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
     for event in record.events:
         if event["kind"] not in (*run_lines.EVERYDAY_EVENTS, "signal"):  # the first line has it
             by_kind.setdefault(event["kind"], []).append(event)
+    for unseen in by_kind.pop("unseen", []):
+        yield from screen.sentence(str(unseen.get("message")), first="Unseen")
     told = []
     for kind, events in by_kind.items():
         often = f", the first of {len(events)}" if len(events) > 1 else ""

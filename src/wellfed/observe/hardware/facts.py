@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wellfed.observe.nvml.devices import Holder
+from wellfed.record import MachineEntry
 
 SIMULATED = "Simulated "
 """Prefix of the name of a card that is not real."""
@@ -87,6 +89,21 @@ class MachineFacts:
     def training_gpus(self) -> tuple[GpuFacts, ...]:
         """Cards that training can use: none if torch can't use them, whatever NVML shows."""
         return () if self.torch_problem is not None else self.gpus
+
+    def entry(self) -> MachineEntry:
+        """Returns ``machine`` of a run's record."""
+        return {
+            "cpu": self.cpu,
+            "cpu_quota_cores": self.cpu_quota_cores,
+            "host_cores": os.cpu_count() or 1,
+            "ram_gib": self.ram_gib,
+            "shm_gib": self.shm_gib,
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "versions": dict(self.versions),
+            "os": self.os,
+            "nvml_problem": self.nvml_problem,
+            "torch_problem": self.torch_problem,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""

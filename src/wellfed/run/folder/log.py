@@ -21,7 +21,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class StderrHandler(logging.StreamHandler[TextIO]):
     """Handler that writes to the current ``sys.stderr``, which a progress bar replaces to redraw itself."""
 
     stream = property(lambda self: sys.stderr, lambda self, stream: None)
@@ -35,7 +35,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 def log_file(path: Path) -> Iterator[None]:
     """Sends log messages and Python's warnings to the file, and this package's warnings to the terminal too."""
     root, package = logging.getLogger(), logging.getLogger("wellfed")
-    terminal = _Stderr()
+    terminal = StderrHandler()
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]

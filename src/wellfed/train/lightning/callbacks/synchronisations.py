@@ -1,160 +1,40 @@
-"""Finds lines where the host waits for the GPU within a step, by torch's debug mode during the warm-up."""
+"""Searches lines where the host waits for the GPU, in the first steps of a Trainer."""
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
-import threading
-import warnings
-from collections import Counter
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-import lightning
 import lightning.pytorch as pl
-import torch
 
-import wellfed
-from wellfed.errors import INSTALLED
 from wellfed.record import SynchronisationEntry
 from wellfed.train.lightning.callbacks.clock import is_within_step
-
-WATCHED_STEPS = 2
-"""Warm-up steps to watch; the first is skipped, since it allocates caches."""
-_SAYS = "called a synchronizing CUDA operation"
-_SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
-_OWN_THREADS = "wellfed"
-"""Prefix of the names of our threads, whose waits don't count."""
-Side = Literal["user", "wellfed", "library", "machinery"]
+from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
 
 class Synchronisations(pl.Callback):
-    """Watch from the end of the first step to the end of the third. Call `close` however training ends.
-
-    Warnings are global to the process. Other warnings, and those of our threads, are shown as usual.
+    """Search within a Trainer. Call `close` however training ends.
 
     Args:
         on_found: called once with the lines found, unless training ends before.
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
-        self._on_found: Callable[[list[SynchronisationEntry]], None] | None = on_found
-        self._places: Counter[str] = Counter()
-        self._num_ended = 0
-        self._mode_before = 0
-        self._caught: warnings.catch_warnings[None] | None = None
+        self._search = SynchronisationSearch(on_found)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._on_found is None or is_within_step(trainer):
-            return
-        self._num_ended += 1
-        if self._num_ended == 1:
-            self._watch()
-        elif self._num_ended == 1 + WATCHED_STEPS:
-            self._report()
+        if not is_within_step(trainer):
+            self._search.step_ended()
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self.pause()
+        self._search.pause()
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        if self._num_ended and self._on_found is not None:
-            self._watch()
+        self._search.go_on()
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends the watch."""
-        self._on_found = None
-        self.pause()
-
-    def _watch(self) -> None:
-        self._mode_before = torch.cuda.get_sync_debug_mode()
-        if self._mode_before != 0:  # other code uses this mode
-            self.close()
-            return
-        self._caught = warnings.catch_warnings()
-        self._caught.__enter__()
-        warnings.filterwarnings("ignore", _SAYS_OF_ITSELF)
-        warnings.filterwarnings("always", _SAYS)
-        warnings.showwarning = self._show_to(warnings.showwarning)
-        torch.cuda.set_sync_debug_mode("warn")
-
-    def pause(self) -> None:
-        """Restores mode and warnings until a validation is over."""
-        caught, self._caught = self._caught, None
-        if caught is not None:
-            torch.cuda.set_sync_debug_mode(self._mode_before)
-            caught.__exit__(None, None, None)
-
-    def _report(self) -> None:
-        on_found = self._on_found
-        self.close()
-        if on_found is not None:
-            found = self._places.most_common()
-            on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
-
-    def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
-        """Returns a replacement of ``warnings.showwarning``; ``others`` shows all other warnings."""
-
-        def show(message: Warning | str, *about: Any, **more: Any) -> None:
-            if not str(message).startswith(_SAYS):
-                others(message, *about, **more)
-            elif self._caught is not None and not threading.current_thread().name.startswith(_OWN_THREADS):
-                place = place_of(sys._getframe(1))
-                if place is not None:
-                    self._places[place] += 1
-
-        return show
-
-
-def place_of(frame: FrameType | None) -> str | None:
-    """Returns ``file:line`` of the nearest call in the user's code, else in a library that we call, else in ours.
-
-    Returns None if all frames are in torch, Lightning or compiled code.
-    """
-    of_library: str | None = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        side = side_of(name)
-        if side == "user" or (side == "library" and of_library is None):
-            place = f"{_short(name)}:{frame.f_lineno}"
-            if side == "user":
-                return place
-            of_library = place
-        elif side == "wellfed":
-            return of_library or f"wellfed/{Path(name).relative_to(_OURS)}:{frame.f_lineno}"
-        elif name.startswith(_COMPILES):
-            return None
-        frame = frame.f_back
-    return of_library
-
-
-_OURS, _TORCH, _LIGHTNING = (one.__path__[0] + os.sep for one in (wellfed, torch, lightning))
-_COMPILES = tuple(os.path.join(_TORCH, package) for package in ("_dynamo", "_inductor"))
-_PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], "<")
-
-
-@cache
-def side_of(file: str) -> Side:
-    """Returns the owner of a file's code."""
-    if file.startswith(_OURS):
-        return "wellfed"
-    if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:
-        return "machinery"
-    if not INSTALLED.isdisjoint(Path(file).parts):
-        return "library"
-    return "machinery" if file.startswith(_PYTHON) else "user"
-
-
-def _short(file: str) -> str:
-    """Returns the path relative to the working folder, or to the folder of installed packages."""
-    path = Path(file)
-    for part in INSTALLED:
-        if part in path.parts:
-            return str(Path(*path.parts[path.parts.index(part) + 1 :]))
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+        """Ends the search."""
+        self._search.close()

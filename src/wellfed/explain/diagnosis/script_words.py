@@ -1,0 +1,102 @@
+"""Words the findings of a watched script for its author, who types no overrides: ``DataLoader(num_workers=4)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.record import RunRecord
+
+HANDOVER_MS = 2.0
+"""Approximate milliseconds to receive a batch from a worker process of a DataLoader."""
+_WITHOUT_WORKERS = (
+    f"Workers hardly pay: receiving a batch from one takes about {HANDOVER_MS:g} ms. Larger batches, or whole batches "
+    "at once (a Dataset with __getitems__), cost less a sample."
+)
+_OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+"""Knobs that DataLoader has under the same name."""
+_LITERALS = {"true": "True", "false": "False", "null": "None"}
+_CODE: Mapping[str, Mapping[str, str]] = {
+    "loader.device_prefetch": {"": "x.to(device, non_blocking=True)"},
+    "loader.worker_threads": {"": "torch.set_num_threads(1) in worker_init_fn"},
+    "gpu.precision": {
+        "bf16-mixed": 'torch.autocast("cuda", torch.bfloat16)',
+        "16-mixed": 'torch.autocast("cuda", torch.float16) with torch.amp.GradScaler()',
+    },
+    "gpu.tf32": {"": 'torch.set_float32_matmul_precision("high")'},
+    "gpu.compile": {"default": "torch.compile(model)", "": 'torch.compile(model, mode="reduce-overhead")'},
+    "trainer.strategy": {"": "torch.nn.parallel.DistributedDataParallel(model)"},
+    "trainer.devices": {"": "torchrun --nproc-per-node={}"},
+    "workload.effective_batch_size": {"": "DataLoader(batch_size={})"},
+    "memory.micro_batch": {"": "DataLoader(batch_size={}) with accumulated gradients"},
+    "trainer.gradient_clip": {"": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})"},
+    "trainer.validate_every_steps": {"": "validation every {} steps"},
+    "trainer.checkpoint_every_steps": {"": "torch.save every {} steps"},
+    "trainer.log_every_steps": {"": "logging every {} steps"},
+}
+"""Knob -> value, or empty for any -> code or words for it. Knobs that are not here have no counterpart."""
+_PHRASES = (
+    ("give the run more steps (trainer.max_steps, trainer.max_epochs)", "let it run longer"),
+    (" (trainer.max_steps)", ""),
+    (" (setting up, trainer.sanity_batches)", " (setting up)"),
+    (
+        "callbacks, loggers and hooks of the model run then. debug=profiler shows which.",
+        "logging, printed values (.item()), schedulers, and batches that the script makes itself come then.",
+    ),
+    ("debug=profiler shows", "torch.profiler shows"),
+    ("fetch for whole batches", "whole batches at once (a Dataset with __getitems__)"),
+    ("augmentation in on_device", "augmentation on the GPU"),
+    (" (on_device)", ""),
+    ("(made a float in on_device)", "(made a float on the GPU)"),
+    (" With a fetch in the data, threads avoid this.", ""),
+    ("loader.skip_ids leaves them out from the start", "leave them out of the Dataset"),
+    ("loader.skip_ids leaves them out", "or leave them out of the Dataset"),
+    ("+workload.optimizer.fused=true", "fused=True"),
+    ("optimizers with fused=true", "optimizers with fused=True"),
+    ("(gpu.channels_last)", "(memory_format=torch.channels_last)"),
+    (" (gpu.precision=32-true)", ""),
+    ("gpu.allocator=expandable avoids", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids"),
+    ("trainer.devices=2 trainer.strategy=ddp gives", "DistributedDataParallel under torchrun gives"),
+    ("no ceiling was measured. Nothing", "a script's ceiling is not measured. Nothing"),
+)
+"""Words of rules -> words for a script."""
+
+
+def is_script(record: RunRecord) -> bool:
+    """Returns whether the record is a watched script's."""
+    return "script" in record.config
+
+
+def in_script_words(finding: Finding, record: RunRecord) -> Finding:
+    """Returns the finding with code instead of overrides. Workers are not advised where handing over costs as much."""
+    build_ms = finding.evidence.get("build_ms", HANDOVER_MS)
+    if finding.id == "loading_in_main_process" and isinstance(build_ms, float) and build_ms < HANDOVER_MS:
+        message = f"{in_words(finding.message)} {_WITHOUT_WORKERS}"
+        return replace(finding, message=message, change=(), gain=None, lost_frac=finding.time_lost_frac)
+    change = tuple(dict.fromkeys(_changes(finding.change, record)))
+    return replace(finding, message=in_words(finding.message), change=change)
+
+
+def in_words(message: str) -> str:
+    """Returns a message without knobs of runs of our own."""
+    for old, new in _PHRASES:
+        message = message.replace(old, new)
+    return message
+
+
+def _changes(overrides: Sequence[str], record: RunRecord) -> Iterator[str]:
+    """Yields code for overrides. All settings of the DataLoader are one change."""
+    values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    loader = {name: values[key] for name in _OF_LOADER if (key := f"loader.{name}") in values}
+    before = record.config.get("loader", {})
+    if loader.get("num_workers", "0") not in ("0", "null") and not before.get("persistent_workers"):
+        loader.setdefault("persistent_workers", "true")
+    if loader:
+        yield f"DataLoader({', '.join(f'{name}={_LITERALS.get(value, value)}' for name, value in loader.items())})"
+    for knob, value in values.items():
+        known = _CODE.get(knob)
+        if known is not None and value != "null":
+            text = known.get(value, known.get(""))
+            if text is not None:
+                yield text.format(value)

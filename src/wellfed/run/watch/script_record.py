@@ -1,0 +1,293 @@
+"""Keeps the run folder of a watched script: record, tables, readings of the machine, pages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psutil
+import torch
+
+from wellfed import __version__
+from wellfed.errors import first_line
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.report.write import write_reports
+from wellfed.masking import masked_command
+from wellfed.monitor.loop_watch import cuda_events
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler
+from wellfed.observe.telemetry.series import Phase, Sample, Summary
+from wellfed.observe.timing.step_clock import StepRow
+from wellfed.record import EventKind, PlanEntry, RunRecord, SynchronisationEntry, git_state
+from wellfed.run.folder import run_folder
+from wellfed.run.page_renewal import PageRenewal
+from wellfed.run.watch.script_process import Script, ScriptEnd
+from wellfed.units import gib, mib
+
+INTERVAL_S = 0.5
+"""Seconds between readings of GPUs and host."""
+_FOLDER = "watch"
+"""Folder of all watched scripts below the log dir."""
+_FEWEST_STEPS = 2
+"""Steps after which the record on disk has the settings of the script's loader."""
+_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+
+
+class SeenLoader:
+    """Settings of a DataLoader of the script, which itself may be gone while its iterator is in use."""
+
+    def __init__(self, loader: Any, *, is_kept: bool) -> None:
+        self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.loader = loader if is_kept else None
+        """The DataLoader itself, if it is kept for trials."""
+
+
+class ScriptRecord:
+    """Record and files of one script, from the first sign of a training on.
+
+    Args:
+        origin_s: monotonic time of the script's start.
+        keeps_loader: whether the DataLoader is kept beyond the script's own use of it.
+    """
+
+    def __init__(self, script: Script, log_dir: Path, *, origin_s: float, keeps_loader: bool = False) -> None:
+        self.script, self.origin_s, self.keeps_loader = script, origin_s, keeps_loader
+        self._log_dir = log_dir
+        self._notes: list[str] = []
+        self.folder: Path | None = None
+        self.has_batch = False
+        self._samples_of: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
+        self._seen: SeenLoader | None = None
+        """The DataLoader that most samples of training came from."""
+        self._watching = ExitStack()
+        self._rss_before = self._peak_rss()
+        self.is_begun = self.is_open = False
+        """Whether a folder was asked for, and whether it is there."""
+
+    def begin(self) -> None:
+        """Makes the folder and starts reading the machine, once."""
+        if self.is_begun:
+            return
+        self.is_begun = True
+        folder = run_folder.create(self._log_dir, _FOLDER)
+        self.folder = folder.path.absolute()  # the script may change its working folder
+        self.record = replace(
+            RunRecord.start(self.folder.name),
+            workload=Path(self.script.name).name,
+            overrides=masked_command(self.script.arguments),
+            git=git_state(Path.cwd()),
+            engine={"version": __version__, "commit": None, "dirty": False, "within_project": False},
+            config={"script": self.script.name, "workload": {"sample_unit": "steps"}},
+        )
+        self.journal = Journal(self.record, self.folder)
+        self.journal.origin_s = self.origin_s
+        self.progress = Progress(time_s=self.journal.time_s)
+        facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        self.record.machine = facts.entry()
+        self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
+        self.journal.save()
+        self._summary = Summary(self.progress.trained_s)
+        self._sampler = Sampler(
+            self._read, self._event, interval_s=INTERVAL_S, progress=self.progress, time_s=self.journal.time_s
+        )
+        failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
+        self._sampler.watch(WatchedGpu.of(facts.gpus), refused=[*failed, *facts.cards_left_out])
+        self._watching.enter_context(self._sampler)
+        self._watching.enter_context(PageRenewal(self.folder, self.journal.event))
+        self._cpu_before_s, self._began_s = _cpu_s(), self.journal.time_s()
+        self.is_open = True
+        for warning in filter(None, [folder.warning]):
+            self.note(warning)
+        for text in self._notes:
+            self.note(text)
+
+    # What the steps report
+
+    def note(self, text: str) -> None:
+        """Records once that something could not be seen."""
+        if not self.is_open:
+            self._notes.append(text)
+        elif not any(event.get("message") == text for event in self.record.events):
+            self.journal.event("unseen", message=text)
+
+    def enter(self, phase: Phase) -> None:
+        """Enters a phase of the training, unless it is in it."""
+        if self.progress.phase != phase:
+            self.progress.enter(phase)
+
+    def checkpoint_begins(self) -> None:
+        """Marks that the script writes a file with torch.save."""
+        self.enter("checkpoint")
+
+    def checkpoint_ends(self) -> None:
+        """Marks that the file is written."""
+        self.journal.event("checkpoint", file="torch.save")
+        self.enter("train")
+
+    def batch(self, by_dtype: Mapping[str, int]) -> None:
+        """Records the bytes of the first batch, by dtype."""
+        self.has_batch = True
+        sizes = {name: mib(size) for name, size in by_dtype.items()}
+        self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
+
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """Records the lines where the host waited for the device."""
+        self.record.synchronisations = places
+
+    def trained_with(self, loader: SeenLoader, samples: int) -> None:
+        """Counts samples of a DataLoader that were trained on."""
+        count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
+        if loader is not self._seen and count >= max(self._samples_of.values()):
+            self._seen = loader
+
+    @property
+    def loader(self) -> Any:
+        """The DataLoader that most samples of training came from, if it is kept."""
+        return None if self._seen is None else self._seen.loader
+
+    def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
+        """Records how the script computes, and the parameters that its optimizer has."""
+        self.record.config = {**self.record.config, **config}
+        self.record.process = {
+            "torch_threads": torch.get_num_threads(),
+            "parameter_tensors": tensors,
+            "parameter_values": values,
+            "busy_threads": [],
+        }
+
+    def data_parallel(self, module: str, devices: int) -> None:
+        """Records that one process drives several GPUs."""
+        self.journal.event("data_parallel", module=module, devices=devices)
+
+    def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
+        """Writes finished steps. Returns whether that has taken long, so that the time belongs to no step.
+
+        Args:
+            ranks: number of processes that train together, as if each had as many samples.
+        """
+        rows = [row._replace(samples=ranks * row.samples) for row in rows] if ranks > 1 else rows
+        before = self.record.steps
+        self.record.steps = rows[-1].step
+        self.record.samples += sum(row.samples for row in rows)
+        self.record.epochs = float(rows[-1].epoch)
+        self.journal.steps(rows)
+        self.progress.step_done(self.record.steps)
+        if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
+            self._add_settings()  # without figures, which readers then take from the tables
+            self.journal.save()
+            return True
+        return False
+
+    def start_again(self) -> None:
+        """Drops the steps so far: they were no steps of training."""
+        self.journal.rewind(0, 0.0)
+        self.record.steps = self.record.samples = 0
+        self._samples_of.clear()
+
+    # Its end
+
+    def finish(self, end: ScriptEnd) -> Evidence:
+        """Completes record and pages; returns the evidence with its findings."""
+        record, error = self.record, end.error
+        self._watching.close()
+        is_oom = isinstance(error, torch.OutOfMemoryError)
+        record.status = "ok" if end.exit_code == 0 else "failed"
+        record.exit_code = end.exit_code
+        if end.is_interrupt:
+            record.status = "interrupted"
+        elif error is not None:
+            message = f"{type(error).__name__}: {first_line(error)}"
+            record.error = {"kind": "device_oom" if is_oom else "code", "message": message, "advice": ""}
+            record.status = "oom" if is_oom else "failed"
+        self._fill_in()
+        self.journal.save()
+        assert self.folder is not None
+        evidence = Evidence.of(record, self.folder)
+        conclude(evidence)
+        record.swing, record.findings = evidence.record.swing, evidence.record.findings
+        names = {"report": "report.md", "page": "report.html", "steps": "steps.csv", "telemetry": "telemetry.csv"}
+        write_reports(evidence, self.folder)
+        record.artifacts = {name: file for name, file in names.items() if (self.folder / file).exists()}
+        self.journal.save(duration_s=record.duration_s)
+        return evidence
+
+    def _fill_in(self) -> None:
+        record, summary = self.record, self.journal.summary()
+        self._add_settings()
+        if summary is not None:
+            record.throughput, record.time = summary.throughput(self._unit), summary.time()
+            record.readiness_frac = summary.readiness_frac
+            record.loading = {**record.loading, **summary.loading()}
+        record.phases = {
+            phase: {"total_s": round(total_s, 6), "times": times}
+            for phase, (total_s, times) in self.progress.spent().items()
+        }
+        trained_s = self.progress.trained_s(0.0, self.journal.time_s())
+        record.gpus = self._summary.entry(record.samples, trained_s)
+        record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
+        on_gpu = cuda_events() is not None
+        passed_s = max(1e-9, self.journal.time_s() - self._began_s)
+        record.memory = {
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "budget_gib": gib(torch.cuda.get_device_properties().total_memory) if on_gpu else None,
+            "predicted_peak_gib": None,
+            "measured_peak_gib": gib(torch.cuda.max_memory_reserved() if on_gpu else self._grown_rss()),
+            "may_lower": [],
+        }
+        record.host = {
+            "cpu_pct": 100 * (_cpu_s() - self._cpu_before_s) / passed_s,
+            "rss_gib": gib(psutil.Process().memory_info().rss),
+        }
+
+    @property
+    def _unit(self) -> str:
+        return "steps" if self._seen is None else "samples"
+
+    def _add_settings(self) -> None:
+        if self._seen is None:
+            return
+        found, because = self._seen.settings, "of the script's DataLoader"
+        plan: dict[str, PlanEntry] = {
+            f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
+        }
+        accelerator = "gpu" if cuda_events() is not None else "cpu"
+        plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
+        self.record.plan = plan
+        workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
+        self.record.config = {**self.record.config, "workload": workload, "loader": {"backend": "torch", **found}}
+
+    def _read(self, samples: Sequence[Sample]) -> None:
+        self.journal.telemetry(samples)
+        self._summary.add(samples)
+
+    def _event(self, kind: EventKind, **facts: Any) -> None:
+        self.journal.event(kind, self.progress.step, **facts)
+
+    def _grown_rss(self) -> float:
+        return max(0.0, self._peak_rss() - self._rss_before)
+
+    def _peak_rss(self) -> float:
+        """Returns the peak of this process's memory in bytes; the current size where the system does not count it."""
+        if sys.platform == "win32":
+            return float(psutil.Process().memory_info().rss)
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _cpu_s() -> float:
+    """Returns the CPU seconds of this process and its finished children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,402 @@
+"""Makes steps of what a script does: batches, backward passes, steps of optimizers.
+
+An *iteration* is what follows one batch of a DataLoader up to the next. A step is one iteration, or several if
+gradients are accumulated. Iterations without a backward pass are a validation. Without a DataLoader, an iteration
+begins with a forward pass.
+
+Three levels: before any backward pass, each batch counts as a step. Then each iteration with a backward pass does. From
+the first step of an optimizer on, the iterations up to such a step do. Reaching a level drops the steps so far.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
+from wellfed.monitor.error_guard import Harmless, harmless
+from wellfed.monitor.loop_watch import cuda_events
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.run.watch.rows_of_steps import RowsOfSteps
+from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
+from wellfed.train.step.synchronisation_search import SynchronisationSearch
+
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
+"""Phases of a step, as the clock numbers them."""
+OTHER_THREAD = (
+    "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
+)
+NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
+GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
+_FEWEST_OF_VALIDATION = 3
+"""Forward passes without gradients, one after another, that are a validation. Fewer may be a teacher's of this step."""
+
+
+class Level(IntEnum):
+    """What has been seen of the training so far."""
+
+    batches, backward, optimizer = range(3)
+
+
+@dataclass(slots=True)
+class Iteration:
+    """What follows one batch."""
+
+    loader: SeenLoader | None
+    """DataLoader of the batch; None without one."""
+    samples: int = 1
+    epoch: int = 0
+    took: BuildTime | None = None
+    num_steps: int = 0
+    """Steps of optimizers so far."""
+    has_backward: bool = False
+    has_replay: bool = False
+    has_copy: bool = False
+    is_copied: bool = False
+    """Forward or backward has begun, so that later copies are part of them."""
+    is_ended: bool = False
+
+
+class ScriptSteps(Harmless):
+    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing."""
+
+    def __init__(self, record: ScriptRecord) -> None:
+        super().__init__(quiet=True)
+        self._record = record
+        self.clock = StepClock(origin_s=record.origin_s)
+        self._has_events = False
+        self._is_recording: Callable[[], bool] = lambda: False
+        """Returns whether a CUDA graph is being recorded, which must not hold our events."""
+        self.level = Level.batches
+        self._ranks = 1
+        self._thread: int | None = None
+        """Thread that trains, or the first that reads batches."""
+        self._iteration: Iteration | None = None
+        self._asked_by: SeenLoader | None = None
+        """DataLoader over which a pass has begun, so that the wait for its first batch is timed already."""
+        self._joins = self._is_aside = False
+        """The next batch joins the open iteration; it belongs to no training."""
+        self._trained: WeakSet[SeenLoader] = WeakSet()
+        """DataLoaders whose batches were followed by a backward pass."""
+        self._feeds: SeenLoader | None = None
+        """The latest of them."""
+        self._aside: WeakSet[SeenLoader] = WeakSet()
+        """DataLoaders whose batches were not."""
+        self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
+        self._steps_of_iteration = 1
+        """Steps of optimizers in the latest iteration that had any."""
+        self._is_in_optimizer = False
+        self._num_without_grad = 0
+        """Forward passes without gradients since the last step, in a loop without a DataLoader."""
+        self._search: SynchronisationSearch | None = None
+        """Search for lines that wait for the device, in the first steps of an optimizer."""
+        self._rows = RowsOfSteps()
+        self.is_off = False
+
+    def abandon(self) -> None:
+        """Marks nothing more."""
+        self.is_off = True
+        if self._search is not None:
+            self._search.close()
+
+    # Batches
+
+    @harmless
+    def iterated(self, loader: SeenLoader) -> None:
+        """Marks that a pass over a DataLoader begins, which may start workers."""
+        if self._is_mine():
+            self._epochs[loader] = self._epochs.get(loader, -1) + 1
+            self._ask(loader)
+            self._asked_by = loader
+
+    @harmless
+    def asked(self, loader: SeenLoader) -> None:
+        """Marks that the next batch of a DataLoader is requested."""
+        if self._is_mine() and self._asked_by is not loader:
+            self._ask(loader)
+
+    def _ask(self, loader: SeenLoader) -> None:
+        self._record.begin()
+        self._joins = self._is_aside = False
+        iteration = self._iteration
+        if iteration is not None:
+            is_unused = not (iteration.is_ended or iteration.has_backward or iteration.loader is None)
+            if is_unused and self.level > Level.batches and torch.is_grad_enabled():
+                # Several loaders, as in zip(a, b), or batches that are read ahead.
+                others = iteration.loader not in self._aside
+                self._joins = loader in self._trained if iteration.loader is loader else others
+            if not self._joins:
+                self._close(iteration)
+        if self.level > Level.batches and (loader in self._aside or not torch.is_grad_enabled()):
+            self._is_aside = True
+            self._pause()
+        elif not self._joins:
+            if loader in self._trained or self.level == Level.batches:
+                self._resume()
+            self._use_events()
+            self.clock.ask()
+
+    @harmless
+    def got(self, loader: SeenLoader, batch: Any, took: BuildTime | None) -> None:
+        """Marks that a batch is there.
+
+        Args:
+            took: time to build it in this process; None = a worker did.
+        """
+        if not self._is_mine():
+            return
+        self._asked_by = None
+        if self._is_aside:
+            return
+        self.clock.got()
+        size, iteration = _size(batch, loader), self._iteration
+        if not self._joins or iteration is None:
+            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took)
+            if not self._record.has_batch:
+                self._record.batch(bytes_by_dtype(batch))
+        elif iteration.loader is loader:
+            iteration.samples += size
+        self.clock.copy_begins(iteration.epoch, iteration.took)
+        self.clock.copied()
+
+    @harmless
+    def exhausted(self, loader: SeenLoader) -> None:
+        """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
+        if self._is_mine():
+            self._asked_by = None
+            self.clock.interrupt()
+
+    # Passes
+
+    @harmless
+    def copying(self, *, is_done: bool) -> None:
+        """Marks a copy from host to device."""
+        iteration = self._iteration
+        if not self._is_mine() or iteration is None or iteration.is_copied or iteration.is_ended:
+            return
+        if is_done:
+            iteration.has_copy = True
+            self.clock.copied()
+        elif not iteration.has_copy:  # what the script did with the batch before is no copy
+            self.clock.copy_begins(iteration.epoch, iteration.took)
+
+    @harmless
+    def forward(self, *, is_done: bool = False) -> None:
+        """Marks begin or end of the outermost module's forward pass."""
+        if not self._is_mine() or self._is_aside:
+            return
+        iteration = self._iteration
+        is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
+        if not torch.is_grad_enabled():
+            self._num_without_grad += is_between and not is_done
+            if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
+                self._pause()
+            return
+        self._num_without_grad = 0
+        if is_between and not is_done:
+            if iteration is not None:
+                self._close(iteration)
+            iteration = self._begin_without_loader()
+        if iteration is not None and not iteration.is_copied:
+            iteration.is_copied = True
+            if not iteration.has_copy:
+                self.clock.copied()
+        self._mark(OTHER if is_done else FORWARD)
+
+    @harmless
+    def backward(self, *, is_done: bool = False) -> None:
+        """Marks begin or end of a backward pass."""
+        if self.level == Level.batches and self._thread not in (None, threading.get_ident()):
+            self._thread, self._iteration = threading.get_ident(), None
+            self._record.note(OTHER_THREAD)
+        if not self._is_mine():
+            return
+        if is_done:
+            self._mark(OPTIMIZER if self._is_in_optimizer else OTHER)
+            return
+        iteration = self._training_iteration()
+        iteration.has_backward = iteration.is_copied = True
+        self._raise_to(Level.backward)
+        if iteration.loader is not None and iteration.loader is not self._feeds:
+            self._feeds = iteration.loader
+            self._trained.add(iteration.loader)
+        self._resume()
+        self._mark(BACKWARD)
+
+    @harmless
+    def optimizer(self, *, is_done: bool) -> None:
+        """Marks begin or end of an optimizer's step."""
+        if not self._is_mine():
+            return
+        self._is_in_optimizer = not is_done
+        if not is_done:
+            self._mark(OPTIMIZER)
+            return
+        iteration = self._training_iteration()
+        iteration.num_steps += 1
+        iteration.is_copied = True
+        self._mark(OTHER)
+        self._raise_to(Level.optimizer)
+        if iteration.num_steps >= self._steps_of_iteration and not iteration.is_ended:
+            self._end(iteration)
+
+    @harmless
+    def replayed(self) -> None:
+        """Marks that a CUDA graph was replayed, which may hold a whole step."""
+        if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
+            self._iteration.has_replay = True
+            self._record.note(GRAPHS)
+
+    @harmless
+    def saving(self, *, is_done: bool) -> None:
+        """Marks begin or end of writing a file with torch.save, whose time belongs to no step."""
+        if not self._is_mine() or self._rows.step == 0:
+            return
+        if self._iteration is not None and self._iteration.num_steps and not self._iteration.is_ended:
+            self._end(self._iteration)
+        if is_done:
+            self._record.checkpoint_ends()
+        else:
+            self._record.checkpoint_begins()
+        self.clock.interrupt()
+
+    def _training_iteration(self) -> Iteration:
+        return self._begin_without_loader() if self._iteration is None else self._iteration
+
+    def _begin_without_loader(self) -> Iteration:
+        self._record.begin()
+        if not self._trained:
+            self._record.note(NO_LOADER)
+        self._resume()
+        self._use_events()
+        self.clock.ask()
+        self.clock.got()
+        self.clock.copy_begins(0)
+        self.clock.copied()
+        self._iteration = Iteration(None, samples=0 if self._trained else 1, is_copied=True)
+        return self._iteration
+
+    # Iterations and their steps
+
+    def _is_mine(self) -> bool:
+        """Returns whether this thread is the one to watch, and no CUDA graph is being recorded in it."""
+        if self.is_off:
+            return False
+        here = threading.get_ident()
+        if self._thread is None:
+            self._thread = here
+        if not self._record.is_begun and multiprocessing.parent_process() is not None:
+            self.is_off = True  # a process of the script's own, beside others
+            return False
+        return here == self._thread and not self._is_recording()
+
+    def _raise_to(self, level: Level) -> None:
+        """Drops the steps of a lower level, once more is seen of the training."""
+        if level > self.level:
+            self.level = level
+            if self._rows.start_again():
+                self._record.start_again()
+
+    def _close(self, iteration: Iteration) -> None:
+        """Ends an iteration with the request of the next batch."""
+        self._iteration = None
+        if iteration.num_steps:
+            self._steps_of_iteration = iteration.num_steps
+        if iteration.is_ended:
+            return
+        if iteration.num_steps or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
+            self._end(iteration)
+        elif iteration.loader is not None:
+            self._aside.add(iteration.loader)
+            self._pause()
+
+    def _end(self, iteration: Iteration) -> None:
+        iteration.is_ended = True
+        self._rows.num_ended += 1
+        is_whole = iteration.num_steps > 0 or iteration.has_replay or self.level < Level.optimizer
+        is_due = self.clock.end(
+            step=0, samples=iteration.samples, micro_batch=iteration.samples, num_micro=int(is_whole)
+        )
+        if iteration.loader is not None:
+            self._record.trained_with(iteration.loader, iteration.samples)
+        if self._search is not None and self.level == Level.optimizer and is_whole:
+            self._search.step_ended()
+        if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
+            self._take()
+
+    def _pause(self) -> None:
+        if self._search is not None:
+            self._search.pause()
+        self._record.enter("validate")
+        self.clock.interrupt()
+
+    def _resume(self) -> None:
+        if self._search is not None:
+            self._search.go_on()
+        self._record.enter("train")
+
+    def _take(self, *, wait: bool = False) -> None:
+        """Passes on finished steps; with ``wait`` the device is idle, and all of them are finished."""
+        if found := self._rows.joined(self.clock.rows(wait=wait)):
+            self._ranks = max(self._ranks, world_size())  # at the end the group may be gone
+            if self._record.steps(found, self._ranks):
+                self.clock.interrupt()
+
+    def _use_events(self) -> None:
+        """Times steps by events of the device from here on, once the script uses one."""
+        if self._has_events or self._rows.step > WARMUP_STEPS or self._iteration is not None:
+            return
+        new_event = cuda_events()
+        if new_event is not None:
+            self._take()
+            self._has_events = True
+            with suppress(RuntimeError):  # a device without CUDA graphs
+                torch.cuda.is_current_stream_capturing()
+                self._is_recording = torch.cuda.is_current_stream_capturing
+            self._search = SynchronisationSearch(self._record.synchronised)
+            self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
+
+    def _mark(self, phase: int) -> None:
+        mark: Callable[[tuple[int, float]], None] | None = getattr(self.clock, "mark", None)
+        if mark is not None and self._iteration is not None and not self._iteration.is_ended:
+            mark((phase, time.monotonic()))
+
+    @harmless
+    def finish(self) -> None:
+        """Ends the last iteration, and waits for the device to pass all steps."""
+        if self.is_off:
+            return
+        if self._iteration is not None:
+            self._close(self._iteration)
+        self.abandon()
+        if self._has_events:
+            torch.cuda.synchronize()
+        self._take(wait=True)
+
+
+def _size(batch: Any, loader: SeenLoader) -> int:
+    """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
+        return len(first)
+    try:
+        return batch_size(batch)
+    except Exception:  # noqa: BLE001  a batch of any type
+        return loader.batch_size if isinstance(loader.batch_size, int) else 1
+
+
+def world_size() -> int:
+    """Returns the number of ranks that train together."""
+    distributed = sys.modules.get("torch.distributed")
+    is_one_of_many = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if is_one_of_many and distributed is not None else 1

@@ -1,0 +1,315 @@
+"""Sees from outside what a script does with torch: batches, copies, passes, steps of optimizers.
+
+Replaces a few methods of classes while the watch lasts. Modules get no hooks: hooks would slow down each of their
+submodules, be saved with a model, and make torch.compile compile again. The outermost modules are found from the
+parameters of the first optimizer that steps, and the ``__call__`` of their classes is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+import types
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from wellfed.batches import BuildTime
+from wellfed.monitor.loop_watch import cuda_events
+from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
+from wellfed.run.watch.script_steps import ScriptSteps
+
+_MOST_SEARCHES = 4
+"""Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
+_DESCRIBED_AT = 3
+"""Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
+COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
+NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+
+
+class TorchMarks:
+    """Replaced methods of torch, from `install` to `remove`, which mark steps."""
+
+    def __init__(self, steps: ScriptSteps, record: ScriptRecord) -> None:
+        self._steps, self._record = steps, record
+        self._undo = ExitStack()
+        self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
+        """DataLoaders and their iterators."""
+        self._searched: set[int] = set()
+        """Ids of the optimizers whose modules were searched for."""
+        self._classes: set[type] = set()
+        """Classes of outermost modules."""
+        self._is_within = False
+        """An outermost module runs."""
+        self._sees_copies = self._has_autocast = self._is_compiled = False
+        self._num_steps = 0
+
+    def install(self) -> None:
+        """Replaces the methods."""
+        self._replace(DataLoader, "__iter__", self._iterates)
+        self._replace(_BaseDataLoaderIter, "__next__", self._takes)
+        self._replace(torch.autograd, "backward", self._goes_back)
+        self._replace(torch, "save", self._saves)
+        if hasattr(torch.cuda.graphs.CUDAGraph, "replay"):
+            self._replace(torch.cuda.graphs.CUDAGraph, "replay", self._replays)
+        for hook in (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ):
+            self._undo.callback(hook.remove)
+
+    def remove(self) -> None:
+        """Restores the methods."""
+        self._undo.close()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replaces a method or function by what ``make`` returns for it."""
+        original = getattr(owner, name)
+        self._put(owner, name, functools.wraps(original)(make(original)))
+
+    def _put(self, owner: Any, name: str, new: Any) -> None:
+        is_own, before = name in vars(owner), vars(owner).get(name)
+        setattr(owner, name, new)
+
+        def restore() -> None:
+            if vars(owner).get(name) is not new:
+                return  # replaced by others since, who call ours
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
+
+        self._undo.callback(restore)
+
+    def _iterates(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps, seen = self._steps, self._seen
+
+        def iterate(loader: Any) -> Any:
+            if steps.is_off:
+                return original(loader)
+            self._watch_copies()
+            known = seen.get(loader)
+            if known is None:
+                known = seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+            steps.iterated(known)
+            found = original(loader)
+            seen[found] = known
+            return found
+
+        return iterate
+
+    def _takes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps, seen = self._steps, self._seen
+
+        def take(iterator: Any) -> Any:
+            loader = None if steps.is_off else seen.get(iterator)
+            if loader is None:
+                return original(iterator)
+            steps.asked(loader)
+            began_s, cpu_began_s = time.perf_counter(), time.thread_time()
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                steps.exhausted(loader)
+                raise
+            took = None
+            if loader.settings["num_workers"] == 0:
+                cpu_ms = 1e3 * (time.thread_time() - cpu_began_s)
+                took = BuildTime(1e3 * (time.perf_counter() - began_s), cpu_ms)
+            steps.got(loader, batch, took)
+            return batch
+
+        return take
+
+    def _goes_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._steps
+
+        def backward(*arguments: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling() or steps.is_off:
+                return original(*arguments, **named)
+            steps.backward()
+            try:
+                return original(*arguments, **named)
+            finally:
+                steps.backward(is_done=True)
+
+        return backward
+
+    def _saves(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._steps
+
+        def save(*arguments: Any, **named: Any) -> Any:
+            steps.saving(is_done=False)
+            try:
+                return original(*arguments, **named)
+            finally:
+                steps.saving(is_done=True)
+
+        return save
+
+    def _replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._steps
+
+        def replay(graph: Any) -> Any:
+            steps.replayed()
+            return original(graph)
+
+        return replay
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._steps.optimizer(is_done=False)
+
+    def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._steps.optimizer(is_done=True)
+        if self._steps.is_off:
+            return
+        self._num_steps += 1
+        try:
+            if len(self._searched) < _MOST_SEARCHES and id(optimizer) not in self._searched:
+                self._searched.add(id(optimizer))
+                self._find_modules(optimizer)
+            if self._num_steps == _DESCRIBED_AT:
+                self._describe(optimizer)
+        except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
+            self._record.note(f"{NO_MODULE} ({type(error).__name__}: {error})")
+
+    # Outermost modules
+
+    def _find_modules(self, optimizer: Any) -> None:
+        """Finds the outermost modules with parameters of an optimizer, and watches calls of their classes."""
+        modules = outermost_modules({id(one) for one in _parameters(optimizer)})
+        has_compiled = _has_compiled()
+        for module in modules:
+            kind = type(module)
+            if isinstance(module, torch.nn.DataParallel):
+                self._record.data_parallel(kind.__name__, len(module.device_ids))
+            self._is_compiled |= _is_compiled(module)
+            if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
+                self._record.note(COMPILED)
+            elif kind not in self._classes:
+                self._classes.add(kind)
+                self._watch_calls(kind)
+        if not modules:
+            self._record.note(NO_MODULE)
+
+    def _describe(self, optimizer: Any) -> None:
+        """Records how the script computes, by the names that configurations have for it."""
+        parameters = _parameters(optimizer)
+        is_float32 = all(one.dtype == torch.float32 for one in parameters) and not self._has_autocast
+        gpu = {
+            "precision": "32-true" if is_float32 else "mixed",
+            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "compile": "default" if self._is_compiled or _has_compiled() else "none",
+        }
+        sizes = [one.numel() for one in parameters]
+        self._record.model({"gpu": gpu}, len(sizes), sum(sizes))
+
+    def _watch_calls(self, kind: Any) -> None:
+        own, steps = vars(kind).get("__call__"), self._steps
+
+        def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
+            call = (super(kind, module).__call__) if own is None else own.__get__(module)  # type: ignore[misc]
+            if torch.compiler.is_compiling() or self._is_within or steps.is_off:
+                return call(*arguments, **named)
+            self._is_within = True
+            self._has_autocast |= torch.is_autocast_enabled("cuda")
+            steps.forward()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self._is_within = False
+                steps.forward(is_done=True)
+
+        self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", outermost))
+
+    # Copies
+
+    def _watch_copies(self) -> None:
+        """Watches copies to a device, from the first use of one on."""
+        if self._sees_copies or cuda_events() is None:
+            return
+        self._sees_copies = True
+        for name in ("to", "cuda"):
+            self._put(torch.Tensor, name, MarkedMethod(torch.Tensor, name, self._copies(getattr(torch.Tensor, name))))
+
+    def _copies(self, original: Any) -> Callable[..., Any]:
+        steps = self._steps
+
+        def copied(tensor: Any, *arguments: Any, **named: Any) -> Any:
+            if steps.is_off or self._is_within or tensor.is_cuda:
+                return original(tensor, *arguments, **named)
+            steps.copying(is_done=False)
+            found = original(tensor, *arguments, **named)
+            if found.is_cuda:
+                steps.copying(is_done=True)
+            return found
+
+        return copied
+
+
+class MarkedMethod:
+    """A method that stands for another one: it is equal to it, and is pickled as its name.
+
+    torchvision and others look up methods of tensors in sets and dicts.
+    """
+
+    def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
+        self._owner, self._name, self._function = owner, name, function
+        self._original = getattr(owner, name)
+        functools.update_wrapper(self, self._original)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self._function, instance)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls the method."""
+        return self._function(*arguments, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other == self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner, self._name)
+
+
+def outermost_modules(parameters: set[int]) -> list[Any]:
+    """Returns modules that are part of no other and hold one of these parameters, by the ids of parameters."""
+    module_type = torch.nn.Module
+    modules = [one for one in gc.get_objects() if issubclass(type(one), module_type) and "_modules" in vars(one)]
+    inner = {id(child) for one in modules for child in vars(one)["_modules"].values()}
+    return [one for one in modules if id(one) not in inner and any(id(each) in parameters for each in one.parameters())]
+
+
+def is_wrapper_of_compiled(module: Any) -> bool:
+    """Returns whether a module is, or wraps, what torch.compile returned, and is called outside of compiled code."""
+    return any("_orig_mod" in vars(one).get("_modules", {}) for one in (module, *module.children()))
+
+
+def _is_compiled(module: Any) -> bool:
+    return module._compiled_call_impl is not None or any(
+        "_orig_mod" in vars(one)["_modules"] for one in module.modules()
+    )
+
+
+def _has_compiled() -> bool:
+    """Returns whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("frames"))
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [one for group in optimizer.param_groups for one in group["params"]]

@@ -1,0 +1,160 @@
+"""Watches what this process trains: as a script is run by ``wellfed watch``, or within a ``with`` block."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from wellfed.errors import reason_of
+from wellfed.ranks import own_rank
+from wellfed.run.folder.log import StderrHandler
+from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
+from wellfed.units import counted
+
+if TYPE_CHECKING:  # imports torch
+    from wellfed.run.watch.script_record import ScriptRecord
+    from wellfed.run.watch.script_steps import ScriptSteps
+    from wellfed.run.watch.torch_marks import TorchMarks
+
+_LOG = logging.getLogger("wellfed")
+
+
+class WatchedScript:
+    """Watch of this process from `start` to `finish`. Nothing in here raises.
+
+    It begins when torch is imported, and makes a run folder at the first sign of a training. Of several ranks, the
+    first one is watched. A process that the script forks is watched only if the script has not trained before.
+
+    Args:
+        log_dir: folder in which ``watch/runs/`` has the run folders.
+        predicts: whether to time the script's DataLoader with other settings at the end.
+    """
+
+    _at_work: ClassVar[bool] = False
+    """Whether a watch of this process has begun and not ended."""
+
+    def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False) -> None:
+        self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
+        self._origin_s = time.monotonic()
+        self._pid = os.getpid()
+        self._record: ScriptRecord | None = None
+        self._steps: ScriptSteps | None = None
+        self._marks: TorchMarks | None = None
+        self._num_forks = 0
+        self._problem = ""
+        """Reason why nothing is watched."""
+        self._is_inner = False
+        self._handler = StderrHandler()
+        self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
+        self._handler.setLevel(logging.WARNING)
+        self._propagates = _LOG.propagate
+
+    def start(self) -> None:
+        """Begins the watch once torch is imported. Does nothing within another watch, or on another rank."""
+        self._is_inner = WatchedScript._at_work
+        if self._is_inner or own_rank() > 0:
+            return
+        WatchedScript._at_work = True
+        _LOG.addHandler(self._handler)
+        _LOG.propagate = False  # the script's own log must not hold our messages
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_parent=self._forked, after_in_child=self._is_child)
+        when_torch_is_imported(self._safely(self._install))
+
+    def _install(self) -> None:
+        from wellfed.run.watch.script_record import ScriptRecord
+        from wellfed.run.watch.script_steps import ScriptSteps
+        from wellfed.run.watch.torch_marks import TorchMarks
+
+        self._record = ScriptRecord(self._script, self._log_dir, origin_s=self._origin_s, keeps_loader=self._predicts)
+        self._steps = ScriptSteps(self._record)
+        self._marks = TorchMarks(self._steps, self._record)
+        self._marks.install()
+
+    def finish(self, end: ScriptEnd) -> None:
+        """Ends the watch, completes the files, and shows the last screen on stderr."""
+        if self._is_inner or own_rank() > 0:
+            return
+        WatchedScript._at_work = False
+        if os.getpid() == self._pid:
+            self._safely(lambda: self._finish(end))()
+        _LOG.removeHandler(self._handler)
+        _LOG.propagate = self._propagates
+
+    def _finish(self, end: ScriptEnd) -> None:
+        record, steps = self._record, self._steps
+        if self._marks is not None:
+            if steps is not None:
+                steps.finish()
+            self._marks.remove()
+        if record is None or not record.is_open:
+            if steps is None or not steps.has_failed:  # else it is reported already
+                self._show_nothing_seen()
+            return
+        if steps is not None and steps.has_failed:
+            record.note("The watch failed, and saw nothing of what came later.")
+        if record.record.steps == 0 and self._num_forks:
+            record.note(
+                f"The script forked {counted(self._num_forks, 'time')}: what those processes did was not watched."
+            )
+        evidence = record.finish(end)
+        from wellfed.explain.report.text_table import PIPED_COLUMNS
+        from wellfed.run import screen
+
+        console = screen.Terminal(stderr=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
+        assert record.folder is not None
+        screen.show_end(console, evidence, _short(record.folder))
+        if self._predicts and not end.is_interrupt:
+            from wellfed.run.watch.loader_trials import show_trials
+
+            show_trials(console, record.loader, evidence)
+
+    def _show_nothing_seen(self) -> None:
+        why = self._problem
+        if not why and self._record is None:
+            why = "it did not import torch"
+        elif not why:
+            why = "it read no DataLoader, and made no backward pass and no step of an optimizer, in this process"
+        more = (
+            f"; it forked {counted(self._num_forks, 'time')}, and those processes were not watched"
+            if self._num_forks
+            else ""
+        )
+        print(f"wellfed watch: no training was seen: {why}{more}.", file=sys.stderr)
+
+    def _forked(self) -> None:
+        self._num_forks += 1
+        if sys.version_info >= (3, 12):  # our threads must not make the script's forks warn
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
+    def _is_child(self) -> None:
+        """Ends the watch in a forked process, unless it may be the one that trains, as a daemon's."""
+        if self._record is not None and self._record.is_open:
+            if self._steps is not None:
+                self._steps.is_off = True
+        else:
+            self._pid = os.getpid()
+
+    def _safely(self, call: Callable[[], None]) -> Callable[[], None]:
+        def called() -> None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  the script is not ours to end
+                self._problem = reason_of(error)
+                _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
+
+        return called
+
+
+def _short(folder: Path) -> Path:
+    """Returns the path from the working folder, if it lies there."""
+    with suppress(OSError, ValueError):
+        return folder.relative_to(Path.cwd())
+    return folder

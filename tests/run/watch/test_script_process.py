@@ -1,0 +1,133 @@
+"""Scripts as they are: a watched script prints, fails and ends as with Python itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import environment
+
+UNSEEN = "wellfed watch: no training was seen: it did not import torch"
+SCRIPTS = {
+    "ends at once": "",
+    "prints bytes": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+    "what it is": """
+import os, sys, types
+print(sys.argv, sys.path[0], __name__, __file__, __spec__, __package__, __doc__)
+print(__loader__.name, __builtins__.__name__)
+print(sys.modules["__main__"].__dict__ is globals(), {"torch", "numpy", "hydra"} & set(sys.modules))
+""",
+    "raises": """
+def inner():
+    raise ValueError("of the script")
+try:
+    inner()
+except ValueError as error:
+    raise KeyError("second") from error
+""",
+    "does not parse": "x = (",
+    "exits with a number": "import sys; print('bye'); sys.exit(7)",
+    "exits with a large number": "raise SystemExit(259)",
+    "exits with a text": "import sys; sys.exit('no data')",
+    "exits without atexit": "import os; print('now', flush=True); os._exit(5)",
+    "is interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "is terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "has a hook": "import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); raise OSError('lost')",
+    "has threads": """
+import atexit, threading, time
+atexit.register(lambda: print("at the end"))
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+print("main")
+""",
+    "spawns": """
+import multiprocessing, pickle
+class Thing:
+    pass
+def work(thing):
+    return type(thing).__module__
+if __name__ == "__main__":
+    print(type(pickle.loads(pickle.dumps(Thing()))) is Thing)
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(pool.map(work, [Thing()]))
+""",
+    "becomes a daemon": """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+time.sleep(0.1)
+print("child", flush=True)
+os._exit(0)
+""",
+    "warns of nothing": "import os, warnings; warnings.simplefilter('error'); os.fork() or os._exit(0); os.wait()",
+}
+
+
+def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPTS[name])
+    arguments = ("script.py", "--predict", "-m", "1")
+    code, out, err = ended(*arguments, cwd=tmp_path)
+    watched_code, watched_out, watched_err = ended("-m", "wellfed", "watch", *arguments, cwd=tmp_path)
+    assert (watched_code, watched_out) == (code, out)
+    ours = [line for line in watched_err.splitlines() if line.startswith("wellfed watch:")]
+    assert [line for line in watched_err.splitlines() if line not in ours] == err.splitlines()
+    says = name not in ("exits without atexit", "is terminated", "becomes a daemon")
+    assert len(ours) == says
+    assert all(line.startswith(UNSEEN) for line in ours)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_signal_ends_it_as_with_python(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPTS["is interrupted"])
+    assert ended("-m", "wellfed", "watch", "script.py", cwd=tmp_path)[0] == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "package", "--lr", "1"], ["package"], ["-m", "package.tool"], ["-m", "absent"]]
+)
+def test_modules_and_folders(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    tells = "import sys; print(sys.argv, sys.path[0], __name__, __spec__ and __spec__.name, __package__)"
+    (tmp_path / "package" / "__main__.py").write_text(tells)
+    (tmp_path / "package" / "tool.py").write_text(f"{tells}\nraise ValueError('of the tool')")
+    code, out, err = ended(*words, cwd=tmp_path)
+    watched_code, watched_out, watched_err = ended("-m", "wellfed", "watch", *words, cwd=tmp_path)
+    assert (watched_code, watched_out) == (code, out)
+    assert "".join(watched_err.splitlines(keepends=True)[:-1]) == err
+
+
+def test_what_can_not_be_run(tmp_path: Path) -> None:
+    code, _, err = ended("-m", "wellfed", "watch", "absent.py", cwd=tmp_path)
+    assert code == 2
+    assert "absent.py: there is no such file" in err
+    code, _, err = ended("-m", "wellfed", "watch", "--predict", cwd=tmp_path)
+    assert code == 2
+    assert "name a script, or a module after -m" in err
+
+
+def test_the_command_is_found_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.path[0])")
+    script = Path(sys.executable).with_name("wellfed")
+    done = subprocess.run(
+        [script, "watch", "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout.strip() == os.path.realpath(tmp_path)

@@ -1,0 +1,478 @@
+"""``wellfed watch`` on small training scripts: what they compute stays, and what slows them down is found."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import environment
+from tests.fake_cuda.machine import Cards, machine_environment
+from tests.fake_nvml.driver import FakeDriver
+from tests.kit.few import few
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.record import RunRecord
+
+SCRIPTS = Path(__file__).with_name("scripts")
+WATCH = ("-m", "wellfed", "watch")
+
+
+def ended(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300
+    )
+
+
+def folder_of(cwd: Path) -> Path:
+    (found,) = (cwd / "logs" / "watch" / "runs").iterdir()
+    return found
+
+
+def record_of(cwd: Path) -> RunRecord:
+    return RunRecord.read(folder_of(cwd))
+
+
+def rows_of(cwd: Path) -> list[dict[str, str]]:
+    with (folder_of(cwd) / "steps.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def findings_of(record: RunRecord) -> list[str]:
+    """Without the remark that the tests' machine is shared."""
+    return [finding["id"] for finding in record.findings if finding["id"] != "busy_machine"]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("classify.py", ["--workers", "2", "--output"]),
+        pytest.param(
+            *("classify.py", ["--workers", "1", "--images", "64", "--context", "spawn", "--output"]),
+            marks=pytest.mark.slow,
+        ),
+        ("two_players.py", []),
+    ],
+    ids=["workers", "spawned workers", "two models"],
+)
+def test_nothing_changes_in_what_a_script_computes(script: str, arguments: list[str], tmp_path: Path) -> None:
+    """Weights, printed losses, random draws of process and workers, bit for bit."""
+    alone = ended(SCRIPTS / script, *arguments, tmp_path / "alone.pt", cwd=tmp_path)
+    watched = ended(*WATCH, SCRIPTS / script, *arguments, tmp_path / "watched.pt", cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout)
+    assert alone.returncode == 0, alone.stderr
+    assert same(torch.load(tmp_path / "alone.pt"), torch.load(tmp_path / "watched.pt"))
+    assert "Report   logs/watch/runs/" in watched.stderr
+    assert record_of(tmp_path).status == "ok"
+
+
+def test_a_loop_without_a_loader(tmp_path: Path) -> None:
+    """Also a whole model, saved while its calls are watched, is the same file and needs no wellfed."""
+    alone = ended(SCRIPTS / "char_transformer.py", tmp_path / "alone.pt", cwd=tmp_path)
+    watched = ended(*WATCH, SCRIPTS / "char_transformer.py", tmp_path / "watched.pt", cwd=tmp_path)
+    assert watched.stdout == alone.stdout
+    assert (tmp_path / "watched.pt").read_bytes().count(b"wellfed") == 0
+    record = record_of(tmp_path)
+    assert record.steps == 60
+    assert "No DataLoader was iterated" in watched.stderr
+    assert record.throughput is not None
+    assert record.throughput["sample_unit"] == "steps"
+    assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
+    assert record.phases["checkpoint"]["times"] == 1
+    assert record.process is not None
+    assert record.process["parameter_tensors"] == 28
+
+
+def test_nothing_is_compiled_again(tmp_path: Path) -> None:
+    """Nor are there other graphs, or a trace of the watch in saved, scripted and copied models. Its loaders are gone
+    while they are iterated over."""
+    alone = ended("-W", "ignore", SCRIPTS / "compiled.py", cwd=tmp_path)
+    watched = ended("-W", "ignore", *WATCH, SCRIPTS / "compiled.py", cwd=tmp_path)
+    assert alone.stdout.count("'unique_graphs': 1") == 3
+    assert (watched.returncode, watched.stdout) == (0, alone.stdout)
+    assert "is compiled: its forward pass is not told apart" in watched.stderr
+    assert "No DataLoader" not in watched.stderr
+    assert record_of(tmp_path).samples == 4 * 2 * 80
+
+
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A script whose training process reads slowly stored pictures itself."""
+    folder = tmp_path_factory.mktemp("starved")
+    words = ["--read-ms", "2", "--images", "800"]
+    return folder, ended(*WATCH, "--predict", SCRIPTS / "classify.py", *words, cwd=folder)
+
+
+def test_a_slow_dataset_is_found(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = starved
+    record = record_of(folder)
+    assert done.returncode == 0
+    assert findings_of(record)[0] == "loading_in_main_process"
+    (finding,) = [one for one in record.findings if one["id"] == "loading_in_main_process"]
+    assert re.fullmatch(r"DataLoader\(num_workers=\d+, persistent_workers=True\)", finding["change"][0])
+    assert record.time is not None
+    assert record.time["wait_frac"] > 0.6
+    assert finding["change"][0] in done.stderr
+    assert (record.steps, record.samples, record.workload) == (100, 1600, "classify.py")
+    assert record.plan["loader.num_workers"]["value"] == 0
+    assert record.phases["validate"]["times"] == 2
+    assert record.loading["batch_mib"] == pytest.approx(16 * (3 * 16 * 16 * 4 + 8) / 2**20)
+
+
+def test_its_files_are_those_of_any_run(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = starved
+    run = folder_of(folder)
+    assert {path.name for path in run.iterdir()} >= {
+        *("run.json", "steps.csv", "telemetry.csv", "report.md", "report.html")
+    }
+    rows = rows_of(folder)
+    assert [int(row["step"]) for row in rows] == list(range(1, 101))
+    assert {row["epoch"] for row in rows} == {"0", "1"}
+    assert {(row["samples"], row["num_micro"]) for row in rows} == {("16", "1")}
+    page = (run / "report.html").read_text()
+    assert "classify.py" in page
+    assert "DataLoader(num_workers=" in page
+    again = ended("-m", "wellfed", "report", run, "--out", folder / "again", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "DataLoader(num_workers=" in (folder / "again" / "report.md").read_text()
+    listed = ended("-m", "wellfed", "runs", cwd=folder)
+    assert "classify.py" in listed.stdout
+
+
+def test_other_settings_are_tried(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """Reading waits, so that workers read side by side."""
+    _, done = starved
+    (best,) = re.findall(r"Best: DataLoader\(num_workers=(\d+).*about ([\d.]+) times as fast", done.stderr)
+    assert int(best[0]) >= 2
+    assert float(best[1]) > 1.5
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
+for epoch in range(2):
+    for i, (x,) in enumerate(loader):
+        model(x).mean().backward()
+        if i % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 80
+    assert {(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]} == {("12", "4", "3")}
+
+
+@pytest.mark.slow
+def test_without_an_optimizer_batches_are_steps(tmp_path: Path) -> None:
+    """First an inference, then a training by hand: the first batches are no steps of it."""
+    head = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+w = torch.zeros(4, requires_grad=True)
+loader = DataLoader(TensorDataset(torch.randn(200, 4)), batch_size=4)
+with torch.no_grad():
+    for (x,) in loader:
+        x @ w
+"""
+    (tmp_path / "infer.py").write_text(head)
+    (tmp_path / "train.py").write_text(
+        f"""{head}
+for (x,) in loader:
+    (x @ w).mean().backward()
+    w.data -= 0.1 * w.grad
+"""
+    )
+    ended(*WATCH, "--log-dir", "infer", "infer.py", cwd=tmp_path)
+    ended(*WATCH, "train.py", cwd=tmp_path)
+    (inferred,) = (tmp_path / "infer" / "watch" / "runs").iterdir()
+    assert RunRecord.read(inferred).steps == 50
+    assert [int(row["step"]) for row in rows_of(tmp_path)] == list(range(1, 51))
+
+
+@pytest.mark.slow
+def test_what_could_not_be_seen_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import multiprocessing, torch
+def train():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(30):
+        model(torch.randn(2, 4)).mean().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.stdout == "0\n"
+    assert "no training was seen" in done.stderr
+    assert "it forked 1 time, and those processes were not watched" in done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_daemon_is_watched_where_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import os
+if os.fork():
+    os._exit(0)
+os.setsid()
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+print("trained")
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "Report   logs" in done.stderr
+    assert record_of(tmp_path).steps == 30
+
+
+@pytest.mark.slow
+def test_beside_a_profiler_and_other_watches(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+from wellfed import AccelerateWatch, GPUWatch
+sys.setprofile(lambda *event: None)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(200, 4)), batch_size=4)
+with GPUWatch(quiet=True) as watch, AccelerateWatch(), profile(activities=[ProfilerActivity.CPU]) as found:
+    for (x,) in watch.batches(loader):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+print(loss.item(), watch.summary["steps"])
+names = ("Optimizer.step", "enumerate")
+print({event.key: event.count for event in found.key_averages() if event.key.startswith(names)})
+"""
+    )
+    alone, done = ended("train.py", cwd=tmp_path), ended(*WATCH, "--log-dir", "two", "train.py", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+    (run,) = (tmp_path / "two" / "watch" / "runs").iterdir()
+    assert RunRecord.read(run).steps == 50
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "os._exit(4)",
+        *few(["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('a bad batch')"], 1),
+    ],
+)
+def test_a_script_that_ends_in_training_leaves_a_record(how: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import os, signal, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(x):
+    model(x).mean().backward()
+    optimizer.step()
+loader = DataLoader(TensorDataset(torch.randn(800, 4)), batch_size=4)
+for number, (x,) in enumerate(loader):
+    step(x)
+    time.sleep(0.02)
+    if number == 120:
+        {how}
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    alone = ended("train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
+    assert alone.stderr in done.stderr
+    record, raised = record_of(tmp_path), "raise" in how
+    assert record.status == ("failed" if raised else "killed")
+    assert (record.error is not None) == raised
+    report = ended("-m", "wellfed", "report", folder_of(tmp_path), cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "slow_callbacks" in (folder_of(tmp_path) / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_script_that_hangs_can_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(2, 4)).mean().backward()
+optimizer.step()
+print("hangs", flush=True)
+time.sleep(600)
+"""
+    )
+    command = [sys.executable, *WATCH, "train.py"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  ignored in the background
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+    assert record_of(tmp_path).status == "interrupted"
+
+
+def test_a_killed_script_can_be_reported_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((SCRIPTS / "classify.py").read_text())
+    words = ["--images", "100000", "--read-ms", "1"]
+    process = subprocess.Popen(
+        [sys.executable, *WATCH, "train.py", *words], cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL
+    )
+    runs = tmp_path / "logs" / "watch" / "runs"
+    give_up_at_s = time.monotonic() + 120
+    while not (list(runs.glob("*/steps.csv")) and len(rows_of(tmp_path)) > 40) and time.monotonic() < give_up_at_s:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    evidence = Evidence.read(folder_of(tmp_path))
+    conclude(evidence)
+    assert evidence.record.status == "killed"
+    assert "loading_in_main_process" in findings_of(evidence.record)
+
+
+@pytest.mark.slow
+def test_a_failure_of_the_watch_leaves_the_script_alone(tmp_path: Path) -> None:
+    """No folder can be made, neither in the log dir nor in the temporary one."""
+    (tmp_path / "file").write_text("")
+    words = ["--images", "64", "--epochs", "1"]
+    alone = ended(SCRIPTS / "classify.py", *words, cwd=tmp_path)
+    blocked = {"TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    user = os.getuid()
+    (tmp_path / "temporary" / f"wellfed-{user}").write_text("")
+    done = ended(*WATCH, "--log-dir", "file", SCRIPTS / "classify.py", *words, cwd=tmp_path, **blocked)
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+    assert "watches no more" in done.stderr
+
+
+def test_only_the_first_rank_is_watched(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+data = TensorDataset(torch.randn(400, 4))
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in loader:
+    model(x).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = ended(*launch, "-m", "wellfed", "watch", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert (record.steps, record.samples) == (50, 400)
+
+
+def on_card(folder: Path, fake_driver: FakeDriver, **cards: Any) -> dict[str, str]:
+    return machine_environment(fake_driver, folder, Cards(mib=2048, **cards))
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    card = on_card(tmp_path, fake_driver, copy_gbps=0.5, pageable_gbps=0.02)
+    words = ["--images", "2400", "--batch-size", "32", "--epochs", "1"]
+    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    (finding,) = [one for one in record.findings if one["id"] == "slow_copy"]
+    assert finding["change"] == ["DataLoader(pin_memory=True)", "x.to(device, non_blocking=True)"]
+    assert record.time is not None
+    assert record.time["copy_frac"] is not None
+    assert record.time["copy_frac"] > 0.2
+    assert record.gpus["0"]["util_pct"]["n"] > 0
+    assert record.plan["trainer.accelerator"]["value"] == "gpu"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_cuda")
+def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """A script that prepares each batch itself, in its training loop."""
+    text = (SCRIPTS / "classify.py").read_text()
+    text = text.replace(
+        "        image, target = image.to", "        time.sleep(0.02)\n        image, target = image.to", 1
+    )
+    (tmp_path / "train.py").write_text(text)
+    words = ["--images", "1200", "--epochs", "1"]
+    done = ended(*WATCH, "train.py", *words, cwd=tmp_path, **on_card(tmp_path, fake_driver, copy_gbps=4))
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert record.time is not None
+    assert record.time["host_frac"] > 0.5
+    assert (record.time["copy_frac"] or 0) < 0.2
+    assert "slow_callbacks" in findings_of(record)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_cuda")
+def test_lines_that_wait_for_the_card_are_named(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    card = on_card(tmp_path, fake_driver, launch_us=100, kernel_us=100)
+    words = ["--images", "1200", "--epochs", "1", "--item"]
+    alone = ended(SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
+    (number,) = [
+        number
+        for number, line in enumerate((SCRIPTS / "classify.py").read_text().splitlines(), 1)
+        if line.strip() == "loss.item()"
+    ]
+    places = record_of(tmp_path).synchronisations
+    assert places is not None
+    found = {place["place"].rpartition("/")[2]: place["per_step"] for place in places}
+    assert found[f"classify.py:{number}"] == 1
+    assert all(place.startswith("classify.py:") for place in found)
