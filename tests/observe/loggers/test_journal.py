@@ -93,7 +93,12 @@ def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
     made.metrics("train", {"loss": 0.4}, step=4, epoch=1, has_rate=True)
     first, second = sink.rows
     assert first == {"step": 3, "epoch": 1, "train/loss": 0.5}
-    assert {"step": 4, "epoch": 1, "train/loss": 0.4, "throughput/samples_per_s": pytest.approx(800)}.items() <= second.items()
+    assert {
+        "step": 4,
+        "epoch": 1,
+        "train/loss": 0.4,
+        "throughput/samples_per_s": pytest.approx(800),
+    }.items() <= second.items()
     assert {name for name in second if name.startswith("step/")} == {"step/wait_ms", "step/compute_ms", "step/host_ms"}
     assert [entry["name"] for entry in rows_of(tmp_path / "metrics.csv")] == [
         "loss", "loss", "samples_per_s", "readiness_frac",

@@ -43,7 +43,9 @@ def alike(one, other):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "betas": (0.8, 0.99)}, {"amsgrad": True}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1, "betas": (0.8, 0.99)}, {"amsgrad": True}, {"maximize": True}]
+)
 @pytest.mark.parametrize("unused", [(), (2,)])
 def test_steps_are_those_of_torch(kind, options, unused):
     found = []

@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
+import sys
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from wellfed.masking import hidden
 from wellfed.units import counted, show_gib, show_percent, show_text
@@ -29,6 +32,19 @@ _LOADER = """
   document.body.append(script);
 })();
 """
+
+
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Compiled templates beside the compiled modules: compiling those of a run's page takes as long as drawing it."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keeps a compiled template, unless Python must not write or the folder can't be written."""
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+
+_COMPILED = _CompiledTemplates(str(_FOLDER / "__pycache__"), f"%s.{sys.implementation.cache_tag}.jinja")
 
 
 def fill_in(
@@ -51,6 +67,7 @@ def fill_in(
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_COMPILED,
     )
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
     loader, policy = script()
