@@ -313,7 +313,7 @@ def repeated(sample: Batch, size: int) -> Batch:
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Returns the batch on the device; copies from pinned memory don't block the host."""
     if type(batch) is dict and _is_flat(batch):  # as most are, in a tenth of the time
-        if device.type == "cpu" and all([tensor.is_cpu for tensor in batch.values()]):
+        if device.type == "cpu" and False not in [tensor.is_cpu for tensor in batch.values()]:
             return batch.copy()
         return {key: tensor.to(device, non_blocking=True) for key, tensor in batch.items()}
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -20,18 +21,18 @@ def network():
 def trained(made, optimizer, step, unused=(), steps=6):
     """Weights and states after steps on random data, without gradients for the layers ``unused`` in odd steps."""
     torch.manual_seed(1)
+
+    def closure(without):
+        for weight in made.parameters():
+            weight.grad = None
+        loss = made(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        for layer in without:
+            made[layer].weight.grad = None
+        return loss
+
     for number in range(steps):
-
-        def closure():
-            for weight in made.parameters():
-                weight.grad = None
-            loss = made(torch.randn(4, 5)).square().mean()
-            loss.backward()
-            for layer in unused if number % 2 else ():
-                made[layer].weight.grad = None
-            return loss
-
-        step(closure)
+        step(partial(closure, unused if number % 2 else ()))
         for group in optimizer.param_groups:
             group["lr"] *= 0.9  # as a schedule does
     states = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]

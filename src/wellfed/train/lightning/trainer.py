@@ -117,6 +117,10 @@ def before_forks() -> None:
     """Looks for packages that each Trainer looks for, before processes are forked. Asks for no GPU."""
     registry.entry_points(group="lightning.pytorch.callbacks_factory")
     XLAAccelerator.is_available()
+    with suppress(ImportError):  # another version of Lightning
+        from lightning.fabric.plugins.environments.mpi import _MPI4PY_AVAILABLE
+
+        bool(_MPI4PY_AVAILABLE)  # keeps its answer
 
 
 class NoProfiler(PassThroughProfiler):

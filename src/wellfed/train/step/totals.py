@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 _MOST_HELD = 64
 """Values of a metric after which they are summed: one sum costs as much as adding a single value."""
 
