@@ -56,7 +56,7 @@ class FusedAdam:
             self._checked, self._is_usual = optimizer.param_groups, all(map(_is_usual, optimizer.param_groups))
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         hooks = hooks or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-        return bool(hooks) or not self._is_usual or torch.autograd._profiler_enabled()
+        return bool(hooks) or not self._is_usual or torch._C._autograd._profiler_enabled()
 
 
 def _is_usual(group: dict[str, Any]) -> bool:
@@ -74,7 +74,7 @@ def _update(group: dict[str, Any], weights: list[Tensor], states: list[dict[str,
     beta1, beta2 = group["betas"]
     kernel(
         weights,
-        [weight.grad for weight in weights],
+        [weight.grad for weight in weights],  # type: ignore[misc]  # none is None
         [state["exp_avg"] for state in states],
         [state["exp_avg_sq"] for state in states],
         [],
