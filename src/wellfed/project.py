@@ -12,10 +12,12 @@ import re
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from wellfed import __version__
@@ -97,12 +99,19 @@ def is_engine_installed() -> bool:
 def pinned_engine() -> str | None:
     """Returns the version of wellfed that the project's pyproject.toml pins; None without a pin or a project."""
     try:
-        with (root() / "pyproject.toml").open("rb") as file:
-            asked = tomllib.load(file).get("project", {}).get("dependencies", [])
+        path = root() / "pyproject.toml"
+        asked = _dependencies(path, path.stat().st_mtime_ns)
     except (ConfigError, OSError, ValueError, AttributeError):
         return None
     pins = (_PIN.fullmatch(str(each).strip()) for each in asked)
     return next((pin[1] for pin in pins if pin), None)
+
+
+@cache
+def _dependencies(path: Path, changed_ns: int) -> Sequence[Any]:
+    """Returns the dependencies of a pyproject.toml that was last changed at that time."""
+    found: Sequence[Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("dependencies", [])
+    return found
 
 
 def engine_doubt() -> str | None:
@@ -123,6 +132,7 @@ def engine_doubt() -> str | None:
     return None
 
 
+@cache
 def _installed_engine() -> tuple[Path, str] | None:
     """Returns folder and version of the installed wellfed; the checkout's folder if the installation is editable."""
     try:

@@ -68,6 +68,8 @@ class Composed(Generic[C]):
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
+        if self._hydra.mode is not RunMode.MULTIRUN:
+            return
         setup_globals()  # ${now:...} is unknown in a process that unpickled this object
         many = Path(self._hydra.sweep.dir) / "multirun.yaml"
         if many.exists():  # Hydra's own sweeper does not mask secrets

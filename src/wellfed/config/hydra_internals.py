@@ -27,13 +27,33 @@ from omegaconf import DictConfig, OmegaConf
 __all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser"]
 
 
+class _Loader(ConfigLoaderImpl):
+    """A loader that keeps the configuration of its latest composition, as it was when a value was refused."""
+
+    merged: DictConfig | None = None
+    """All files, merged, with the values that were set before; None if the files did not compose."""
+
+    def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
+        self.merged = None
+        return super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        self.merged = super()._compose_config_from_defaults_list(defaults, repo)
+        return self.merged
+
+
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
     """Returns a Hydra that searches ``main_dir``, ``extra_dirs`` and the schemas; ``GlobalHydra`` is not modified."""
     search_path = create_config_search_path(str(main_dir))
     for extra_dir in extra_dirs:
         # as hydra.main does for --config-dir
         search_path.prepend("command-line", f"file://{extra_dir.absolute()}", SearchPathQuery(provider="schema"))
-    return Hydra(task_name=job_name, config_loader=ConfigLoaderImpl(config_search_path=search_path))
+    return Hydra(task_name=job_name, config_loader=_Loader(config_search_path=search_path))
+
+
+def merged_files(loader: ConfigLoader) -> DictConfig | None:
+    """Returns what the latest composition had merged when a value was refused; None if its files did not compose."""
+    return loader.merged if isinstance(loader, _Loader) else None
 
 
 def repository_of(loader: ConfigLoader) -> IConfigRepository:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 import wellfed.explain.pages
+from wellfed.explain.pages import html_page
 from wellfed.explain.pages.html_page import fill_in, script
 
 PAGES = Path(wellfed.explain.pages.__file__).parent
@@ -65,3 +67,26 @@ def test_the_library_is_what_its_notice_says():
 
 def test_a_page_without_charts_has_no_script(template: Path) -> None:
     assert "<script" not in fill_in(template, {"name": "", "more": "<!--script-->"})
+
+
+def test_a_template_is_compiled_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(html_page._COMPILED, "directory", str(tmp_path / "compiled"))
+    (template := tmp_path / "page.html.j2").write_text("{{ name }} is one")
+    assert fill_in(template, {"name": "a"}) == "a is one"  # the folder is not there: nothing is kept
+    (tmp_path / "compiled").mkdir()
+    assert fill_in(template, {"name": "a"}) == "a is one"
+    (kept,) = (tmp_path / "compiled").iterdir()
+    before = kept.stat().st_mtime_ns
+    assert fill_in(template, {"name": "b"}) == "b is one"
+    assert kept.stat().st_mtime_ns == before
+    template.write_text("{{ name }} is two")
+    assert fill_in(template, {"name": "a"}) == "a is two"
+
+
+def test_nothing_is_written_where_python_must_not_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(html_page._COMPILED, "directory", str(tmp_path))
+    (template := tmp_path / "page.html.j2").write_text("one")
+    assert fill_in(template, {}) == "one"
+    assert list(tmp_path.iterdir()) == [template]

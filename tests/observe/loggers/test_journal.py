@@ -89,11 +89,21 @@ def test_steps_that_are_finished_and_not_yet_handed_over_count(tmp_path):
 def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
     sink = Kept()
     journal(tmp_path, sink=sink).metrics("train", {"loss": 0.5}, step=3, epoch=1)
-    journal(tmp_path, sink=sink).metrics("train", {"loss": 0.4}, step=4, epoch=1, throughput={"samples_per_s": 9.0})
-    assert sink.rows == [
-        {"step": 3, "epoch": 1, "train/loss": 0.5},
-        {"step": 4, "epoch": 1, "train/loss": 0.4, "throughput/samples_per_s": 9.0},
-    ]
+    made = journal(tmp_path, sink=sink)
+    made.steps([row(4)])
+    made.metrics("train", {"loss": 0.4}, step=4, epoch=1, has_rate=True)
+    first, second = sink.rows
+    assert first == {"step": 3, "epoch": 1, "train/loss": 0.5}
+    assert {
+        "step": 4,
+        "epoch": 1,
+        "train/loss": 0.4,
+        "throughput/samples_per_s": pytest.approx(800),
+    }.items() <= second.items()
+    assert {name for name in second if name.startswith("step/")} == {"step/wait_ms", "step/compute_ms", "step/host_ms"}
+    made.save()
+    names = [entry["name"] for entry in rows_of(tmp_path / "metrics.csv")]
+    assert names == ["loss", "samples_per_s", "readiness_frac"]
 
 
 def test_time_goes_on_from_earlier_parts_of_the_run(tmp_path):
@@ -113,11 +123,17 @@ def test_events_carry_step_time_and_facts(tmp_path):
 
 
 def test_figures_are_those_of_the_steps(tmp_path):
-    made = journal(tmp_path)
+    sink = Kept()
+    made = journal(tmp_path, sink=sink)
+
+    def recent() -> list[float]:
+        made.metrics("train", {}, step=1, epoch=0, has_rate=True)
+        return [value for name, value in sink.rows[-1].items() if name.startswith("throughput/")]
+
     assert made.summary() is None
     assert made.recent_rate() is None
     made.steps([row(0, warmup=True)])
-    assert made.recent_throughput() == {}
+    assert recent() == []
     made.rows.clear()
     made.steps([row(1, warmup=True), *(row(step) for step in range(2, 80))])
     assert made.summary().samples_per_s == pytest.approx(800)
@@ -125,9 +141,9 @@ def test_figures_are_those_of_the_steps(tmp_path):
     made.steps(row(step, compute_ms=18.0) for step in range(80, 130))
     assert made.recent_rate() == pytest.approx(400)
     made.steps(row(step, compute_ms=38.0) for step in range(130, 340))
-    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0})
+    assert recent() == pytest.approx([200, 0])
     made.steps([row(step, compute_ms=38.0, asked_wait_ms=0.0) for step in range(340, 440)])
-    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0.5})
+    assert recent() == pytest.approx([200, 0.5])
 
 
 def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):

@@ -62,8 +62,8 @@ def test_a_scaled_step_can_be_done_again_where_memory_did_not_suffice():
         return loss
 
     with pytest.raises(torch.OutOfMemoryError):
-        precision.step(optimizer, gradients)
-    precision.step(optimizer, gradients)
+        precision.scaled_step(optimizer, gradients)
+    precision.scaled_step(optimizer, gradients)
     assert weight.tolist() == [0.5, 0.5]
     assert precision.scaler.get_scale() == 2.0**4
 
@@ -71,7 +71,7 @@ def test_a_scaled_step_can_be_done_again_where_memory_did_not_suffice():
 def test_an_optimizer_that_asks_often_cant_be_scaled():
     precision, optimizer = scaled(torch.optim.LBFGS)
     with pytest.raises(TypeError, match="LBFGS can't be used with gpu.precision=16-mixed"):
-        precision.step(optimizer, lambda: torch.zeros(()))
+        precision.scaled_step(optimizer, lambda: torch.zeros(()))
 
 
 def test_an_error_before_the_first_loss_is_told_as_what_it_is():
@@ -82,4 +82,4 @@ def test_an_error_before_the_first_loss_is_told_as_what_it_is():
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(torch.OutOfMemoryError):
-        precision.step(optimizer, gradients)
+        precision.scaled_step(optimizer, gradients)

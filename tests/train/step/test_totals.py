@@ -24,3 +24,18 @@ def test_a_step_that_is_dropped_counts_nothing() -> None:
     assert totals.pending("loss") == 5
     totals.commit()
     assert (totals.count, totals.take(), totals.take()) == (1, {"loss": 5.0}, {})
+
+
+@pytest.mark.parametrize("num_steps", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("saved_after", [None, 0, 40])
+def test_means_do_not_depend_on_when_sums_are_saved(num_steps: int, saved_after: int | None) -> None:
+    torch.manual_seed(0)
+    totals, values = Totals(), torch.rand(num_steps) * 100
+    for number, value in enumerate(values):
+        totals.add("loss", value, 1)
+        totals.commit()
+        if number == saved_after:
+            state, totals = totals.state_dict(), Totals()
+            totals.load_state_dict(state)
+    assert totals.count == num_steps
+    assert totals.take() == {"loss": float(values.double().mean())}

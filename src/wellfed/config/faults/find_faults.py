@@ -25,7 +25,7 @@ from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, 
 from wellfed.config.faults.foreign_names import ours_for
 from wellfed.config.faults.nearest_name import nearest_knob
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
-from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
+from wellfed.config.hydra_internals import add_searchpath, chosen_files, merged_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -48,7 +48,9 @@ def find_faults(
     typed = read_overrides(overrides, multirun=multirun, loader=loader)
     with suppress(*COMPOSE_ERRORS):  # Hydra has reported faults of hydra.searchpath
         add_searchpath(loader, repo, config_name, [one.parsed for one in typed if one.parsed is not None])
-    found = _Search(loader, repo, config_name, typed).run()
+    search = _Search(loader, repo, config_name, typed)
+    search.may_go_on = cause is not None and not multirun
+    found = search.run()
     if cause is None or found:
         return found
     return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
@@ -56,6 +58,9 @@ def find_faults(
 
 class _Search:
     """A search for faults. The steps of `run` fill ``typed_faults``, ``from_files`` and ``doubted`` in order."""
+
+    may_go_on = False
+    """Hydra has just refused these overrides, so that what it had merged by then can be used."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -117,6 +122,12 @@ class _Search:
                 self._add_fault(index, f"{group} has no options.", f"No folder {group}/ is searched.")
 
     def _compose_files(self) -> DictConfig:
+        # Values that are set already are set again, which would fail for added and deleted ones.
+        is_plain = not any(one.parsed is None or one.parsed.is_add() or one.parsed.is_delete() for one in self.typed)
+        if self.may_go_on and is_plain and not self.typed_faults:
+            known = merged_files(self.loader)
+            if known is not None:
+                return known
         cfg, refused = merge_files(self.loader, self._defaults_list(), self.repo)
         for path, fault in self.repo.unreadable.items():
             self.from_files.append(fault)

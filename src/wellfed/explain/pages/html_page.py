@@ -7,14 +7,17 @@ import hashlib
 import json
 import re
 import shlex
+import sys
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from wellfed.explain.pages.chart import Colour
 from wellfed.masking import hidden
@@ -45,6 +48,19 @@ _LOADER = """
 """
 
 
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Compiled templates beside the compiled modules: compiling those of a run's page takes as long as drawing it."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keeps a compiled template, unless Python must not write or the folder can't be written."""
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+
+_COMPILED = _CompiledTemplates(str(_FOLDER / "__pycache__"), f"%s.{sys.implementation.cache_tag}.jinja")
+
+
 def fill_in(
     template: Path,
     values: Mapping[str, Any],
@@ -65,6 +81,7 @@ def fill_in(
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_COMPILED,
     )
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
     loader, policy = script()

@@ -205,7 +205,7 @@ def _cpu_name(root: Path) -> str:
 
 
 def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, str]:
-    versions = {"python": platform.python_version(), "wellfed": __version__, **_installed()}
+    versions = {"python": platform.python_version(), "wellfed": __version__, **installed_versions()}
     if driver := next((card.driver_version for card in cards if card.driver_version), None):
         versions["driver"] = driver
     if torch is not None and torch.cuda:
@@ -214,7 +214,7 @@ def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, s
 
 
 @cache
-def _installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Returns installed versions, cached, since finding them reads a dozen files."""
     found = {}
     for name in _DISTRIBUTIONS.split():

@@ -155,17 +155,16 @@ class Journal:
         *,
         step: int,
         epoch: int,
-        throughput: Mapping[str, float] | None = None,
+        has_rate: bool = False,
     ) -> None:
-        """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``throughput`` and recent time
-        shares join the same row of the sink, since each row costs wandb half a millisecond."""
-        at = {"step": step, "epoch": epoch}
+        """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``has_rate``: the rate and the
+        time shares of recent steps join the same row of the sink, since each row costs wandb half a millisecond."""
+        at, recent = {"step": step, "epoch": epoch}, self._recent() if has_rate else None
         figures = [(split, name, value) for name, value in values.items()]
-        figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
+        figures += [("throughput", name, value) for name, value in _throughput(recent).items()]
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        times = _times(self._recent()) if throughput else {}
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
+        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **_times(recent)})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
@@ -182,17 +181,11 @@ class Journal:
         """Returns the figures of the steps so far."""
         return summarise(self.rows)
 
-    def recent_throughput(self) -> dict[str, float]:
-        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up, if there are any."""
-        recent = self._recent()
-        rate = None if recent is None else recent.samples_per_s
-        if recent is None or rate is None:
-            return {}
-        return {"samples_per_s": rate, "readiness_frac": recent.readiness_frac}
-
     def _recent(self) -> StepColumns | None:
+        """Returns the last 200 steps without warm-up; None without any, or if they took no time."""
         rows = [row for row in islice(reversed(self.rows), 200) if not row.warmup]
-        return StepColumns.of(rows) if rows else None
+        recent = StepColumns.of(rows) if rows else None
+        return None if recent is None or recent.samples_per_s is None else recent
 
     def recent_rate(self) -> float | None:
         """Returns samples/s over the last 50 steps."""
@@ -222,6 +215,11 @@ class Journal:
 
 def _shortened(fact: Any) -> Any:
     return f"{fact[:_LONGEST_FACT]}..." if isinstance(fact, str) and len(fact) > _LONGEST_FACT else fact
+
+
+def _throughput(recent: StepColumns | None) -> dict[str, float]:
+    rate = None if recent is None else recent.samples_per_s
+    return {} if recent is None or rate is None else {"samples_per_s": rate, "readiness_frac": recent.readiness_frac}
 
 
 def _times(recent: StepColumns | None) -> dict[str, float]:

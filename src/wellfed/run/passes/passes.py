@@ -95,7 +95,6 @@ class Passes:
             self._log,
             every=trainer.log_every_steps,
             stop_on_nan=trainer.on_nan.value == "raise" and not objects.is_lightning_module,
-            throughput=books.journal.recent_throughput,
         )
         self._learner: ModelLearner | ModuleLearner
         if objects.is_lightning_module:

@@ -17,12 +17,14 @@ import torch
 
 # What a trial needs is imported before the fork.
 import wellfed.run.stages  # noqa: F401
+from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, Fault, WellfedError
+from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.generators import seed_everything
-from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.detect import installed_versions, machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers import wandb_sink
@@ -34,7 +36,7 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen, PointPlan, in_words, processor_of
-from wellfed.train.lightning.trainer import find_plugins
+from wellfed.train.lightning.trainer import before_forks
 from wellfed.train.memory.features import all_rows
 
 
@@ -67,7 +69,7 @@ def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
-    find_plugins()
+    _fill_caches()
     if logs and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
         with suppress(Exception):  # the trials say what is wrong with it
             wandb_sink.list_packages()
@@ -77,6 +79,14 @@ def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
     return SharedParts(parts, num_threads)
+
+
+def _fill_caches() -> None:
+    """Looks up what each trial would look up again: installed packages, their versions, devices."""
+    installed_versions()
+    project.engine_doubt()
+    page_of_finding("healthy", Path())
+    before_forks()
 
 
 def run_timed(

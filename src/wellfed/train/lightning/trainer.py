@@ -15,6 +15,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import registry
+from lightning.pytorch.accelerators import XLAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -113,9 +114,14 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     return trainer
 
 
-def find_plugins() -> None:
-    """Finds callbacks of installed packages, which each Trainer needs, before processes are forked."""
+def before_forks() -> None:
+    """Looks for packages that each Trainer looks for, before processes are forked. Asks for no GPU."""
     registry.entry_points(group="lightning.pytorch.callbacks_factory")
+    XLAAccelerator.is_available()
+    with suppress(ImportError):  # another version of Lightning
+        from lightning.fabric.plugins.environments.mpi import _MPI4PY_AVAILABLE
+
+        bool(_MPI4PY_AVAILABLE)  # keeps its answer
 
 
 class NoProfiler(PassThroughProfiler):
@@ -143,7 +149,8 @@ class Settled(pl.Callback):
 def quiet_lightning() -> None:
     """Silences Lightning's notes, and warnings that don't apply here."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
+            logger.setLevel(logging.WARNING)
     # The inline loader needs no workers.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")

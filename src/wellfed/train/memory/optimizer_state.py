@@ -13,6 +13,8 @@ from wellfed.train.memory import oom
 _LOG = logging.getLogger(__name__)
 _RATES = ("lr", "weight_decay")
 """Settings that change a weight whose gradient is zero."""
+_MOSTLY = frozenset((Tensor, float, int, bool, type(None), list, tuple))
+"""Types of nearly all settings and states, none of them a subclass of another."""
 
 
 def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
@@ -66,16 +68,14 @@ class BeforeStep:
 
 def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
     """Returns torch's counts of changes of all weights and states, and the numbers in states and groups."""
-    found: list[float] = [weight._version for group in optimizer.param_groups for weight in group["params"]]
-    for state in optimizer.state.values():
-        for value in state.values():
-            if type(value) is Tensor:  # asking for subclasses takes longer than all else here
-                found.append(value._version)
-            elif isinstance(value, (Tensor, int, float)):
-                found.append(value._version if isinstance(value, Tensor) else value)
-    for group in optimizer.param_groups:
-        found += [value for value in group.values() if type(value) is float or type(value) is int]
-        found += [value._version for value in group.values() if type(value) is Tensor]
+    groups = optimizer.param_groups
+    found: list[float] = [weight._version for group in groups for weight in group["params"]]
+    values = [value for held in (*groups, *optimizer.state.values()) for value in held.values()]
+    # Exact types first: asking for subclasses takes longer than all else here.
+    found += [value._version for value in values if type(value) is Tensor]
+    others = [value for value in values if type(value) not in _MOSTLY]
+    found += [value for value in values if type(value) is float or type(value) is int]
+    found += [value._version for value in others if isinstance(value, Tensor)]
     return found
 
 

@@ -23,9 +23,16 @@ class ClipByNorm:
         kinds = {(type(one), one.device, one.dtype) for group in optimizer.param_groups for one in group["params"]}
         self.is_of_one_kind = len(kinds) == 1 and next(iter(kinds))[0] is nn.Parameter
 
-    @torch.no_grad()
     def __call__(self) -> None:
         """Limits the norm."""
+        was_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
+        try:
+            self._limit()
+        finally:
+            torch._C._set_grad_enabled(was_enabled)
+
+    def _limit(self) -> None:
         weights = [one for group in self._optimizer.param_groups for one in group["params"]]
         gradients = [gradient for one in weights if (gradient := one.grad) is not None]
         has_sparse = True in [gradient.is_sparse for gradient in gradients]

@@ -70,11 +70,9 @@ class Precision:
                 "or trainer.gradient_clip=null."
             )
 
-    def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
-        """Calls the optimizer's step, which may request gradients more than once."""
-        if self.scaler is None:
-            optimizer.step(gradients)  # type: ignore[arg-type]
-            return
+    def scaled_step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
+        """Computes scaled gradients and makes the optimizer's step, unless the scaler finds NaN or infinity."""
+        assert self.scaler is not None
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError(f"LBFGS can't be used with gpu.precision={self.name}. Set gpu.precision=32-true.")
         try:

@@ -8,15 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_MOST_HELD = 64
+"""Values of a metric after which they are summed: one sum costs as much as adding a single value."""
+
 
 class Totals:
     """Weighted sums of metrics on the device, read in one transfer.
 
-    Figures are pending until their step has succeeded, so a repeated step counts once.
+    Figures are pending until their step has succeeded, so a repeated step counts once. Sums are float64, so that they
+    do not depend on when they are taken.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._values: dict[str, list[Tensor]] = {}
+        """Values that are not in the sums yet."""
         self._pending: list[tuple[str, Tensor]] = []
         self._held: list[tuple[str, Tensor]] | None = None
         self.count = 0
@@ -50,28 +56,39 @@ class Totals:
         """Adds the figures of a step that succeeded; none if it was skipped."""
         pending = self._pending if self._held is None else self._held
         for name, value in pending:
-            known = self._sums.get(name)
-            if known is not None and known.device != value.device:  # loaded from a checkpoint
-                known = known.to(value.device)
-            self._sums[name] = value if known is None else known + value
+            values = self._values.get(name)
+            if values is None:
+                self._values[name] = [value]
+            else:
+                values.append(value)
+                if len(values) >= _MOST_HELD:
+                    self._sum_up()
         self.count += bool(pending)
         self._pending.clear()
         self._held = None
 
+    def _sum_up(self) -> None:
+        values, self._values = self._values, {}
+        for name, held in values.items():
+            total, known = torch.stack(held).double().sum(0), self._sums.get(name)
+            self._sums[name] = total if known is None else known.to(total.device) + total  # loaded from a checkpoint
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums since the last `take`."""
+        self._sum_up()
         return {"sums": dict(self._sums), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the sums."""
-        self._sums, self.count = dict(state["sums"]), int(state["count"])
+        self._sums, self._values, self.count = dict(state["sums"]), {}, int(state["count"])
 
     def forget(self) -> None:
         """Deletes the sums."""
-        self._sums, self.count = {}, 0
+        self._sums, self._values, self.count = {}, {}, 0
 
     def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """Returns means over the steps since the last call, reduced over ranks. Waits for the device once."""
+        self._sum_up()
         if not self._sums or not self.count:
             return {}
         stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count

@@ -18,6 +18,7 @@ from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.memory.thrash import Thrash
+from wellfed.train.step.fused_adam import step_of
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
 from wellfed.train.step.retry import StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
@@ -68,6 +69,8 @@ class TrainStep:
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
         self._optimizer, self._micro, self._settings = optimizer, fallbacks.micro, settings
+        scaled = partial(self._precision.scaled_step, optimizer)
+        self._update = step_of(optimizer) if self._precision.scaler is None else scaled
         self._on_event, self._listener = on_event, listener
         clip, retries = settings.gradient_clip, settings.on_oom == "retry"
         self._clip = self._ranks.clipping(optimizer, clip) if clip else None
@@ -141,7 +144,7 @@ class TrainStep:
 
     def _step(self) -> bool:
         """Calls the optimizer; returns whether the allocator is thrashing."""
-        self._precision.step(self._optimizer, self._gradients)
+        self._update(self._gradients)
         self.passes.mark((OTHER, self.passes.now_s()))
         return self._thrash is not None and self._thrash.after_step()
 

@@ -27,14 +27,9 @@ class Figures(pl.Callback):
         *,
         every: int,
         stop_on_nan: bool,
-        throughput: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        """
-        Args:
-            take: called as `Journal.metrics`.
-            throughput: called for each row of training.
-        """
-        self._take, self._every, self.stops_on_nan, self._throughput = take, every, stop_on_nan, throughput
+        """``take`` is called as `Journal.metrics`."""
+        self._take, self._every, self.stops_on_nan = take, every, stop_on_nan
         self.handed_over_step = 0
         """Last step whose metrics are written. With ``stop_on_nan`` all losses up to it are finite."""
         self._trainer: pl.Trainer | None = None
@@ -84,7 +79,7 @@ class Figures(pl.Callback):
             )
         self.handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
-        self._write("train", values, trainer, self._throughput)
+        self._write("train", values, trainer, has_rate=True)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.sanity_checking:
@@ -128,13 +123,7 @@ class Figures(pl.Callback):
         if not is_in_epoch:
             self._handed_over.update(trainer.callback_metrics)
 
-    def _write(
-        self,
-        split: str,
-        values: Mapping[str, float],
-        trainer: pl.Trainer,
-        throughput: Callable[[], Mapping[str, float]] | None = None,
-    ) -> None:
+    def _write(self, split: str, values: Mapping[str, float], trainer: pl.Trainer, *, has_rate: bool = False) -> None:
         values = {name: value for name, value in values.items() if self._written_at.get(f"{split}/{name}") != self.step}
         named = {f"{split}/{name}": value for name, value in values.items()}
         if not named:
@@ -148,8 +137,7 @@ class Figures(pl.Callback):
                 self._added.add(name)
                 known[name] = torch.tensor(value)
         if trainer.is_global_zero:
-            beside = throughput() if throughput else None
-            self._take(split, values, step=self.step, epoch=self.epoch, throughput=beside)
+            self._take(split, values, step=self.step, epoch=self.epoch, has_rate=has_rate)
 
     def _never_logged(self, trainer: pl.Trainer) -> dict[str, float]:
         """Returns metrics that reach no logger, since an epoch has fewer steps than Lightning's logging interval."""
