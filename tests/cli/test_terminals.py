@@ -13,6 +13,7 @@ import pytest
 from tests.end_to_end.commands import ROOT
 from tests.kit import made
 from tests.kit.evidence_of import evidence
+from tests.kit.few import slow
 from tests.kit.small_terminal import SmallTerminal, has_terminals
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
@@ -52,7 +53,7 @@ COMMANDS = [
     ["leaderboard", "quick"],
     ["report", "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"],
     ["diagnose", "2026-01-01_00-00-00_aaaa"],
-    pytest.param(["doctor"], marks=pytest.mark.slow),
+    slow(["doctor"]),
 ]
 
 

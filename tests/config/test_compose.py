@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed import project
 from wellfed.config.compose import Composed, compose
 from wellfed.config.rules import rule_faults
@@ -299,7 +299,7 @@ def test_no_option_is_named_like_a_yaml_value():
     "typed",
     [
         "reduce_overhead",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("reduce-overhead", "max-autotune", "max_autotune")),
+        *map(slow, ("reduce-overhead", "max-autotune", "max_autotune")),
     ],
 )
 def test_modes_of_compile_are_torchs_words_and_the_earlier_ones_still_read(typed: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from tests.end_to_end.commands import FAST, record_of, run, run_folders
 from tests.fake_cuda.machine import FakeCuda
+from tests.kit.few import slow
 
 STAGES = "memory.stages=[{from_epoch: 0, features: cache}, {from_epoch: 2, features: dynamic}]"
 LEARNS = (
@@ -67,17 +68,15 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     ("stages", "more", "told"),
     [
         ("[{from_epoch: 0, features: cache}, {from_epoch: 0, features: dynamic}]", (), "from_epoch is [0,0]; it must"),
-        pytest.param(  # tests/config/faults/test_find.py
+        slow(  # tests/config/faults/test_find.py
             "[{from_epoch: 0, features: cash}]",
             (),
             "Invalid value 'cash', expected one of [cache, cache_host, dynamic]",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        slow(
             "[{from_epoch: 0, features: dynamic}]",
             ("memory=cache",),
             "memory.features=cache: says how features are held",
-            marks=pytest.mark.slow,
         ),
     ],
 )

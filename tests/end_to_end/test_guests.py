@@ -14,6 +14,7 @@ import torch
 from tests.end_to_end.commands import Done, only_folder, record_of, run
 from tests.end_to_end.guest_module import hooks
 from tests.fake_cuda.machine import FakeCuda
+from tests.kit.few import slow
 
 YAML = """
 name: guest
@@ -117,10 +118,10 @@ def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "steps_a_batch", "cut_after"),
     [
-        pytest.param("guest", 1, 3, marks=pytest.mark.slow),
-        pytest.param("two", 2, STEPS_PER_EPOCH, marks=pytest.mark.slow),
-        pytest.param("guest", 1, STEPS_PER_EPOCH, marks=pytest.mark.slow),
-        pytest.param("two", 2, 3, marks=pytest.mark.slow),
+        slow("guest", 1, 3),
+        slow("two", 2, STEPS_PER_EPOCH),
+        slow("guest", 1, STEPS_PER_EPOCH),
+        slow("two", 2, 3),
     ],
 )
 def test_a_resumed_guest_learns_what_the_unbroken_one_does(
@@ -200,7 +201,7 @@ def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
     assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
 
 
-@pytest.mark.parametrize("workload", ["guest", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workload", ["guest", slow("two")])
 def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
     done = guest(
         user,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+from tests.kit.few import slow
 
 MODULE = """
 import time
@@ -117,7 +118,7 @@ def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) ->
     assert record["plan"]["loader.backend"]["source"] == "predicted"
 
 
-@pytest.mark.parametrize("max_skipped", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("max_skipped", [slow(0), 1])
 def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skipped: int) -> None:
     typed = ("loader.backend=processes", "loader.num_workers=1", f"loader.max_skipped={max_skipped}")
     done = own(mine, "huge", *typed)
@@ -141,7 +142,7 @@ CONTRADICTIONS = [
     ("typed", "told"),
     [
         CONTRADICTIONS[0],  # of the others the rules alone: tests/config/test_rules.py
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in CONTRADICTIONS[1:]),
+        *(slow(*case) for case in CONTRADICTIONS[1:]),
     ],
 )
 def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple[str, str], told: str) -> None:

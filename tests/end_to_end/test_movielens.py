@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+from tests.kit.few import slow
 
 ARGUMENTS = ("trainer.max_steps=10", "workload.effective_batch_size=256", "logger=none", "telemetry=none")
 
@@ -73,7 +74,7 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     [
         (lambda folder: (folder / "u.item").unlink(), "u.item"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)  # their reading: tests/workloads/recsys/test_movielens.py
+            slow(*case)  # their reading: tests/workloads/recsys/test_movielens.py
             for case in [
                 (lambda folder: (folder / "u.data").write_text(""), "u.data"),
                 (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),

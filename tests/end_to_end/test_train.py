@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
+from tests.kit.few import slow
 from tests.kit.tables import rows_of
 from wellfed.record import RunRecord
 
@@ -248,19 +249,13 @@ def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) ->
     ("arguments", "message"),
     [
         # As below, where the folder was there before.
-        pytest.param(["trainer.devices=99"], "trainer.devices", marks=pytest.mark.slow),
-        pytest.param(
-            ["trainer.accelerator=gpu"], "trainer.accelerator", marks=pytest.mark.slow
-        ),  # tests/run/test_planner.py
+        slow(["trainer.devices=99"], "trainer.devices"),
+        slow(["trainer.accelerator=gpu"], "trainer.accelerator"),  # tests/run/test_planner.py
         (["gpu.precision=16-mixed"], "gpu.precision"),
         (["workload.data.path=no/such/folder"], "no/such/folder"),
-        pytest.param(
-            ["resume=no/such/run"], "resume=no/such/run", marks=pytest.mark.slow
-        ),  # tests/run/folder/test_resume.py
-        pytest.param(  # tests/config/test_entry.py has several faults as typed
-            ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"],
-            "2 faults",
-            marks=pytest.mark.slow,
+        slow(["resume=no/such/run"], "resume=no/such/run"),  # tests/run/folder/test_resume.py
+        slow(  # tests/config/test_entry.py has several faults as typed
+            ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"], "2 faults"
         ),
     ],
 )

@@ -9,6 +9,11 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 
+def slow(*values: Any, **more: Any) -> ParameterSet:
+    """Returns a case that only ``make test-all`` runs; ``more`` as in `pytest.param`, such as ``id``."""
+    return pytest.param(*values, marks=pytest.mark.slow, **more)
+
+
 def few(cases: Iterable[Any], number: int) -> list[ParameterSet]:
     """Returns the cases as parameters. All but ``number`` of them, evenly spread, are slow: ``make test-all`` has all.
 

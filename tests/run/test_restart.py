@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.config.schema import OnOom, ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
@@ -227,7 +228,7 @@ def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("overrides", "arguments", "says"),
     [
-        pytest.param(["memory.on_oom=fail"], {}, "CUDA out of memory", marks=pytest.mark.slow),  # test_who_may_restart
+        slow(["memory.on_oom=fail"], {}, "CUDA out of memory"),  # test_who_may_restart
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
     ],

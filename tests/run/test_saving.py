@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
@@ -140,9 +141,7 @@ def test_nothing_is_promised_where_nothing_was_saved(
     assert "resume=auto goes on" not in told
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGHUP, 129), pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 129), slow(signal.SIGUSR1, 138)])
 def test_other_signals_end_a_run_as_sigterm_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import wellfed
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
@@ -45,7 +46,7 @@ def doctor(fake_driver, scenario, *arguments, **variables):
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("visible", [pytest.param("1,0", marks=pytest.mark.slow), "GPU-200bbbb,GPU-4090"])
+@pytest.mark.parametrize("visible", [slow("1,0"), "GPU-200bbbb,GPU-4090"])
 def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):
     scenario = Scenario([RTX, H200], driver="580.65.06")
     variables = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 import wellfed
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -163,7 +163,7 @@ def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
 
 
-@pytest.mark.parametrize("code", [0, 3, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 130, 255))])
+@pytest.mark.parametrize("code", [0, 3, *map(slow, (1, 130, 255))])
 def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
     assert servers.run(lambda prepared, task: task, code)[0].code == code
 
@@ -177,7 +177,7 @@ def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, cod
     "number",
     [
         signal.SIGKILL,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
+        *map(slow, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
     ],
 )
 def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
@@ -309,7 +309,7 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
     assert server.ask(servers.job(0)) == []
 
 
-@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("raise", "hang"))])
+@pytest.mark.parametrize("end", ["kill", *map(slow, ("raise", "hang"))])
 def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
     def work(prepared: Any, task: str, study: Connection) -> int:
         study.send(Answer(1))

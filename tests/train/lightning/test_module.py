@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.kit import tiny
+from tests.kit.few import slow
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError, OutOfMemoryExhausted
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -20,7 +21,7 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("micro", [1, 5, 31, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 16))])
+@pytest.mark.parametrize("micro", [1, 5, 31, *map(slow, (8, 16))])
 def test_splitting_a_step_leaves_the_weights_as_they_are(tmp_path: Path, micro: int) -> None:
     whole, split = tiny.module(micro=32), tiny.module(micro=micro)
     tiny.fit(whole, tmp_path, gradient_clip=0.5)
@@ -226,7 +227,7 @@ class DrawsEverywhere(tiny.TinyModel):
         return LossOutput(output.loss * (1 + random.random() + np.random.rand() + torch.rand(())))
 
 
-@pytest.mark.parametrize("stop", [2, 3, 7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 6))])
+@pytest.mark.parametrize("stop", [2, 3, 7, *map(slow, (1, 4, 6))])
 def test_resume_at_any_batch_goes_on_as_if_nothing_had_happened(tmp_path: Path, stop: int) -> None:
     def fresh() -> StepModule:
         random.seed(5)
@@ -260,7 +261,7 @@ class Dies(pl.Callback):
     "limits",
     [
         {"max_epochs": 3},
-        pytest.param({"max_epochs": 3, "max_steps": 8}, marks=pytest.mark.slow),  # each alone is tried beside it
+        slow({"max_epochs": 3, "max_steps": 8}),  # each alone is tried beside it
         {"max_steps": 8},
     ],
 )

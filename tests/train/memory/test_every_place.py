@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
@@ -342,7 +342,7 @@ def test_fifty_steps_with_planted_errors(name: str) -> None:
 @pytest.mark.simulated(**CARD)
 @pytest.mark.parametrize(
     "precision",
-    [each if each == "16-mixed" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS],
+    [each if each == "16-mixed" else slow(each) for each in PRECISIONS],
 )
 def test_a_card_that_has_no_room(precision: str) -> None:
     import fake_cuda

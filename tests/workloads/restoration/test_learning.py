@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kit.few import slow
 from wellfed import Datasets, SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.model import RestorationCNN
@@ -39,8 +40,8 @@ def judged(data: Datasets, model: nn.Module) -> dict[str, float]:
     ("task", "gain_db"),
     [
         ("denoise", 4.0),
-        pytest.param("deblur", 0.4, marks=pytest.mark.slow),
-        pytest.param("super_resolve", 0.2, marks=pytest.mark.slow),
+        slow("deblur", 0.4),
+        slow("super_resolve", 0.2),
     ],
 )
 def test_a_small_model_beats_its_input(task: str, gain_db: float, tmp_path: Path):
