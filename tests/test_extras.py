@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.every.test_doors import imports
+from tests.every.test_doors import imports, imports_of
 from wellfed.extras import PACKAGES, absence, absent_package, install, is_installed
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def foreign(folder: str) -> dict[str, set[str]]:
     """Foreign packages that the files below a folder import anywhere, for types too -> the files."""
     found = defaultdict(set)
     for path in sorted((SRC / folder).rglob("*.py")):
-        for name in imports(path.read_text(encoding="utf-8")):
+        for name in imports_of(path.relative_to(SRC).as_posix()):
             package = (name or "wellfed").partition(".")[0]
             if package not in OURS | sys.stdlib_module_names:
                 found[package].add(path.relative_to(SRC).as_posix())

@@ -15,6 +15,7 @@ from typing import Any
 from wellfed.process import fork
 from wellfed.ranks import Launch
 from wellfed.run.ranks.exchange import Exchange
+from wellfed.train.lightning import trainer  # noqa: F401  each rank would import it by itself
 
 LIMIT_S = 60
 
