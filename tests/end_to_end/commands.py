@@ -208,6 +208,30 @@ def train(*arguments: str, cwd: Path, fresh: bool = False, **more: str) -> Done:
     return run("train.py", *FAST, *arguments, cwd=cwd, fresh=fresh, **more)
 
 
+def train_own(
+    user: Path,
+    module: str,
+    workload: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    ceiling_steps: int = 3,
+    **more: str,
+) -> Done:
+    """The same for a workload of a user's own, whose module and ``configs/`` lie in one folder."""
+    own = ("--config-dir", str(user / "configs"), f"workload={workload}", f"config.allow_targets=[{module},torch]")
+    paths = [str(user), *filter(None, [more.pop("PYTHONPATH", "")])]
+    quick = ("logger=none", f"telemetry.ceiling_steps={ceiling_steps}")
+    (cwd or user).mkdir(exist_ok=True)
+    return run("train.py", *own, *quick, *arguments, cwd=cwd or user, PYTHONPATH=os.pathsep.join(paths), **more)
+
+
+def weights_of(folder: Path, name: str = "last.ckpt") -> dict[str, Any]:
+    """The weights in a checkpoint of a run."""
+    import torch
+
+    return torch.load(folder / "checkpoints" / name, map_location="cpu", weights_only=True)["state_dict"]
+
+
 def run_folders(cwd: Path, workload: str = "recsys") -> list[Path]:
     """The run folders below a working directory, oldest first."""
     return sorted((cwd / "logs" / workload / "runs").glob("*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.commands import FAST, record_of, run, run_folders
+from tests.end_to_end.commands import FAST, record_of, run, run_folders, weights_of
 from tests.fake_cuda.machine import FakeCuda
 from tests.kit.few import slow
 
@@ -44,10 +44,6 @@ def test_a_run_resumed_across_the_change_ends_with_the_same_weights(tmp_path: Pa
         kinds = [event["kind"] for event in record_of(tmp_path / folder)["events"]]
         assert kinds.count("stage") == 1
     assert steps > 0
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.commands import Done, only_folder, record_of, run, train_own
 from tests.end_to_end.guest_module import hooks
 from tests.fake_cuda.machine import FakeCuda
 from tests.kit.few import slow
@@ -38,21 +38,9 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def guest(user: Path, *arguments: str, workload: str = "guest", cwd: Path | None = None, **more: str) -> Done:
+def guest(user: Path, *arguments: str, workload: str = "guest", **more: Any) -> Done:
     """Train it."""
-    return run(
-        "train.py",
-        "--config-dir",
-        str(user / "configs"),
-        f"workload={workload}",
-        "config.allow_targets=[guest_module,torch]",
-        "logger=none",
-        "telemetry.ceiling_steps=3",
-        "loader.backend=inline",
-        *arguments,
-        cwd=cwd or user,
-        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
-    )
+    return train_own(user, "guest_module", workload, "loader.backend=inline", *arguments, **more)
 
 
 def evaluated(user: Path, folder: Path) -> Done:

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
+from tests.end_to_end.commands import (
+    environment,
+    only_folder,
+    record_of,
+    run,
+    run_folders,
+    start,
+    start_warm,
+    train,
+    weights_of,
+)
 from tests.kit.few import slow
 from tests.kit.tables import rows_of
 from wellfed.record import RunRecord
@@ -77,8 +87,7 @@ def test_equal_seeds_give_equal_runs_whatever_the_loader(tmp_path: Path) -> None
         done = train(*arguments, cwd=cwd, fresh=loader == "baseline")  # nor does it matter what else was imported
         assert done.code == 0, done.text
         folder = only_folder(cwd)
-        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        results.append((record_of(folder)["plan"]["loader.backend"]["value"], state))
+        results.append((record_of(folder)["plan"]["loader.backend"]["value"], weights_of(folder)))
     assert [backend for backend, _ in results[:2]] == ["torch", "threads"]
     assert results[2][0] in ("inline", "threads")  # as timed
     for _, state in results[1:]:
@@ -109,7 +118,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
         folder = only_folder(cwd)
         record = record_of(folder)
         assert record["steps"] > 5
-        states.append((record, torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]))
+        states.append((record, weights_of(folder)))
     (one, alone), (two, together) = states
     assert two["plan"]["trainer.strategy"]["value"] == "ddp"
     assert two["samples"] == one["samples"]  # ragged tail included, no sample twice
