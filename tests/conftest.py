@@ -1,7 +1,5 @@
 """What all tests share: programs that a machine may lack, and the GPU that it may lack."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every import of the code is of a base dependency, or of an extra that the table of optional packages names."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """The public names: the page, the package, and who uses nothing else."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

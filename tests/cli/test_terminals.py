@@ -1,7 +1,5 @@
 """Tables of commands in terminals of several widths: no broken word, nothing lost, no colour where none is wanted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

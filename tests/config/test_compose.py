@@ -1,7 +1,5 @@
 """Composing the project's own configurations, and what a `Composed` says."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from functools import cache

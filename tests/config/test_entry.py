@@ -1,7 +1,5 @@
 """The door of the entry scripts: flags, exit codes, one message, and no torch on the way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Knobs that are times: typed as 90s, 5min or 2h, wherever a value may come from, and numbers from there on."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A training sample that can't be loaded, as the user of the command meets it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Data that come in DataLoaders or in a module of Lightning's are planned, swept and resumed as our own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import chain

@@ -1,7 +1,5 @@
 """Callbacks and schedulers of a configuration, in runs of a plain workload."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A run that trains its encoder from an epoch on, as a user types it: left and resumed, on a card, and mistyped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """pytorch-forecasting's TemporalFusionTransformer with its own DataLoaders, from yaml alone."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

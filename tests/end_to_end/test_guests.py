@@ -1,7 +1,5 @@
 """A finished LightningModule of a user's own: whatever it does, its run ends ok and can be gone on with."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

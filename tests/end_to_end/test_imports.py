@@ -1,7 +1,5 @@
 """A budget of imports: how many modules and processes a command needs, and which libraries it must do without."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

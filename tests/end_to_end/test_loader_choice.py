@@ -1,7 +1,5 @@
 """``loader.backend=auto`` on data of several kinds, and loader settings that can't be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

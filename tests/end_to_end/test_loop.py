@@ -1,7 +1,5 @@
 """What a whole run adds to a training step stays well below what Lightning's defaults add."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

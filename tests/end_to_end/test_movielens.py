@@ -1,7 +1,5 @@
 """The same job on a user's own MovieLens files."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One run over two machines: here two torchrun agents that meet on this one, each with its own processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Options that change how a run is done: each does what it says, and none changes what is learned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

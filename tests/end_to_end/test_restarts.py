@@ -1,7 +1,5 @@
 """A user's LightningModule whose step finds no memory: the run goes on from its last checkpoint in smaller parts."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

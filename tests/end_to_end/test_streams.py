@@ -1,7 +1,5 @@
 """Data that is read in order is planned, read by workers, evaluated and gone on with as any other."""
 
-from __future__ import annotations
-
 import shutil
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python src/train.py -m sweep=quick`` as its user meets it, whatever becomes of the trials and of the sweep."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -8,8 +8,6 @@ a process starts or torch is imported (OMP_NUM_THREADS, PYTHONHASHSEED) is as in
 NVIDIA driver alone is taken. Where the simulated cards are preloaded, a copy gets those that its FAKE_CUDA_* describe.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """The pages under docs/ against the code that they describe."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import itertools

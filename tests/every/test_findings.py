@@ -1,7 +1,5 @@
 """Findings of recorded runs: their overrides compose after the run's own, and the pages show their texts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

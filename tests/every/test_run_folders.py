@@ -1,7 +1,5 @@
 """Each command that reads run folders against each kind of damage, and against texts that a terminal would obey."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The simulated machine: which cards a process sees, lost ones, other processes, and what NVML can read of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

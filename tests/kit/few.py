@@ -1,7 +1,5 @@
 """Chooses the cases of a test that ``make test`` runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trains a workload of a test's own in this process, as the command does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stand-ins that the tests of this room share."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

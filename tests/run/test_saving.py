@@ -1,7 +1,5 @@
 """Messages about checkpoints at the end of a run, and resuming from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

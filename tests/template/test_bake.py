@@ -1,7 +1,5 @@
 """Projects made by the real cookiecutter, from every place that it takes a template from."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A new project with its engine installed from vendor/, as a user types its commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

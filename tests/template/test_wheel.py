@@ -1,7 +1,5 @@
 """The engine's wheel: what tools/wheel.py writes is what setuptools builds, and installers take it."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re

@@ -1,7 +1,5 @@
 """What people of Lightning, lightning-hydra-template, Hugging Face and PyTorch type leads to the knob they mean."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

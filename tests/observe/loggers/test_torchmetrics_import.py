@@ -1,7 +1,5 @@
 """torchmetrics: two classes of it until something else is used, then all of it, as if it had been imported as usual."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

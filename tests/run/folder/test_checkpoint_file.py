@@ -1,7 +1,5 @@
 """Whole, damaged and foreign checkpoint files."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

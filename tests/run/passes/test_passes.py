@@ -1,7 +1,5 @@
 """Passes of a run: evaluation, and a ceiling that never ends a run."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

@@ -1,7 +1,5 @@
 """Forked processes as ranks of a run, which can be stopped and killed as real ones are."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """Fork servers and their jobs, with real forks: what comes back, and that no process stays behind."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

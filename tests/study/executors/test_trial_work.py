@@ -1,7 +1,5 @@
 """What is made once for many trials, and what planning their points tells each of them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

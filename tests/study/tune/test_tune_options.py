@@ -1,7 +1,5 @@
 """Names of options, when they are written, and the command that uses them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from dataclasses import replace

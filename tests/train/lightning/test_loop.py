@@ -1,7 +1,5 @@
 """Direct steps equal Lightning's: weights, checkpoints, and what callbacks get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter

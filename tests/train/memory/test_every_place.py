@@ -5,8 +5,6 @@ On the CPU the errors are planted; on a simulated card its allocator really has 
 tests/run/passes/test_passes.py and tests/run/micro_batch/test_real_steps.py.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What is predicted to be asked for and reserved, against a simulated card that runs the same training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

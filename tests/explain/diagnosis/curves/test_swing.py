@@ -1,7 +1,5 @@
 """Curves and step times with planted swings, and noise that has none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

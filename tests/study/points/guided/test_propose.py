@@ -1,7 +1,5 @@
 """The search against machines whose costs are made up, and what it must never do."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
