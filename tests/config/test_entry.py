@@ -50,7 +50,7 @@ sys.exit(run())
     ("args", "code", "words"),
     [
         (["--help"], 0, "  monitor "),
-        (["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
+        slow(["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
         slow(["train", "--cfg", "job"], 0, "effective_batch_size: 2048"),
         (["train", "gpu=42gb"], 2, "gpu=42gb"),
         slow(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
@@ -58,7 +58,7 @@ sys.exit(run())
         slow(["tune", "--force", "--cfg", "job"], 0, "replace: true"),
         slow(["train", "--force"], 2, "--force: is no flag"),
         slow(["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
-        (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
+        slow(["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],
 )
 def test_the_command_answers_before_torch(args, code, words, tmp_path):
@@ -76,7 +76,7 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
 @pytest.mark.parametrize(
     ("script", "args", "code", "words"),
     [
-        ("train.py", ["--help"], 0, "python src/train.py gpu=24gb loader=aggressive"),
+        slow("train.py", ["--help"], 0, "python src/train.py gpu=24gb loader=aggressive"),  # test_imports.py
         slow("train.py", ["--cfg", "job"], 0, "effective_batch_size: 2048"),
         (
             "train.py",
