@@ -58,6 +58,7 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     assert record["memory"]["measured_peak_gib"] <= 1.1 * record["memory"]["predicted_peak_gib"] + 0.05
 
 
+@pytest.mark.slow  # tests/config/test_rules.py
 @pytest.mark.parametrize(
     ("stages", "more", "told"),
     [

@@ -136,6 +136,7 @@ CONTRADICTIONS = [
 ]
 
 
+@pytest.mark.slow  # tests/config/test_rules.py
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
@@ -150,6 +151,7 @@ def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple
     assert "Traceback" not in done.text
 
 
+@pytest.mark.slow  # tests/plan/test_decide.py
 def test_more_workers_than_cores_is_warned_of(mine: Path) -> None:
     done = own(mine, "batches", "loader.num_workers=99", "trainer.limit_batches=2")
     assert done.code == 0, done.text

@@ -67,6 +67,7 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     assert len(run_folders(tmp_path)) == 1
 
 
+@pytest.mark.slow  # tests/workloads/recsys/test_movielens.py
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

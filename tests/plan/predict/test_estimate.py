@@ -76,6 +76,7 @@ def test_quick_ones_are_near_the_truth():
     check([error for case in asked for error in errors(case, QUICK[case.name])])
 
 
+@pytest.mark.slow  # an MLP with rows below; a conv net: tests/train/memory/test_reserved_on_cards.py
 @pytest.mark.parametrize("mode", [mode if mode == "cache" else slow(mode) for mode in FEATURE_MODES])
 def test_the_recommender_is_near_the_truth(mode):
     config = compose(SMALL_RECSYS).config
