@@ -20,6 +20,7 @@ import pytest
 
 import wellfed
 from tests.kit.few import few, slow
+from tests.kit.watched import until
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -28,14 +29,6 @@ from wellfed.study.trial_end import last_lines
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
-
-
-def until(is_so: Callable[[], Any], limit_s: float = 30) -> None:
-    """Wait for what another process does."""
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tests.kit import tiny
 from tests.kit.few import few, slow
+from tests.kit.rank import AsksInBackward
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
@@ -91,20 +92,6 @@ PLANTED = [
     for precision in PRECISIONS
 ]
 """Every place of the CPU with each precision; by default with one, in turns."""
-
-
-class AsksInBackward(torch.autograd.Function):
-    """Gradients of what comes after it are there when it asks for memory."""
-
-    @staticmethod
-    def forward(context: Any, hidden: Tensor, place: Place) -> Tensor:
-        context.place = place
-        return hidden.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:
-        context.place.come_to("backward", gradient.device, len(gradient))
-        return gradient, None
 
 
 class Careless(nn.Module):
