@@ -50,7 +50,7 @@ COMMANDS = [
     ["runs"],
     ["leaderboard", "quick"],
     ["report", "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"],
-    ["diagnose", "2026-01-01_00-00-00_aaaa"],
+    slow(["diagnose", "2026-01-01_00-00-00_aaaa"]),
     slow(["doctor"]),
 ]
 

@@ -204,14 +204,15 @@ def test_some_of_them_composed_in_full(index):
     assert composed.config.memory == once(f"memory={memory}").config.memory
 
 
-@pytest.mark.parametrize(
-    "group", ["workload", "trainer", "callbacks", "telemetry", "logger", "debug", "paths"]
-)  # experiments: tests/every/test_workloads.py
-def test_every_other_option_composes(group, all_installed):
-    found = options(group)
-    assert found
-    for option in found:
-        assert once(f"{group}={option}").choices[group] == option
+def test_every_other_option_composes(all_installed):
+    """As many of them together as there are groups. Experiments: tests/every/test_workloads.py."""
+    found = {group: options(group) for group in ("workload", "trainer", "callbacks", "telemetry", "logger", "paths")}
+    for number in range(max(map(len, found.values()))):
+        chosen = {group: names[number % len(names)] for group, names in found.items()}
+        composed = once(*(f"{group}={option}" for group, option in chosen.items()))
+        assert composed.choices.items() >= chosen.items()
+    for option in options("debug"):  # sets knobs of the others
+        assert once(f"debug={option}").choices["debug"] == option
 
 
 def test_gpu_options_hold_nine_tenths_of_the_card():

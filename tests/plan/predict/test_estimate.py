@@ -90,7 +90,9 @@ class RowsOnDevice:
         return batch | {"x": features.rows(batch["row"])}
 
 
-@pytest.mark.parametrize("store", [lambda: ROWS, lambda: torch.cat([ROWS[:2000], ROWS[2000:]])], ids=["held", "made"])
+@pytest.mark.parametrize(
+    "store", [lambda: ROWS, slow(lambda: torch.cat([ROWS[:2000], ROWS[2000:]]))], ids=["held", "made"]
+)
 def test_data_that_rows_are_cut_from_count_once(store):
     """Making them in host memory takes no device memory; a copy to the device takes theirs."""
     features = Features(len(ROWS), ROWS.nbytes, lambda at: ROWS[at.cpu()], store=store, cut=lambda all_, at: all_[at])
