@@ -108,6 +108,11 @@ def test_single_dates(cell: str, expected: str | None):
     assert dates_of([cell])[0] == [expected and pd.Timestamp(expected)]
 
 
+def test_may_is_a_name_and_its_own_abbreviation():
+    assert None not in dates_of(["01-May-2000", "01-Jan-2000"])[0]
+    assert None not in dates_of(["May 1, 2000", "January 1, 2000"])[0]
+
+
 def test_offsets_from_utc():
     local, notes = dates_of(["2024-01-01T23:00+05:30", "2024-01-02T23:00+05:30"])
     assert (local[0], notes) == (pd.Timestamp("2024-01-01T23:00"), ())

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kit.few import slow
 from wellfed import ConfigError, Datasets, SampleRng, TrainData
 from workloads.recsys.data import build, datasets
 from workloads.recsys.evaluation import metrics_of_ranks, popularity_ranks
@@ -91,7 +90,7 @@ def ndcg(made: Datasets, model: TwoTowerRecommender, features: tuple[Table, ...]
     return made.evaluation.compute()["ndcg_at_10"]
 
 
-@pytest.mark.parametrize("text", [slow("gpt2"), "none"])
+@pytest.mark.parametrize("text", [pytest.param("gpt2", marks=pytest.mark.slow), "none"])
 def test_a_short_training_beats_popularity_by_far(text: str):
     made = datasets(scale=0.03)
     torch.manual_seed(0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.kit.few import slow
 from wellfed import Datasets, SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.model import RestorationCNN
@@ -38,8 +37,8 @@ def judged(data: Datasets, model: nn.Module) -> dict[str, float]:
     ("task", "gain_db"),
     [
         ("denoise", 4.0),
-        slow("deblur", 0.4),
-        slow("super_resolve", 0.2),
+        pytest.param("deblur", 0.4, marks=pytest.mark.slow),
+        pytest.param("super_resolve", 0.2, marks=pytest.mark.slow),
     ],
 )
 def test_a_small_model_beats_its_input(task: str, gain_db: float, tmp_path: Path):

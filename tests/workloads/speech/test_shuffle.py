@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.kit.few import slow
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.shards import write_shards
 from wellfed.data.train_loader import train_loader
@@ -39,7 +38,7 @@ def sound(deliveries):
     return [each.batch["audio"] for each in deliveries]
 
 
-@pytest.mark.parametrize("name", ["threads", slow("processes")])
+@pytest.mark.parametrize("name", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_each_clip_comes_once_an_epoch_in_the_same_order_for_any_readers(train, name):
     with_others = loader(train, name)
     alone = loader(train)
