@@ -1,13 +1,12 @@
 """What all tests share: programs that a machine may lack, and the GPU that it may lack."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,19 @@ settings.register_profile("fresh", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+class LeanLightning(MetaPathFinder):
+    """Imports torchmetrics as a run does when a test file is the first to import Lightning: all of it takes longer than
+    torch."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "lightning":
+            sys.meta_path.remove(self)
+            from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
+
+            defer_torchmetrics()
+
+
+sys.meta_path.insert(0, LeanLightning())
 gc.disable()  # until all is imported, which leaves next to no garbage
 
 

@@ -1,17 +1,6 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
-import wellfed
 from wellfed.contract import Datasets, Features, LossOutput, TrainData
-
-
-def test_it_imports_without_torch():
-    code = "import sys, wellfed.contract; print('torch' in sys.modules)"
-    source = {"PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source).stdout == "False\n"
 
 
 def test_a_map_style_set_is_train_data_and_an_iterable_is_not():

@@ -1,7 +1,5 @@
 """Damaged and hostile run.json files, ledgers and tables: every reader answers, or raises an error of the project's."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,6 @@
 """Every import of the code is of a base dependency, or of an extra that the table of optional packages names."""
 
-from __future__ import annotations
-
+import ast
 import importlib.metadata
 import json
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.every.test_doors import imports
+from tests.every.test_doors import imports, imports_of
 from wellfed.extras import PACKAGES, absence, absent_package, install, is_installed
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +51,7 @@ def foreign(folder: str) -> dict[str, set[str]]:
     """Foreign packages that the files below a folder import anywhere, for types too -> the files."""
     found = defaultdict(set)
     for path in sorted((SRC / folder).rglob("*.py")):
-        for name in imports(path.read_text(encoding="utf-8")):
+        for name in imports_of(path.relative_to(SRC).as_posix()):
             package = (name or "wellfed").partition(".")[0]
             if package not in OURS | sys.stdlib_module_names:
                 found[package].add(path.relative_to(SRC).as_posix())
@@ -106,6 +105,19 @@ def test_what_pip_was_told_is_what_pyproject_says():
     assert {extra for extra, _ in PACKAGES.values()} <= set(provided)
 
 
+def test_only_what_needs_an_optional_package_imports_it_at_once():
+    """Where it is imported within functions, its absence is a message."""
+    found = set()
+    for path in sorted((SRC / "wellfed").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        outermost = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.Try)]
+        names = {name or "" for node in outermost for name in imports(ast.unparse(node))}
+        if {name.partition(".")[0] for name in names} & PACKAGES.keys():
+            found.add(path.relative_to(SRC / "wellfed").as_posix())
+    assert {path for path in found if not path.startswith("testing/")} == {"study/points/optuna_study.py"}
+
+
+@pytest.mark.slow  # as above, with what their own packages import
 def test_the_engine_is_imported_without_any_optional_package():
     """All modules but search.study, whose absence is a message before it is imported, and the tests of workloads."""
     files = [path.relative_to(SRC).with_suffix("") for path in sorted((SRC / "wellfed").rglob("*.py"))]

@@ -1,7 +1,5 @@
 """Forked processes: how they leave, and that they don't outlive their parent."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

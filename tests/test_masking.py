@@ -1,7 +1,5 @@
 """What is masked: by names, in URLs, in overrides, in texts, in diffs; and what is left as it is."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging

@@ -1,7 +1,5 @@
 """The loader's rates in loose bounds; `benchmarks/loader.py` gives the exact ones."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

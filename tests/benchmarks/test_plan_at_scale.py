@@ -1,7 +1,5 @@
 """What `benchmarks/plan_at_scale.py` counts."""
 
-from __future__ import annotations
-
 from benchmarks import plan_at_scale
 
 TRACE = """\

@@ -1,7 +1,5 @@
 """What `benchmarks/scaling.py` makes of its runs; a run of it on two devices."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

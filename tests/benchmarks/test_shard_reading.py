@@ -1,7 +1,5 @@
 """The shard reader's rates in a loose bound; `benchmarks/shard_reading.py` gives the exact ones."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """What `benchmarks/tune.py` makes of its runs, whose commands are played."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

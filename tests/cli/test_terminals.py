@@ -1,7 +1,5 @@
 """Tables of commands in terminals of several widths: no broken word, nothing lost, no colour where none is wanted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -13,6 +11,7 @@ import pytest
 from tests.end_to_end.commands import ROOT
 from tests.kit import made
 from tests.kit.evidence_of import evidence
+from tests.kit.few import slow
 from tests.kit.small_terminal import SmallTerminal, has_terminals
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
@@ -51,8 +50,8 @@ COMMANDS = [
     ["runs"],
     ["leaderboard", "quick"],
     ["report", "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"],
-    ["diagnose", "2026-01-01_00-00-00_aaaa"],
-    pytest.param(["doctor"], marks=pytest.mark.slow),
+    slow(["diagnose", "2026-01-01_00-00-00_aaaa"]),
+    slow(["doctor"]),
 ]
 
 

@@ -1,7 +1,5 @@
 """A small valid configuration, made without Hydra."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

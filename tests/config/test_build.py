@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Composing the project's own configurations, and what a `Composed` says."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from functools import cache
@@ -12,7 +10,7 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed import project
 from wellfed.config.compose import Composed, compose
 from wellfed.config.rules import rule_faults
@@ -206,14 +204,15 @@ def test_some_of_them_composed_in_full(index):
     assert composed.config.memory == once(f"memory={memory}").config.memory
 
 
-@pytest.mark.parametrize(
-    "group", ["workload", "trainer", "callbacks", "telemetry", "logger", "debug", "paths"]
-)  # experiments: tests/every/test_workloads.py
-def test_every_other_option_composes(group, all_installed):
-    found = options(group)
-    assert found
-    for option in found:
-        assert once(f"{group}={option}").choices[group] == option
+def test_every_other_option_composes(all_installed):
+    """As many of them together as there are groups. Experiments: tests/every/test_workloads.py."""
+    found = {group: options(group) for group in ("workload", "trainer", "callbacks", "telemetry", "logger", "paths")}
+    for number in range(max(map(len, found.values()))):
+        chosen = {group: names[number % len(names)] for group, names in found.items()}
+        composed = once(*(f"{group}={option}" for group, option in chosen.items()))
+        assert composed.choices.items() >= chosen.items()
+    for option in options("debug"):  # sets knobs of the others
+        assert once(f"debug={option}").choices["debug"] == option
 
 
 def test_gpu_options_hold_nine_tenths_of_the_card():
@@ -299,7 +298,7 @@ def test_no_option_is_named_like_a_yaml_value():
     "typed",
     [
         "reduce_overhead",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("reduce-overhead", "max-autotune", "max_autotune")),
+        *map(slow, ("reduce-overhead", "max-autotune", "max_autotune")),
     ],
 )
 def test_modes_of_compile_are_torchs_words_and_the_earlier_ones_still_read(typed: str, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The door of the entry scripts: flags, exit codes, one message, and no torch on the way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed import project
 from wellfed.config.entry import main
 from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
@@ -52,17 +50,15 @@ sys.exit(run())
     ("args", "code", "words"),
     [
         (["--help"], 0, "  monitor "),
-        (["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
-        pytest.param(["train", "--cfg", "job"], 0, "effective_batch_size: 2048", marks=pytest.mark.slow),
+        slow(["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
+        slow(["train", "--cfg", "job"], 0, "effective_batch_size: 2048"),
         (["train", "gpu=42gb"], 2, "gpu=42gb"),
-        pytest.param(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick", marks=pytest.mark.slow),
-        pytest.param(["sweep", "gpu=42gb"], 2, "gpu=42gb", marks=pytest.mark.slow),
-        pytest.param(["tune", "--force", "--cfg", "job"], 0, "replace: true", marks=pytest.mark.slow),
-        pytest.param(["train", "--force"], 2, "--force: is no flag", marks=pytest.mark.slow),
-        pytest.param(
-            ["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run.", marks=pytest.mark.slow
-        ),
-        (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
+        slow(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
+        slow(["sweep", "gpu=42gb"], 2, "gpu=42gb"),
+        slow(["tune", "--force", "--cfg", "job"], 0, "replace: true"),
+        slow(["train", "--force"], 2, "--force: is no flag"),
+        slow(["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
+        slow(["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],
 )
 def test_the_command_answers_before_torch(args, code, words, tmp_path):
@@ -80,43 +76,26 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
 @pytest.mark.parametrize(
     ("script", "args", "code", "words"),
     [
-        ("train.py", ["--help"], 0, "python src/train.py gpu=24gb loader=aggressive"),
-        pytest.param("train.py", ["--cfg", "job"], 0, "effective_batch_size: 2048", marks=pytest.mark.slow),
+        slow("train.py", ["--help"], 0, "python src/train.py gpu=24gb loader=aggressive"),  # test_imports.py
+        slow("train.py", ["--cfg", "job"], 0, "effective_batch_size: 2048"),
         (
             "train.py",
             ["gpu=42gb", "loader.num_worker=3", "gpu=["],
             2,
             "3 faults in the configuration; nothing was run.",
         ),
-        pytest.param(
+        slow(
             "train.py",
             ["loader.num_workers=0", "loader.prefetch_factor=4"],
             2,
             "has no effect without worker processes",
-            marks=pytest.mark.slow,
         ),
         ("tune.py", ["--help", "tune.max_minutes=7"], 0, "for this machine: a few minutes, at most 7"),
-        pytest.param(
-            "tune.py",
-            ["gpu=42gb", "tune.round=3", "seed=x"],
-            2,
-            "3 faults in the configuration; nothing was run.",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search.", marks=pytest.mark.slow
-        ),
-        pytest.param("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint=", marks=pytest.mark.slow),
-        pytest.param(
-            "evaluate.py",
-            [],
-            2,
-            "logs: there is no run in it yet. python src/train.py makes one.",
-            marks=pytest.mark.slow,
-        ),
+        slow("tune.py", ["gpu=42gb", "tune.round=3", "seed=x"], 2, "3 faults in the configuration; nothing was run."),
+        slow("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
+        slow("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
+        slow("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
+        slow("evaluate.py", [], 2, "logs: there is no run in it yet. python src/train.py makes one."),
         (
             "evaluate.py",
             ["checkpoint=a b (x)=y/it's.ckpt"],
@@ -124,13 +103,7 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
             "checkpoint=a b (x)=y/it's.ckpt: there is no such file.",
         ),
         # The quoting: tests/config/test_quoting.py and the case above.
-        pytest.param(
-            "evaluate.py",
-            ["--cfg", "job", "checkpoint=a=b (c).ckpt"],
-            0,
-            "checkpoint: a=b (c).ckpt",
-            marks=pytest.mark.slow,
-        ),
+        slow("evaluate.py", ["--cfg", "job", "checkpoint=a=b (c).ckpt"], 0, "checkpoint: a=b (c).ckpt"),
     ],
 )
 def test_answers_before_torch(script, args, code, words, tmp_path):
@@ -256,7 +229,7 @@ def test_the_traceback_as_typed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [None, *(pytest.param(value, marks=pytest.mark.slow) for value in ("0", "1"))])
+@pytest.mark.parametrize("value", [None, *map(slow, ("0", "1"))])
 @pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
 def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
     if value is not None:
@@ -279,7 +252,7 @@ def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, f
     few(
         [
             *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
-            *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
+            *map(slow, (["--cfg", "hydra"], ["--info", "all"])),
         ],
         2,
     ),
@@ -294,7 +267,7 @@ def test_faults_are_told_by_every_flag(capsys, flags):
     ("flags", "words"),
     [
         (["--hydra-help"], "== Flags =="),
-        pytest.param(["--info", "searchpath"], "structured://", marks=pytest.mark.slow),
+        slow(["--info", "searchpath"], "structured://"),
         (["--info", "plugins"], "BasicLauncher"),
         (["--cfg", "hydra", "-p", "hydra.job"], "name: train"),
         (["--cfg", "job", "-p", "gpu"], "# @package gpu"),
@@ -401,8 +374,8 @@ def test_one_job_without_data_does_not_hide_the_rest(capsys):
 @pytest.mark.parametrize(
     ("points", "words"),
     [
-        pytest.param(["gpu=8gb,43gb"], "gpu=8gb,43gb: there is no option 43gb.", marks=pytest.mark.slow),
-        pytest.param(["seed=3,x"], "seed=x: must be a whole number >= 0", marks=pytest.mark.slow),
+        slow(["gpu=8gb,43gb"], "gpu=8gb,43gb: there is no option 43gb."),
+        slow(["seed=3,x"], "seed=x: must be a whole number >= 0"),
         (["loader.num_worker=1,2"], "loader.num_worker=1: no such knob. Did you mean loader.num_workers=1?"),
     ],
 )

@@ -1,7 +1,5 @@
 """What is used of Hydra's internals, on the lowest and the highest version that pyproject.toml allows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra

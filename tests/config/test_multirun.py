@@ -1,7 +1,5 @@
 """The command line of a sweep: its axes, what all points share, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import cache

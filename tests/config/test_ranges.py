@@ -1,7 +1,5 @@
 """The ranges of the schema's numbers: every number has one, and what lies outside is told with a way out."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Each rule between knobs, with its whole message."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Knobs that are times: typed as 90s, 5min or 2h, wherever a value may come from, and numbers from there on."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from tests.kit.few import few, slow
 from wellfed.config.compose import compose
 from wellfed.config.entry import main
 from wellfed.config.hydra_session import open_hydra
@@ -41,15 +40,22 @@ def test_these_knobs_are_times() -> None:
     assert not any(knob.unit_s for knob in entries(EvaluateConfig).values())
 
 
-@pytest.mark.parametrize(("typed", "seconds"), {"2": None, "120s": 120, "2min": 120, "1h": 3600, "60000ms": 60}.items())
-def test_every_form_reads_and_is_a_number_in_the_knobs_own_unit(typed: str, seconds: int | None) -> None:
-    resolved = compose([f"{name}={typed}" for name in TIMES], "tune").resolved
-    for name, knob in TIMES.items():
-        assert knob.unit_s is not None
+FORMS = {"2": None, "120s": 120, "2min": 120, "1h": 3600, "60000ms": 60}
+"""What may be typed, in seconds; None = in the knob's own unit."""
+
+
+@pytest.mark.parametrize("shift", few(range(len(FORMS)), 2))
+def test_every_form_reads_and_is_a_number_in_the_knobs_own_unit(shift: int) -> None:
+    forms = [*FORMS.items()] * 3
+    chosen = dict(zip(TIMES, forms[shift:], strict=False))
+    resolved = compose([f"{name}={typed}" for name, (typed, _) in chosen.items()], "tune").resolved
+    for name, (_, seconds) in chosen.items():
+        unit_s = TIMES[name].unit_s
+        assert unit_s is not None
         group, _, key = name.partition(".")
         value = resolved[group][key]
-        assert value == (2 if seconds is None else seconds / knob.unit_s)
-        assert type(value) is knob.type
+        assert value == (2 if seconds is None else seconds / unit_s)
+        assert type(value) is TIMES[name].type
         assert json.loads(json.dumps(value)) == value
 
 
@@ -58,17 +64,13 @@ def test_every_form_reads_and_is_a_number_in_the_knobs_own_unit(typed: str, seco
     [
         ("trainer.max_time_s=soon", "must be a number > 0, a time as 90s, 5min, 2h, or null."),
         ("trainer.max_time_s=5mins", "trainer.max_time_s=5mins: must be a number > 0, a time as"),
-        pytest.param("trainer.max_time_s=5m", "trainer.max_time_s=5m: must be", marks=pytest.mark.slow),
-        pytest.param("trainer.max_time_s=0s", "trainer.max_time_s=0.0: must be > 0.", marks=pytest.mark.slow),
+        slow("trainer.max_time_s=5m", "trainer.max_time_s=5m: must be"),
+        slow("trainer.max_time_s=0s", "trainer.max_time_s=0.0: must be > 0."),
         ("trainer.max_time_s=-5min", "trainer.max_time_s=-300.0: must be > 0."),
-        pytest.param(
-            "telemetry.interval_s=50ms",
-            "telemetry.interval_s=0.05: must be >= 0.1 and <= 3600.",
-            marks=pytest.mark.slow,
-        ),
+        slow("telemetry.interval_s=50ms", "telemetry.interval_s=0.05: must be >= 0.1 and <= 3600."),
         ("telemetry.interval_s=null", "telemetry.interval_s=null: must be a number >= 0.1 and <= 3600, a time as"),
         ("loader.timeout_s=1500ms", "must be a whole number >= 0, a time as 90s, 5min, 2h, or null."),
-        pytest.param("trainer.max_time_s=1e999h", "must be > 0", marks=pytest.mark.slow),
+        slow("trainer.max_time_s=1e999h", "must be > 0"),
         ("trainer.max_steps=5min", "trainer.max_steps=5min: must be a whole number >= 1 or null."),
     ],
 )

@@ -1,7 +1,5 @@
 """What is written as yaml is read back as it was, by OmegaConf as by others."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Batches of a split that is evaluated: the same whoever builds them, and for any number of ranks."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is learned does not depend on who builds the batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

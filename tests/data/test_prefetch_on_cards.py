@@ -1,7 +1,5 @@
 """Device prefetch on simulated cards: which card, how much of it, and every synchronisation that it needs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

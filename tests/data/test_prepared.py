@@ -1,7 +1,5 @@
 """Prepared data on disk, with real processes, a real full disk and real damage."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,19 +101,14 @@ def run(
 
 
 class Warm:
-    """``warm_start.py``, one a test session. What does not answer in time is ended, with all that it started."""
+    """A connection to ``warm_start.py``, which all processes of a test session share. It ends with its last client."""
 
-    def __init__(self, **more: str) -> None:
+    def __init__(self, kind: str, **more: str) -> None:
         self._streams = tempfile.mkdtemp(prefix="wellfed-streams-")
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("warm_start.py"))],
-            env=environment(**more),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        self.unfit: str = self.ask(None)["unfit"]
+        session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        self._socket = _connected(f"wellfed-{session}-{kind}", environment(**more))
+        self._lines = self._socket.makefile("rw")
+        self.unfit: str = self._answer()["unfit"]
         """Why a copy of it may not do what a new process does."""
 
     def start(self, script: str | Path, *arguments: str, cwd: Path, environ: Mapping[str, str]) -> WarmProcess:
@@ -124,27 +119,45 @@ class Warm:
         answer = self.ask({"argv": argv, "cwd": str(cwd), "environ": environ, "out": str(out), "err": str(err)})
         return WarmProcess(self, answer["process"], out, err)
 
-    def ask(self, request: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Its answer; None asks nothing, and hears what it says first."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Its answer."""
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
         try:
-            if request is not None:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-                raise subprocess.TimeoutExpired(self._process.args, timeout_s)
-            return json.loads(self._process.stdout.readline())
+            return json.loads(self._lines.readline())
         except BaseException:
             warm.cache_clear()  # the next command gets another
             self.close()
             raise
 
     def close(self) -> None:
-        """End it and all that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.__exit__(None, None, None)
+        """Leave it."""
+        self._lines.close()
+        self._socket.close()
         shutil.rmtree(self._streams, ignore_errors=True)
+
+
+def _connected(name: str, environ: Mapping[str, str]) -> socket.socket:
+    """A connection to the server of that name, which is started if there is none."""
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(TIMEOUT_S)
+    is_started, until_s = False, time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            client.connect(f"\0{name}")  # without a file
+            return client
+        except ConnectionRefusedError:
+            assert time.monotonic() < until_s, "no server answers"
+            if not is_started:
+                program = [sys.executable, str(Path(__file__).with_name("warm_start.py")), name]
+                nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+                output = (os.POSIX_SPAWN_DUP2, 2, 1)  # what an import prints is of no test
+                os.posix_spawn(sys.executable, program, environ, file_actions=[nothing, output], setsid=True)
+            is_started = True
+            time.sleep(0.02)
 
 
 class WarmProcess:
@@ -156,7 +169,9 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
-        return self._wait(is_blocking=False)
+        if self.returncode is None:
+            self.returncode = self._server.ask({"code_of": self.pid})["code"]
+        return self.returncode
 
     def send_signal(self, signum: int) -> None:
         """Unless it has ended."""
@@ -165,25 +180,25 @@ class WarmProcess:
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """What it wrote on stdout and stderr, when it has ended."""
-        self._wait(is_blocking=True, timeout_s=timeout)
+        until_s, pause_s = time.monotonic() + timeout, 0.002
+        while self.poll() is None:
+            if time.monotonic() > until_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(pause_s)
+            pause_s = min(0.05, 1.2 * pause_s)
         return self._out.read_text(), self._err.read_text()
-
-    def _wait(self, *, is_blocking: bool, timeout_s: float = TIMEOUT_S) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._server.ask({"wait_for": self.pid, "is_blocking": is_blocking}, timeout_s)["code"]
-        return self.returncode
 
 
 @cache
 def warm(simulated: bool = False) -> Warm | None:
-    """The session's, started when it is first needed; None where a copy can't do what a new process does.
+    """That of this process, connected when it is first needed; None where a copy can't do what a new process does.
 
     Args:
         simulated: copies get the simulated cards that their own variables describe.
     """
     if sys.platform != "linux":
         return None
-    server = Warm(**PRELOADED) if simulated else Warm()
+    server = Warm("simulated", **PRELOADED) if simulated else Warm("plain")
     atexit.register(server.close)
     return None if server.unfit else server
 
@@ -191,6 +206,30 @@ def warm(simulated: bool = False) -> Warm | None:
 def train(*arguments: str, cwd: Path, fresh: bool = False, **more: str) -> Done:
     """``python src/train.py`` on a small embedded set."""
     return run("train.py", *FAST, *arguments, cwd=cwd, fresh=fresh, **more)
+
+
+def train_own(
+    user: Path,
+    module: str,
+    workload: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    ceiling_steps: int = 3,
+    **more: str,
+) -> Done:
+    """The same for a workload of a user's own, whose module and ``configs/`` lie in one folder."""
+    own = ("--config-dir", str(user / "configs"), f"workload={workload}", f"config.allow_targets=[{module},torch]")
+    paths = [str(user), *filter(None, [more.pop("PYTHONPATH", "")])]
+    quick = ("logger=none", f"telemetry.ceiling_steps={ceiling_steps}")
+    (cwd or user).mkdir(exist_ok=True)
+    return run("train.py", *own, *quick, *arguments, cwd=cwd or user, PYTHONPATH=os.pathsep.join(paths), **more)
+
+
+def weights_of(folder: Path, name: str = "last.ckpt") -> dict[str, Any]:
+    """The weights in a checkpoint of a run."""
+    import torch
+
+    return torch.load(folder / "checkpoints" / name, map_location="cpu", weights_only=True)["state_dict"]
 
 
 def run_folders(cwd: Path, workload: str = "recsys") -> list[Path]:

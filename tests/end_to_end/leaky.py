@@ -1,7 +1,5 @@
 """A workload that spreads its secrets: it prints, logs, warns and raises them."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

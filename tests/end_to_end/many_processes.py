@@ -1,7 +1,5 @@
 """Starts commands that start many processes, as a shell does, and tells which of these are left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

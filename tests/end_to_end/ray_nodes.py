@@ -5,8 +5,6 @@ add                          one node more
 remove                       the last node goes, with all that runs there
 """
 
-from __future__ import annotations
-
 import sys
 
 from ray.cluster_utils import Cluster

@@ -1,7 +1,5 @@
 """A training sample that can't be loaded, as the user of the command meets it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -153,6 +151,7 @@ def test_one_more_than_allowed_is_an_error_and_resumed_as_it_says_the_run_goes_o
     assert len(told) == 1 + ("max_skipped" in way_out)  # the first before, the second now
 
 
+@pytest.mark.slow  # tests/plan/test_decide.py
 def test_devices_and_skipping_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "loader.max_skipped=1", "trainer.devices=2")
     assert done.code == 2

@@ -1,16 +1,15 @@
 """Data that come in DataLoaders or in a module of Lightning's are planned, swept and resumed as our own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.commands import Done, only_folder, record_of, run, train_own
 from tests.fake_cuda.machine import FakeCuda
 
 OPTIMIZER = "{_target_: torch.optim.AdamW, lr: 0.01}"
@@ -34,19 +33,8 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None, **more: str) -> Done:
-    return run(
-        "train.py",
-        "--config-dir",
-        str(user / "configs"),
-        f"workload={workload}",
-        "config.allow_targets=[brought_data,torch]",
-        "logger=none",
-        "telemetry.ceiling_steps=3",
-        *arguments,
-        cwd=cwd or user,
-        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
-    )
+def train(user: Path, workload: str, *arguments: str, **more: Any) -> Done:
+    return train_own(user, "brought_data", workload, *arguments, **more)
 
 
 def steps(folder: Path) -> list[list[int]]:

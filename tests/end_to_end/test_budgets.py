@@ -1,7 +1,5 @@
 """A budget of memory kept on a card that has no more, and on a much larger one; and used as far as it goes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Callbacks and schedulers of a configuration, in runs of a plain workload."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -108,6 +106,7 @@ def test_a_callback_that_raises_is_named(mine: Path) -> None:
     assert "In on_validation_end of the callback callbacks.raises (Raises)." in done.err
 
 
+@pytest.mark.slow  # tests/run/objects/test_user_callbacks.py
 def test_a_monitor_that_nobody_logs_is_told_before_training(tmp_path: Path) -> None:
     wrong = "callbacks.early_stopping.monitor=val/ndcg"
     done = train(*QUICK, *STOPPING, wrong, "trainer.max_epochs=1", cwd=tmp_path)

@@ -1,7 +1,5 @@
 """Cards that are lost, not there, too few or too small: message, record and exit code, and no hang."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

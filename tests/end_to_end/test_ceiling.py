@@ -1,7 +1,5 @@
 """What a run says of its ceiling: on a machine that was slower meanwhile, where it fails, and on a card."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

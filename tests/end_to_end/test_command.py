@@ -1,7 +1,5 @@
 """The command ``wellfed`` in a project of its own that no installer knows: ranks, worker processes, newest run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command in a copy of a warm Python is what it is in a Python of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

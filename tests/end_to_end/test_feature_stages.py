@@ -1,14 +1,13 @@
 """A run that trains its encoder from an epoch on, as a user types it: left and resumed, on a card, and mistyped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.end_to_end.commands import FAST, record_of, run, run_folders
+from tests.end_to_end.commands import FAST, record_of, run, run_folders, weights_of
 from tests.fake_cuda.machine import FakeCuda
+from tests.kit.few import slow
 
 STAGES = "memory.stages=[{from_epoch: 0, features: cache}, {from_epoch: 2, features: dynamic}]"
 LEARNS = (
@@ -45,10 +44,6 @@ def test_a_run_resumed_across_the_change_ends_with_the_same_weights(tmp_path: Pa
     assert steps > 0
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
 @pytest.mark.slow
 def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fake_cuda: FakeCuda) -> None:
     cards = fake_cuda.environment(cards=1, mib=2048)
@@ -63,21 +58,20 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     assert record["memory"]["measured_peak_gib"] <= 1.1 * record["memory"]["predicted_peak_gib"] + 0.05
 
 
+@pytest.mark.slow  # tests/config/test_rules.py
 @pytest.mark.parametrize(
     ("stages", "more", "told"),
     [
         ("[{from_epoch: 0, features: cache}, {from_epoch: 0, features: dynamic}]", (), "from_epoch is [0,0]; it must"),
-        pytest.param(  # tests/config/faults/test_find.py
+        slow(  # tests/config/faults/test_find.py
             "[{from_epoch: 0, features: cash}]",
             (),
             "Invalid value 'cash', expected one of [cache, cache_host, dynamic]",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        slow(
             "[{from_epoch: 0, features: dynamic}]",
             ("memory=cache",),
             "memory.features=cache: says how features are held",
-            marks=pytest.mark.slow,
         ),
     ],
 )

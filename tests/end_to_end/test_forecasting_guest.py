@@ -1,7 +1,5 @@
 """pytorch-forecasting's TemporalFusionTransformer with its own DataLoaders, from yaml alone."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.commands import Done, only_folder, record_of, train_own
 
 pytestmark = pytest.mark.guests
 YAML = """
@@ -70,17 +68,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def train(user: Path, *arguments: str) -> Done:
-    return run(
-        "train.py",
-        "--config-dir",
-        str(user / "configs"),
-        "workload=tft",
-        "config.allow_targets=[pytorch_forecasting,pandas,wellfed,torch]",
-        "logger=none",
-        "telemetry.ceiling_steps=3",
-        *arguments,
-        cwd=user,
-    )
+    return train_own(user, "pytorch_forecasting,pandas,wellfed", "tft", *arguments)
 
 
 def test_it_trains_is_tested_and_goes_on_from_yaml_alone(user: Path) -> None:

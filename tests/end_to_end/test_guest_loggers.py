@@ -1,7 +1,5 @@
 """A LightningModule that draws into its logger, with each logger that can be chosen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A finished LightningModule of a user's own: whatever it does, its run ends ok and can be gone on with."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -11,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.commands import Done, only_folder, record_of, run, train_own
 from tests.end_to_end.guest_module import hooks
 from tests.fake_cuda.machine import FakeCuda
+from tests.kit.few import slow
 
 YAML = """
 name: guest
@@ -37,21 +36,9 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def guest(user: Path, *arguments: str, workload: str = "guest", cwd: Path | None = None, **more: str) -> Done:
+def guest(user: Path, *arguments: str, workload: str = "guest", **more: Any) -> Done:
     """Train it."""
-    return run(
-        "train.py",
-        "--config-dir",
-        str(user / "configs"),
-        f"workload={workload}",
-        "config.allow_targets=[guest_module,torch]",
-        "logger=none",
-        "telemetry.ceiling_steps=3",
-        "loader.backend=inline",
-        *arguments,
-        cwd=cwd or user,
-        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
-    )
+    return train_own(user, "guest_module", workload, "loader.backend=inline", *arguments, **more)
 
 
 def evaluated(user: Path, folder: Path) -> Done:
@@ -117,10 +104,10 @@ def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "steps_a_batch", "cut_after"),
     [
-        pytest.param("guest", 1, 3, marks=pytest.mark.slow),
-        pytest.param("two", 2, STEPS_PER_EPOCH, marks=pytest.mark.slow),
-        pytest.param("guest", 1, STEPS_PER_EPOCH, marks=pytest.mark.slow),
-        pytest.param("two", 2, 3, marks=pytest.mark.slow),
+        slow("guest", 1, 3),
+        slow("two", 2, STEPS_PER_EPOCH),
+        slow("guest", 1, STEPS_PER_EPOCH),
+        slow("two", 2, 3),
     ],
 )
 def test_a_resumed_guest_learns_what_the_unbroken_one_does(
@@ -162,6 +149,7 @@ def test_two_optimizers_and_manual_optimization(user: Path) -> None:
     assert {"train/loss_a", "train/loss_b", "val/loss"} <= set(figures(folder))
 
 
+@pytest.mark.slow  # tests/plan/test_decide.py
 def test_what_does_not_apply_to_manual_optimization_is_refused(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=1", "gpu.compile=default", "trainer.gradient_clip=1.0", workload="two")
     assert done.code == 2, done.text
@@ -200,7 +188,7 @@ def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
     assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
 
 
-@pytest.mark.parametrize("workload", ["guest", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workload", ["guest", slow("two")])
 def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
     done = guest(
         user,

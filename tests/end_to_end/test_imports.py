@@ -1,7 +1,5 @@
 """A budget of imports: how many modules and processes a command needs, and which libraries it must do without."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -49,6 +47,33 @@ def test_a_package_of_public_names_imports_next_to_nothing(imported: str, most: 
     modules = done.stdout.split()
     assert len(modules) < most
     assert BEFORE_TORCH.isdisjoint(modules)
+
+
+LIGHT = {
+    "wellfed.contract": "",
+    "wellfed.observe.loggers.wandb_sink": "",
+    "wellfed.plan.predict.caching_allocator": "",
+    "wellfed.plan.predict.peak": "",
+    "wellfed.observe.hardware.profiles": "",
+    "wellfed.observe.hardware.detect": "machine",
+    "wellfed.run.folder.checkpoint_file": "",
+    "wellfed.run.folder.resume": "",  # imports Hydra
+}
+"""Modules that are imported before torch or without it, and what is called in them."""
+
+
+def test_modules_that_need_no_torch_import_none():
+    code = f"""
+import importlib, sys
+for name, called in {LIGHT}.items():
+    module = importlib.import_module(name)
+    getattr(module, called, bool)()
+    print(name, *{{"torch", "lightning", "hydra", "numpy", "rich", "wandb"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", check=True)
+    *others, resume = done.stdout.splitlines()
+    assert others == [*LIGHT][:-1]
+    assert resume == "wellfed.run.folder.resume hydra"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """``loader.backend=auto`` on data of several kinds, and loader settings that can't be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+from tests.kit.few import slow
 
 MODULE = """
 import time
@@ -117,7 +116,7 @@ def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) ->
     assert record["plan"]["loader.backend"]["source"] == "predicted"
 
 
-@pytest.mark.parametrize("max_skipped", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("max_skipped", [slow(0), 1])
 def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skipped: int) -> None:
     typed = ("loader.backend=processes", "loader.num_workers=1", f"loader.max_skipped={max_skipped}")
     done = own(mine, "huge", *typed)
@@ -137,11 +136,12 @@ CONTRADICTIONS = [
 ]
 
 
+@pytest.mark.slow  # tests/config/test_rules.py
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
         CONTRADICTIONS[0],  # of the others the rules alone: tests/config/test_rules.py
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in CONTRADICTIONS[1:]),
+        *(slow(*case) for case in CONTRADICTIONS[1:]),
     ],
 )
 def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple[str, str], told: str) -> None:
@@ -151,6 +151,7 @@ def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple
     assert "Traceback" not in done.text
 
 
+@pytest.mark.slow  # tests/plan/test_decide.py
 def test_more_workers_than_cores_is_warned_of(mine: Path) -> None:
     done = own(mine, "batches", "loader.num_workers=99", "trainer.limit_batches=2")
     assert done.code == 0, done.text

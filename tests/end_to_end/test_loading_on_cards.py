@@ -1,7 +1,5 @@
 """Batches on their way to simulated cards in whole runs: nothing is used before it is there, each card has its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,17 +1,16 @@
 """What a whole run adds to a training step stays well below what Lightning's defaults add."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest
 
 from benchmarks.loop import LOOPS, MOST_CALLS, WARMUP, calls_a_step, measure, over_raw, prepared, watched
+from tests.kit.few import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("name", [pytest.param("ours", marks=pytest.mark.slow), "ours_bare"])
+@pytest.mark.parametrize("name", [slow("ours"), "ours_bare"])
 def test_a_run_adds_few_calls_to_a_step(name: str) -> None:
     """No other process changes these counts, as it changes times. `benchmarks/loop.py --calls` lists them."""
     found = calls_a_step(["raw", name])

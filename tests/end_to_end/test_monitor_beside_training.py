@@ -1,7 +1,5 @@
 """The monitor in one process sees a training in another, on a simulated machine; diagnose reads what it wrote."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,13 +1,12 @@
 """The same job on a user's own MovieLens files."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+from tests.kit.few import slow
 
 ARGUMENTS = ("trainer.max_steps=10", "workload.effective_batch_size=256", "logger=none", "telemetry=none")
 
@@ -68,12 +67,13 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     assert len(run_folders(tmp_path)) == 1
 
 
+@pytest.mark.slow  # tests/workloads/recsys/test_movielens.py
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda folder: (folder / "u.item").unlink(), "u.item"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)  # their reading: tests/workloads/recsys/test_movielens.py
+            slow(*case)  # their reading: tests/workloads/recsys/test_movielens.py
             for case in [
                 (lambda folder: (folder / "u.data").write_text(""), "u.data"),
                 (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),

@@ -1,7 +1,5 @@
 """One run over two machines: here two torchrun agents that meet on this one, each with its own processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -10,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train
+from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train, weights_of
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from wellfed.run.ranks.rank_watch import GONE_S
@@ -109,10 +107,6 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def both(nodes: Nodes, port: int, *arguments: str, **more: Any) -> None:
     for node in (0, 1):
         nodes.start(node, *CPU, "trainer.num_nodes=2", *arguments, port=port, **more)
-
-
-def weights_of(folder: Path) -> Mapping[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 def test_two_nodes_leave_one_run_and_learn_what_one_process_does(nodes: Nodes, port: int, tmp_path: Path) -> None:

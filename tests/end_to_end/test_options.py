@@ -1,21 +1,14 @@
 """Options that change how a run is done: each does what it says, and none changes what is learned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run, train
+from tests.end_to_end.commands import Done, only_folder, record_of, run, train, weights_of
 
 QUICK = ("trainer.max_steps=4", "logger=none", "telemetry=none")
-
-
-def trained(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 @pytest.mark.slow
@@ -27,7 +20,11 @@ def test_memory_options_learn_the_same(tmp_path: Path) -> None:
         done = train(f"memory={memory}", *QUICK, cwd=cwd)
         assert done.code == 0, done.text
         plan = record_of(only_folder(cwd))["plan"]
-        seen[memory] = (plan["memory.features"]["value"], plan["memory.accumulate"]["value"], trained(only_folder(cwd)))
+        seen[memory] = (
+            plan["memory.features"]["value"],
+            plan["memory.accumulate"]["value"],
+            weights_of(only_folder(cwd)),
+        )
     assert [features for features, _, _ in seen.values()] == ["cache", "cache_host", "dynamic", "cache", "cache"]
     # That of tight is measured, and so another on another machine.
     assert [accumulate for _, accumulate, _ in seen.values()][:4] == [1, 1, 1, 4]

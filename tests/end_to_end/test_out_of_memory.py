@@ -3,8 +3,6 @@
 The card's memory is taken away by a model and a data set that hold more of it from a step on.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of docs/your_own_loop.md in scripts that know nothing else of wellfed: with a simulated card and without."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable, Mapping

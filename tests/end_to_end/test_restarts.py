@@ -1,7 +1,5 @@
 """A user's LightningModule whose step finds no memory: the run goes on from its last checkpoint in smaller parts."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.commands import Done, record_of, run, run_folders
+from tests.end_to_end.commands import Done, record_of, run_folders, train_own, weights_of
 from tests.fake_cuda.machine import FakeCuda
 from wellfed.run.restart import show_changes
 
@@ -115,21 +113,10 @@ def user(tmp_path: Path) -> Path:
 def trained(user: Path, folder: str, *overrides: str, **more: str) -> tuple[Done, Path]:
     """Train in a folder of its own; the run folder, which has what was seen beside it."""
     cwd = user / folder
-    cwd.mkdir()
-    done = run(
-        "train.py",
-        *("--config-dir", str(user / "configs"), "workload=hungry", "config.allow_targets=[hungry,torch]"),
-        *("logger=none", "trainer.max_epochs=2", "trainer.checkpoint_every_steps=3", "telemetry.ceiling_steps=3"),
-        *overrides,
-        cwd=cwd,
-        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
-    )
+    often = ("trainer.max_epochs=2", "trainer.checkpoint_every_steps=3")
+    done = train_own(user, "hungry", "hungry", *often, *overrides, cwd=cwd, **more)
     assert "Traceback" not in done.err, done.text[-3000:]
     return done, run_folders(cwd, "hungry")[-1]
-
-
-def weights(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
 
 
 def seen(user: Path, folder: str) -> list[tuple[int, list[str]]]:
@@ -171,8 +158,8 @@ def test_a_guest_that_finds_no_room_on_its_card(user: Path, fake_cuda: FakeCuda)
     again = parts[6:]  # four whole steps, the end of an epoch, and one whose backward pass found no memory
     assert {len(names) for _, names in again} == {8, 4}
     assert by_step(again) == {step: names for step, names in expected.items() if step >= 3}
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(weights(folder)[name], value, rtol=1e-5, atol=1e-6)
+    for name, value in weights_of(whole).items():
+        torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -192,8 +179,8 @@ def test_a_restart_is_what_would_have_been_typed(user: Path) -> None:
     resume = f"resume={first / 'checkpoints' / 'last.ckpt'}"
     done, typed = trained(user, "typed", *settings, resume, "trainer.max_steps=null", "memory.accumulate=2")
     assert done.code == 0, done.text[-3000:]
-    for name, value in weights(typed).items():
-        assert torch.equal(weights(folder)[name], value), name
+    for name, value in weights_of(typed).items():
+        assert torch.equal(weights_of(folder)[name], value), name
 
 
 @pytest.mark.slow
@@ -204,8 +191,8 @@ def test_two_ranks_sum_the_parts_of_their_steps(user: Path) -> None:
     done, folder = trained(user, "ranks", *ddp, "memory.accumulate=2")
     assert done.code == 0, done.text[-3000:]
     assert record_of(folder)["samples"] == 144
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(weights(folder)[name], value, rtol=1e-5, atol=1e-6)
+    for name, value in weights_of(whole).items():
+        torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-5, atol=1e-6)
     done, folder = trained(user, "full", *ddp, "+workload.model.room=4")
     assert done.code == 3, done.text[-3000:]
     assert "restart" not in {event["kind"] for event in record_of(folder)["events"]}
@@ -260,5 +247,5 @@ def test_ranks_restart_as_they_would_by_hand(user: Path, failing: tuple[str, ...
         by_hand += (f"resume={first / 'checkpoints' / 'last.ckpt'}", "trainer.max_steps=null")
     done, other = trained(user, "by_hand", *PLAIN, *by_hand)
     assert done.code == 0, done.text[-3000:]
-    for name, value in weights(other).items():
-        assert torch.equal(weights(folder)[name], value), name
+    for name, value in weights_of(other).items():
+        assert torch.equal(weights_of(folder)[name], value), name

@@ -1,7 +1,5 @@
 """``-m search=optuna`` and a plain ``-m`` as their user meets them, whatever becomes of the trials."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

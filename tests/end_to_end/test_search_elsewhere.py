@@ -1,7 +1,5 @@
 """Grids of whole trainings in a real Ray cluster on this machine, and in jobs of submitit's local executor."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

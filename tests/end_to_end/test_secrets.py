@@ -1,7 +1,5 @@
 """No value that the configuration masks is anywhere in what a run or a sweep leaves behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

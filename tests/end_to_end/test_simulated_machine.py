@@ -1,7 +1,5 @@
 """Whole commands on a simulated machine, whose NVML shows through the real pynvml what its cards do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

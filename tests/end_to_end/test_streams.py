@@ -1,15 +1,13 @@
 """Data that is read in order is planned, read by workers, evaluated and gone on with as any other."""
 
-from __future__ import annotations
-
 import shutil
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.commands import Done, only_folder, record_of, train_own, weights_of
 from tests.end_to_end.test_loading_on_cards import check_ordered
 from tests.fake_cuda.machine import FakeCuda
 
@@ -34,28 +32,12 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None, **more: str) -> Done:
-    (cwd or user).mkdir(exist_ok=True)
-    return run(
-        "train.py",
-        "--config-dir",
-        str(user / "configs"),
-        f"workload={workload}",
-        "config.allow_targets=[brought_streams,torch]",
-        "logger=none",
-        "telemetry.ceiling_steps=0",
-        *arguments,
-        cwd=cwd or user,
-        **{"PYTHONPATH": str(user), **more},
-    )
+def train(user: Path, workload: str, *arguments: str, **more: Any) -> Done:
+    return train_own(user, "brought_streams", workload, *arguments, ceiling_steps=0, **more)
 
 
 def steps(folder: Path) -> list[list[int]]:
     return [list(map(int, line.split())) for line in (folder / "steps").read_text().splitlines()]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 @pytest.mark.slow
@@ -88,7 +70,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_left(user: Path, wo
     whole, parted = (steps(user / name) for name in ("whole", "parted"))
     assert whole == parted
     assert sorted(index for batch in whole[:7] for index in batch) == ALL
-    one, other = (weights(only_folder(user / name, workload)) for name in ("whole", "parted"))
+    one, other = (weights_of(only_folder(user / name, workload)) for name in ("whole", "parted"))
     assert all(one[name].equal(other[name]) for name in one)
 
 

@@ -1,7 +1,5 @@
 """Runs that are watched, through the real pynvml and a driver library that plays a scenario."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

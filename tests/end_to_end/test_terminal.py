@@ -1,7 +1,5 @@
 """What a run looks like in a terminal of 80 columns and 24 lines."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

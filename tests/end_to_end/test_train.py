@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import re
 import signal
@@ -11,7 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
+from tests.end_to_end.commands import (
+    environment,
+    only_folder,
+    record_of,
+    run,
+    run_folders,
+    start,
+    start_warm,
+    train,
+    weights_of,
+)
+from tests.kit.few import slow
 from tests.kit.tables import rows_of
 from wellfed.record import RunRecord
 
@@ -80,8 +89,7 @@ def test_equal_seeds_give_equal_runs_whatever_the_loader(tmp_path: Path) -> None
         done = train(*arguments, cwd=cwd, fresh=loader == "baseline")  # nor does it matter what else was imported
         assert done.code == 0, done.text
         folder = only_folder(cwd)
-        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        results.append((record_of(folder)["plan"]["loader.backend"]["value"], state))
+        results.append((record_of(folder)["plan"]["loader.backend"]["value"], weights_of(folder)))
     assert [backend for backend, _ in results[:2]] == ["torch", "threads"]
     assert results[2][0] in ("inline", "threads")  # as timed
     for _, state in results[1:]:
@@ -112,7 +120,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
         folder = only_folder(cwd)
         record = record_of(folder)
         assert record["steps"] > 5
-        states.append((record, torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]))
+        states.append((record, weights_of(folder)))
     (one, alone), (two, together) = states
     assert two["plan"]["trainer.strategy"]["value"] == "ddp"
     assert two["samples"] == one["samples"]  # ragged tail included, no sample twice
@@ -260,19 +268,13 @@ def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) ->
     ("arguments", "message"),
     [
         # As below, where the folder was there before.
-        pytest.param(["trainer.devices=99"], "trainer.devices", marks=pytest.mark.slow),
-        pytest.param(
-            ["trainer.accelerator=gpu"], "trainer.accelerator", marks=pytest.mark.slow
-        ),  # tests/run/test_planner.py
+        slow(["trainer.devices=99"], "trainer.devices"),
+        slow(["trainer.accelerator=gpu"], "trainer.accelerator"),  # tests/run/test_planner.py
         (["gpu.precision=16-mixed"], "gpu.precision"),
         (["workload.data.path=no/such/folder"], "no/such/folder"),
-        pytest.param(
-            ["resume=no/such/run"], "resume=no/such/run", marks=pytest.mark.slow
-        ),  # tests/run/folder/test_resume.py
-        pytest.param(  # tests/config/test_entry.py has several faults as typed
-            ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"],
-            "2 faults",
-            marks=pytest.mark.slow,
+        slow(["resume=no/such/run"], "resume=no/such/run"),  # tests/run/folder/test_resume.py
+        slow(  # tests/config/test_entry.py has several faults as typed
+            ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"], "2 faults"
         ),
     ],
 )

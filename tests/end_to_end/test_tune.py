@@ -1,7 +1,5 @@
 """``python src/tune.py`` as its user meets it, whatever becomes of the start, the trials and the tune itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

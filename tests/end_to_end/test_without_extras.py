@@ -3,8 +3,6 @@
 Packages of extras are hidden from a run that is real in all else.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every workload on a simulated card in each mode of features: a run, its numbers, what it was predicted to need."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

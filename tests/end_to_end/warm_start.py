@@ -1,13 +1,12 @@
 """Runs scripts of ``src/`` in forked copies of a Python that has imported torch and Lightning already.
 
-Its own script, started by ``commands.Warm``: a line of JSON on stdin is a command or asks for the end of one, a line on
-stdout answers with its process or its exit code. A copy is what ``python src/train.py ...`` is but for its imports: own
+Its own script, started by ``commands.Warm`` with the name of a socket: a line of JSON is a command or asks for the end
+of one, a line answers with its process or its exit code. It ends, with all that it has started, when the last of its
+clients has gone. A copy is what ``python src/train.py ...`` is but for its imports: own
 environment, folder, streams and exit code; its main module is the script, and it ends as Python ends. What is read when
 a process starts or torch is imported (OMP_NUM_THREADS, PYTHONHASHSEED) is as in this process; of LD_LIBRARY_PATH the
 NVIDIA driver alone is taken. Where the simulated cards are preloaded, a copy gets those that its FAKE_CUDA_* describe.
 """
-
-from __future__ import annotations
 
 import ctypes
 import gc
@@ -15,6 +14,9 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +33,8 @@ IMPORTED = (
     "workloads.recsys.model",
 )
 """What a run imports, with all that these import."""
+OF_TESTS = ("hypothesis", "pytest", "_pytest.assertion", "_pytest.python", "_pytest.skipping", "_pytest.tmpdir")
+"""What a test on simulated cards imports beside that."""
 
 
 def import_path(environ: dict[str, str]) -> list[str]:
@@ -74,34 +78,51 @@ def become(request: dict[str, Any], paths: list[str]) -> None:
     sys.path[:] = [os.path.dirname(sys.argv[0]), *import_path(request["environ"]), *paths]
 
 
-def serve() -> None:
-    """Answer commands to the end of stdin; returns in a copy too, when it has become a command."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
+def serve(name: str) -> None:
+    """Answer clients until the last has gone; returns in a copy, when it has become a command."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(f"\0{name}")
+    except OSError:  # another process of the session was faster
+        sys.exit()
+    listening.listen(64)
     own = [os.path.abspath(os.path.dirname(__file__)), *import_path(dict(os.environ))]
     paths = [path for path in sys.path if os.path.abspath(path) not in own]
     sys.path[:0] = [str(ROOT / "src")]
     gc.disable()  # imports leave next to no garbage
-    for name in IMPORTED:
-        importlib.import_module(name)
+    for module in (*IMPORTED, *(OF_TESTS if "FAKE_CUDA_LATER" in os.environ else ())):
+        importlib.import_module(module)
     gc.enable()
     gc.freeze()  # or a copy would look through all of it, and so copy it, when it ends
-    print(json.dumps({"unfit": unfit()}), file=answers, flush=True)
-    while line := sys.stdin.readline():
-        request = json.loads(line)
-        if "wait_for" in request:
-            ended, status = os.waitpid(request["wait_for"], 0 if request["is_blocking"] else os.WNOHANG)
-            answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
-        elif (child := os.fork()) == 0:
-            answers.close()
-            become(request, paths)
-            return
-        else:
-            answer = {"process": child}
-        print(json.dumps(answer), file=answers, flush=True)
-    sys.exit()
+    greeting = {"unfit": unfit()}
+    clients: dict[socket.socket, Any] = {}
+    while True:
+        for ready in select.select([listening, *clients], [], [])[0]:
+            if ready is listening:
+                client, _ = listening.accept()
+                lines, answer = clients.setdefault(client, client.makefile("rw")), greeting
+            elif not (line := clients[ready].readline()):
+                clients.pop(ready).close()
+                ready.close()
+                if not clients:
+                    os.killpg(os.getpid(), signal.SIGKILL)
+                continue
+            else:
+                lines, request = clients[ready], json.loads(line)
+                if "code_of" in request:
+                    ended, status = os.waitpid(request["code_of"], os.WNOHANG)
+                    answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
+                elif (child := os.fork()) == 0:
+                    for opened in (listening, *clients, *clients.values()):
+                        opened.close()
+                    become(request, paths)
+                    return
+                else:
+                    answer = {"process": child}
+            lines.write(json.dumps(answer) + "\n")
+            lines.flush()
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])
     runpy.run_path(sys.argv[0], run_name="__main__")

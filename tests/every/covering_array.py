@@ -1,7 +1,5 @@
 """Chooses few combinations of options such that any two values of different options meet in one of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Every workload under every option of gpu, loader and memory: each pair of options meets in a run of two steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The check of docstrings, which `make check` runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The workloads that the template brings: a slow start to compare with, and a smoke run that learns within a minute."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

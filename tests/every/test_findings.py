@@ -1,7 +1,5 @@
 """Findings of recorded runs: their overrides compose after the run's own, and the pages show their texts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.explain.diagnosis import rules
 from wellfed.explain.diagnosis.evidence import Evidence
@@ -62,7 +61,7 @@ def test_every_rule_with_overrides_has_a_recorded_run(found: list[Found]) -> Non
     assert with_overrides | WITHOUT_OVERRIDES == files
 
 
-@pytest.mark.parametrize("starts", ["one", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", ["one", slow("all")])
 def test_every_override_composes(found: list[Found], starts: str) -> None:
     """Of each finding with each set of knobs: behind one recorded start, or behind all."""
     seen = set()

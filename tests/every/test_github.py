@@ -1,7 +1,5 @@
 """What GitHub reads: workflows, templates, the notes of a release. `make check` holds the workflows to their schema."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

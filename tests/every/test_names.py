@@ -1,7 +1,5 @@
 """Names have one meaning each: no class and no file of the engine is called as another one is."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Any list of overrides composes, or is told what is wrong with it: no other exception reaches the user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

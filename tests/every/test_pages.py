@@ -1,7 +1,5 @@
 """The pages that show a user's own files are followed to the letter, in a copy of the project."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pictures of README and docs show what the code still says of their run, and their captions name that run."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

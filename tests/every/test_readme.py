@@ -4,8 +4,6 @@ Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<langu
 The page of the example is followed from its first block to its last. Every other block starts anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Blocks with a path are written, other ``bash`` and ``python`` is run, ``text`` a
 Each page has a function that checks what it promises.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Each command that reads run folders against each kind of damage, and against texts that a terminal would obey."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.cli import main as cli
 from wellfed.record import RunRecord
 
@@ -71,7 +69,7 @@ def folder_in_its_place(path: Path) -> None:
         [
             *(cut, no_text, folder_in_its_place, Path.unlink),
             # What is read of such tables: tests/explain/diagnosis/test_run_tables.py.
-            *(pytest.param(damage, marks=pytest.mark.slow) for damage in (other_columns, head_alone)),
+            *map(slow, (other_columns, head_alone)),
         ],
         2,
     ),
@@ -153,7 +151,7 @@ def older_ones(found: dict[str, Any], *, within: bool) -> Iterator[dict[str, Any
 @pytest.mark.parametrize(
     "commands",
     [
-        pytest.param((["report", OTHER], ["report", RUN, OTHER], ["runs"]), marks=pytest.mark.slow, id="pages"),
+        slow((["report", OTHER], ["report", RUN, OTHER], ["runs"]), id="pages"),
         pytest.param((["diagnose", OTHER],), id="diagnose"),
     ],
 )

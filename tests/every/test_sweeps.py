@@ -1,7 +1,5 @@
 """The sweep options against the page about them, and against the groups whose options they name."""
 
-from __future__ import annotations
-
 import re
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every workload that there is, your own among them: what `wellfed.testing` holds, and a card beside the code."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

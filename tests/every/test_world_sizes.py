@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from tests.kit.machines import card, machine
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
@@ -146,7 +146,7 @@ def test_no_two_ranks_draw_alike_and_all_draw_alike_of_a_sample() -> None:
     assert all(each.equal(of_samples[0]) for each in of_samples)
 
 
-@pytest.mark.parametrize("world", [8, 512, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [8, 512, slow(4096)])
 def test_batches_of_all_ranks_are_those_of_one(world: int) -> None:
     """Loaders as in training, with what is drawn for each sample; and where they go on."""
     data, size = Rows(2 * (world + 7) + world // 2), world + 7

@@ -1,7 +1,5 @@
 """The simulated CUDA machine for tests: what its cards are like, and how a test or a command gets them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

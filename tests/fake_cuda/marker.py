@@ -1,8 +1,6 @@
 """Where tests for cards run: those marked ``simulated`` in a process of their own with simulated cards, those marked
 ``gpu`` on a real card, and where there is none on a simulated one too."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Reads the file of FAKE_CUDA_STATE: machine_state.h in Python."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The process group "nccl" of the simulated cards: what DistributedDataParallel and FSDP ask of it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 import traceback

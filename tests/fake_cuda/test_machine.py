@@ -1,7 +1,5 @@
 """The simulated machine: which cards a process sees, lost ones, other processes, and what NVML can read of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -17,6 +15,7 @@ from tests.end_to_end.commands import start_warm
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_cuda.shared_state import MachineState
 from tests.fake_nvml.driver import FakeDriver
+from tests.kit.watched import until
 
 MIB = 1 << 20
 TIMEOUT_S = 100
@@ -163,25 +162,18 @@ def test_processes_share_a_cards_memory(start: Callable[..., Any], tmp_path: Pat
     kind: dict[str, Any] = {"state": state, "mib": 1000, "context_mib": 50}
     first = start(HOLDS, "600", str(TIMEOUT_S), **kind)
     try:
-        wait_until((tmp_path / "holds").exists)
+        until((tmp_path / "holds").exists)
         _, err = start(HOLDS, "400", "0", **kind).communicate(timeout=TIMEOUT_S)
         assert "of which 300.00 MiB is free" in err
         assert f"Process {first.pid} has 650.00 MiB memory in use. Including non-PyTorch memory, this process" in err
         assert MachineState(state).processes(card=0) == {first.pid: 600 * MIB}
     finally:
         first.send_signal(signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(first.pid) or psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not psutil.pid_exists(first.pid) or psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE)
     _, err = start(HOLDS, "900", "0", **kind).communicate(timeout=TIMEOUT_S)  # what a killed process held is free again
     assert err == ""
     first.communicate(timeout=TIMEOUT_S)
     assert MachineState(state).processes(card=0) == {}
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_a_lost_card_is_lost_for_all(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Memory of a simulated card is handed out, split, joined, kept and released as torch's CUDA allocator does it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Streams and events of the simulated cards, and what comes of it when they are not made to wait for each other."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

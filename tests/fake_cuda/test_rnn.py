@@ -1,7 +1,5 @@
 """LSTM, GRU and plain RNN of a simulated card: one call each way, as by cuDNN, and what the CPU computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Time by a roofline: what a kernel computes and moves, the multiprocessors it fills, tensor cores, throttling; and
 what NVML shows of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A card that computes nothing: shapes, time, and the numbers that others are chosen and divided by."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """torch.cuda.set_sync_debug_mode names the lines that wait for a simulated card, as a CUDA build of torch does."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 

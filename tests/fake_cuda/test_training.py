@@ -1,7 +1,5 @@
 """Models learn on a simulated card what they learn on the CPU, through torch's own autograd and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ make faults
 make faults ARGS="--only SIGTERM --keep /tmp/faults"
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

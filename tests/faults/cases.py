@@ -3,8 +3,6 @@
 Where several statuses or exit codes are right, the claims that are checked beside them decide.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Runs one planted fault the way a user would meet it, and checks what the run says about itself afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ worker process alone. ``then_`` before it: only after the fault listed before it
 the step. Imported by name, as a user's code is.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The planted faults, and that the harness notices what a run may not say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Opens a page in Chromium as wide as a phone or a desk, and tells what does not fit, overlaps, or complains."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """Makes evidence of runs on a GPU for rules' tests: what its card reported, how fast the host launched."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

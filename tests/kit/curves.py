@@ -1,7 +1,5 @@
 """A workload whose learning curves are known: its score nears `Curve.top`, a tenth of what is left with each epoch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Makes evidence for rules' tests: a run of even steps, of which a test changes what it is about."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers of Hypothesis' examples."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

@@ -1,12 +1,15 @@
 """Chooses the cases of a test that ``make test`` runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
+
+
+def slow(*values: Any, **more: Any) -> ParameterSet:
+    """Returns a case that only ``make test-all`` runs; ``more`` as in `pytest.param`, such as ``id``."""
+    return pytest.param(*values, marks=pytest.mark.slow, **more)
 
 
 def few(cases: Iterable[Any], number: int) -> list[ParameterSet]:

@@ -1,7 +1,5 @@
 """Runs a function as several processes that gloo connects, and gives back what each has left."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path

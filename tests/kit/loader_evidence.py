@@ -1,7 +1,5 @@
 """Makes evidence of runs whose steps wait for data, for the tests of the rules on loading."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

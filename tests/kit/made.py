@@ -1,7 +1,5 @@
 """A sweep folder as a real sweep would leave it, with every way in which a trial can end."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

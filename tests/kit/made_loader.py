@@ -3,8 +3,6 @@
 Shares no formula with the diagnosis: the same seed with another number of workers gives the true gain.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

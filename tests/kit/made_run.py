@@ -1,7 +1,5 @@
 """Makes run folders of any size for tests: a record and its tables, as a run would have left them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path

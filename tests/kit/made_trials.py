@@ -1,7 +1,5 @@
 """Trials of little work, for executors: each evaluates a Python expression in place of a training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

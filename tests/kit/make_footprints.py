@@ -6,8 +6,6 @@ Two models: the recommender as configured, and with a GPT-2 base (124 M paramete
 texts of about 8000 users and items, near to what a published guide has. Takes a minute, and 1 GB for a while.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Reads a page as a browser would, and refuses one that runs anything but the script of charts, or loads anything."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """A workload that goes wrong on request, in each way that a sweep has to survive: ``workload.model.fault=<name>``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

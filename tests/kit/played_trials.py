@@ -1,7 +1,5 @@
 """An executor whose trials end as a test says, without processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 of the settings: weights, events, figures, the peak of its card's tensors, or the error that ended it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

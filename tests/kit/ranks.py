@@ -1,7 +1,5 @@
 """Several processes that train a tiny workload together, with a time limit."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Programs that some tests need and a machine may lack: skip with the way out, or fail where they are required."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

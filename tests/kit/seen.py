@@ -1,7 +1,5 @@
 """GPUs as the monitor sees them, and boards with readings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

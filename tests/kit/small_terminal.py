@@ -1,7 +1,5 @@
 """A pseudo-terminal that runs a command, for tests of what users see."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import re

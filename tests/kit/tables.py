@@ -1,7 +1,5 @@
 """Reads the tables that a run leaves."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

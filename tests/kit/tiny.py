@@ -1,7 +1,5 @@
 """A workload small enough to train hundreds of times, and a way to run it without the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads the files of wandb runs back with wandb's own reader, also those of runs that were killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Stand-ins that the tests of this room share."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -112,7 +110,7 @@ class ScriptedSource:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait for something that another thread does; how soon is not the point."""
+    """Wait for something that another thread or process does; how soon is not the point."""
     give_up_at_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at_s, "it never came"

@@ -1,7 +1,5 @@
 """An error of a watcher is logged once and ends only the watching."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

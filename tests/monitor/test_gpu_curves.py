@@ -1,7 +1,5 @@
 """GPUCurves in a Trainer: curves for its loggers, times of its steps, and no harm after errors."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import time

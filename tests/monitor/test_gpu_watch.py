@@ -1,7 +1,5 @@
 """GPUWatch beside a plain loop: with the real pynvml on the fake driver, and without NVML."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

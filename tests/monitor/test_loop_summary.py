@@ -1,7 +1,5 @@
 """The summary of a loop, by its steps, its levels and its loader."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The readings and marks of one loop: by the host's clock, and by events where torch uses a device."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Loading the model of a run folder, with the weights of its checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

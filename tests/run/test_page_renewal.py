@@ -1,7 +1,5 @@
 """The page of a run is renewed while it runs, by a process that costs little and leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -72,6 +72,11 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of, plans_
         assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
         assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
         assert plan.predicted_peak_gib <= earlier.predicted_peak_gib
+
+
+@pytest.mark.slow  # tests/plan/test_micro_batch.py has whose word is the last
+def test_what_is_remembered_gives_way_to_what_is_typed(plan_of):
+    remember(plan_of().remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
     plan = plan_of("memory.remember=false")
     assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
     plan = plan_of("memory.micro_batch=32")

@@ -16,6 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.end_to_end.commands import weights_of
+from tests.kit.few import slow
+from tests.kit.own_run import run_own
 from wellfed.config.compose import compose
 from wellfed.config.schema import OnOom, ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
@@ -23,7 +26,6 @@ from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeed
 from wellfed.plan.run_plan import Decided, PlannedStage
 from wellfed.record import RunRecord
 from wellfed.run.restart import MOST_RESTARTS, Restarts, may_restart, with_changes
-from wellfed.run.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 STEP, SAMPLES = 8, 44
@@ -92,31 +94,14 @@ def ran(
     """Train; the exit code and the run folder."""
     gc.collect()  # what another run of this test has left
     Guest.alive.clear()
-    made = compose(
-        [
-            "config.allow_targets=[torch,wellfed,workloads,tests]",
-            *("logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.enabled=false"),
-            *(f"paths.log_dir={tmp_path}", f"paths.cache_dir={tmp_path / 'cache'}", "trainer.max_epochs=2"),
-            *("trainer.log_every_steps=1", "trainer.checkpoint_every_steps=3", *overrides),
-        ]
-    )
-    workload = replace(
-        made.config.workload,
-        name="w",
-        effective_batch_size=STEP,
+    return run_own(
+        tmp_path,
+        *("trainer.max_epochs=2", "trainer.log_every_steps=1", "trainer.checkpoint_every_steps=3", *overrides),
         model={"_target_": f"{__name__}.{model}", **arguments},
         data={"_target_": f"{__name__}.data"},
         optimizer=optimizer,
         schedule=ScheduleConfig(),
     )
-    before = set((tmp_path / "w" / "runs").glob("*"))
-    code = train(replace(made, config=replace(made.config, workload=workload)))
-    (folder,) = set((tmp_path / "w" / "runs").glob("*")) - before
-    return code, folder
-
-
-def weights(folder: Path, name: str = "last.ckpt") -> dict[str, Tensor]:
-    return torch.load(folder / "checkpoints" / name, weights_only=True)["state_dict"]
 
 
 def restarts(folder: Path) -> list[dict[str, Any]]:
@@ -124,8 +109,8 @@ def restarts(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_alike(folder: Path, other: Path) -> None:
-    for name, value in weights(other).items():
-        torch.testing.assert_close(weights(folder)[name], value, rtol=1e-6, atol=1e-7)
+    for name, value in weights_of(other).items():
+        torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-6, atol=1e-7)
 
 
 def check_tables(folder: Path, steps: int) -> None:
@@ -174,8 +159,8 @@ def test_a_guest_goes_on_from_its_checkpoint_in_halves(tmp_path: Path, capsys: p
     checkpoint = stopped / "checkpoints" / "last.ckpt"
     code, typed = ran(tmp_path, f"resume={checkpoint}", "memory.accumulate=2")
     assert code == 0
-    for name, value in weights(typed).items():
-        assert torch.equal(weights(folder)[name], value), name
+    for name, value in weights_of(typed).items():
+        assert torch.equal(weights_of(folder)[name], value), name
 
 
 @pytest.mark.slow
@@ -227,7 +212,7 @@ def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("overrides", "arguments", "says"),
     [
-        pytest.param(["memory.on_oom=fail"], {}, "CUDA out of memory", marks=pytest.mark.slow),  # test_who_may_restart
+        slow(["memory.on_oom=fail"], {}, "CUDA out of memory"),  # test_who_may_restart
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
     ],
@@ -278,8 +263,8 @@ def test_a_step_applied_in_part_is_rolled_back(tmp_path: Path, monkeypatch: pyte
     code, folder = ran(tmp_path, model="Plain", optimizer=optimizer)
     assert code == 0
     assert [(event["step"], event["changes"]) for event in restarts(folder)] == [(3, {}), (3, {})]
-    for name, value in weights(undisturbed).items():
-        assert torch.equal(weights(folder)[name], value), name
+    for name, value in weights_of(undisturbed).items():
+        assert torch.equal(weights_of(folder)[name], value), name
     check_tables(folder, 12)
 
 

@@ -1,7 +1,5 @@
 """Messages about checkpoints at the end of a run, and resuming from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,11 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellfed.config.compose import compose
+from tests.end_to_end.commands import weights_of
+from tests.kit.few import slow
+from tests.kit.own_run import run_own
 from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.record import RunRecord
-from wellfed.run.train import train
 
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -80,31 +78,10 @@ def a_disk_that_fills() -> Iterator[Callable[[], None]]:
 
 def ran(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
     """Trains; returns the exit code and the run folder."""
-    made = compose(
-        [
-            "config.allow_targets=[torch,wellfed,workloads,tests]",
-            *("logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.enabled=false"),
-            *(f"paths.log_dir={tmp_path}", f"paths.cache_dir={tmp_path / 'cache'}", "trainer.max_steps=12"),
-            *("trainer.max_epochs=null", "trainer.checkpoint_every_steps=3", "trainer.sanity_batches=0", *overrides),
-        ]
-    )
-    workload = replace(
-        made.config.workload,
-        name="w",
-        effective_batch_size=8,
-        model={"_target_": f"{__name__}.Model"},
-        data={"_target_": f"{__name__}.data"},
-        schedule=made.config.workload.schedule if "workload.schedule" in str(overrides) else ScheduleConfig(),
-    )
-    runs = tmp_path / "w" / "runs"
-    before = set(runs.glob("*"))
-    code = train(replace(made, config=replace(made.config, workload=workload)))
-    found = set(runs.glob("*")) - before or before
-    return code, max(found, default=runs)
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    usual = ("trainer.max_steps=12", "trainer.max_epochs=null", "trainer.checkpoint_every_steps=3")
+    schedule = {} if "workload.schedule" in str(overrides) else {"schedule": ScheduleConfig()}
+    own = {"model": {"_target_": f"{__name__}.Model"}, "data": {"_target_": f"{__name__}.data"}, **schedule}
+    return run_own(tmp_path, *usual, "trainer.sanity_batches=0", *overrides, **own)
 
 
 def test_weights_that_can_not_be_written_are_not_ok(
@@ -120,7 +97,7 @@ def test_weights_that_can_not_be_written_are_not_ok(
     told = capsys.readouterr().err
     assert "The weights of step 12 could not be written to" in told
     assert "last saved step 3 of 12. resume=auto goes on from step 3 (last.ckpt)." in told
-    assert weights(folder)
+    assert weights_of(folder)
     assert "val/loss" in record.metrics  # what was trained was still validated
 
 
@@ -140,9 +117,7 @@ def test_nothing_is_promised_where_nothing_was_saved(
     assert "resume=auto goes on" not in told
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGHUP, 129), pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 129), slow(signal.SIGUSR1, 138)])
 def test_other_signals_end_a_run_as_sigterm_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
 ) -> None:

@@ -1,7 +1,5 @@
 """A sweep for samples per joule is refused where no joules can be measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeDriver, FakeGpu, Scenario

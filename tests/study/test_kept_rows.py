@@ -1,7 +1,5 @@
 """What a sweep keeps of its rows: what is missing, what is best by its objective, what is measured again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ledger: what is written is read, whatever happened to the lines before and after."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks a sweep: the same planted rows have another winner for each objective, in all that a user sees."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

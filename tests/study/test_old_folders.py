@@ -1,7 +1,5 @@
 """Folders of the version before the one study: their ledgers read, and their boards come out as they did then."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How sure a rate is: one run, several, and the noise between them."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """What no search can be made of is told before torch is imported, and leaves nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

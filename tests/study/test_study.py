@@ -1,7 +1,5 @@
 """How a study ends, whatever ends it, and the folder for what trials share."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a sweep does with the ends of its trials: the best again in turns, and where it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

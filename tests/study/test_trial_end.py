@@ -1,7 +1,5 @@
 """Rows of trials that ended in every way there is."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a tune keeps of itself, and when an earlier one is a comparison."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

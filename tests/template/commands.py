@@ -1,7 +1,5 @@
 """The template as a repository of its own, and what is typed to make projects of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

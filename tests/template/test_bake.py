@@ -1,7 +1,5 @@
 """Projects made by the real cookiecutter, from every place that it takes a template from."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
 
 AWKWARD = {
@@ -159,14 +157,10 @@ def test_an_example_is_copied(awkward: Path, template: Path):
 @pytest.mark.parametrize(
     ("workload", "package"),
     [
-        pytest.param("blank", LONGEST, marks=pytest.mark.slow),
+        slow("blank", LONGEST),
         ("recsys", LONGEST_COPY),
-        pytest.param("recsys", "a", marks=pytest.mark.slow),
-        *(
-            pytest.param(example, package, marks=pytest.mark.slow)
-            for example in sorted(EXAMPLES - {"recsys"})
-            for package in (LONGEST_COPY, "a")
-        ),
+        slow("recsys", "a"),
+        *(slow(example, package) for example in sorted(EXAMPLES - {"recsys"}) for package in (LONGEST_COPY, "a")),
     ],
 )
 def test_any_name_passes_format_and_lint(workload: str, package: str, template: Path, tmp_path: Path):
@@ -289,7 +283,7 @@ def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
             ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
             ({"description": "two\nlines"}, "it must be one line without control characters"),
         ],
-        2,
+        1,  # the others: test_hooks.py
     ),
 )
 def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template: Path, tmp_path: Path):
@@ -302,6 +296,7 @@ def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template
     assert [path.name for path in work.iterdir() if path.name not in (".cookiecutters", ".cookiecutter_replay")] == []
 
 
+@pytest.mark.slow  # test_scaffold.py has the message
 def test_a_template_without_its_engine_leaves_nothing(own_template: Path, tmp_path: Path):
     git(own_template, "rm", "-q", "README.md")
     commit(own_template, "gone")
@@ -363,7 +358,7 @@ def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own
             (["NAME=x", "ARGS=licence=MIT"], "licence is no question; there are project_name, project_slug,"),
             (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
         ],
-        3,
+        1,  # the others: test_scaffold.py, test_hooks.py
     ),
 )
 def test_in_place_refusals_change_nothing(arguments: list[str], message: str, unchanged: Path):

@@ -1,7 +1,5 @@
 """The life of a project after its first day: cruft create, check, update and diff against a template that moves on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

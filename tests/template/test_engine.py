@@ -1,7 +1,5 @@
 """A project's choice of its engine: tools/engine.py of a thin project."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hooks by themselves: names that are refused, and where the template is looked for."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

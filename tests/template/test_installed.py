@@ -1,7 +1,5 @@
 """A new project with its engine installed from vendor/, as a user types its commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -79,6 +77,7 @@ def test_it_trains_on_the_engine_of_its_environment(project: Project):
     assert tree(engine) == before
 
 
+@pytest.mark.slow  # tests/config/test_entry.py
 def test_a_typo_is_told_before_torch_is_imported(project: Project):
     done = project.run(".venv/bin/wellfed", "train", "loader=agressive")
     assert done.code == 2
@@ -90,6 +89,7 @@ def test_a_typo_is_told_before_torch_is_imported(project: Project):
     assert not [line for line in done.err.splitlines() if line.endswith((" torch", " lightning"))]
 
 
+@pytest.mark.slow  # tests/test_project.py has which project is meant
 def test_a_project_within_a_project_is_its_own(project: Project, tmp_path: Path):
     """The nearest around the working directory, for a command of the environment."""
     inner = tmp_path / "inner"

@@ -1,7 +1,5 @@
 """tools/scaffold.py as functions: what goes into a project, under which name, with which edits."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re

@@ -1,7 +1,5 @@
 """tools/thin.py: a project with a copy of the engine becomes a thin one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The engine's wheel: what tools/wheel.py writes is what setuptools builds, and installers take it."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.few import slow
 from tests.template.commands import ROOT, git, run
 
 WHEEL = "wellfed-{}-py3-none-any.whl"
@@ -57,6 +56,7 @@ def metadata(wheel: Path) -> Message:
     return message_from_string(text.decode("utf-8"))
 
 
+@pytest.mark.slow
 def test_it_is_what_setuptools_builds(ours: Path, theirs: Path):
     assert ours.name == theirs.name
     mine, others = entries(ours), entries(theirs)
@@ -119,7 +119,7 @@ def test_no_folder_is_told():
     assert "one folder is expected. Write python tools/wheel.py dist" in done.err
 
 
-@pytest.mark.parametrize("tool", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
+@pytest.mark.parametrize("tool", [slow("pip"), "uv"])
 def test_it_is_installed_and_as_recorded(tool: str, ours: Path, tmp_path: Path, require_tool: Callable[[str], Path]):
     place = tmp_path / "eine Umgebung"
     venv.create(place, with_pip=False)

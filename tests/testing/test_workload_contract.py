@@ -1,7 +1,5 @@
 """The contract of workloads, run by pytest in a small project: sound workloads pass and broken ones fail."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A model of transformers learns the same however its batches are split, weighed by tokens."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

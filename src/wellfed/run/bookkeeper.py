@@ -40,7 +40,7 @@ from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, Usage, node_watch
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
-from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST, LAST
 from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
 

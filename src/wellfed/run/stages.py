@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -31,7 +31,8 @@ from wellfed.record import RunRecord, differences
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import load_checkpoint
-from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
+from wellfed.run.folder.resume import Target
+from wellfed.run.folder.saved_training import SavedTraining
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.outcome_of_error import outcome_of
@@ -41,12 +42,13 @@ from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.train.lightning.callbacks.pruning import Pruner
-from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory import cap, oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
+Planned = tuple[RunPlan, Callable[[RanOut], list[str]]]
+"""A plan, and a function that returns overrides that fit once memory ran out."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Run:
     composed: Composed[RunConfig]
     folder: Path
     record: InitVar[RunRecord]
-    target: Target | None
+    target: InitVar[Target | None]
     rank: int
     stop: StopRequest
     began_s: InitVar[float]
@@ -74,16 +76,16 @@ class Run:
     is_refused: bool = field(default=False, init=False)
     """The run has ended before anything was run."""
 
-    def __post_init__(self, record: RunRecord, began_s: float) -> None:
+    def __post_init__(self, record: RunRecord, target: Target | None, began_s: float) -> None:
         self._config = self.composed.config
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
         self._others = self.others or OtherRanks(self.rank)
         self._console = self.console or screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
-        self._resumed_at = 0
-        self._saved: dict[str, int] = {}
-        self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
+        runs = Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
+        self._saved = SavedTraining(self.folder, target, is_found=self.folder.parent == runs)
+        self._planned: Planned | None = None
 
     def go(self) -> int:
         """Runs all stages and returns the exit code."""
@@ -96,7 +98,7 @@ class Run:
             is_trial = self.measure is not None  # it keeps no checkpoint
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
             if isinstance(error, OutOfMemoryExhausted) and outcome.kind == "device_oom":
-                outcome = replace(outcome, advice=self._ways_that_fit(outcome.message))
+                outcome = replace(outcome, advice=_ways_that_fit(self._planned, self._books, outcome.message))
             outcome = self._others.outcome(outcome)
             outcome = self._with_what_is_saved(outcome)
             self._show(outcome, error)
@@ -119,12 +121,7 @@ class Run:
         facts = machine(torch_cuda())
         self._books.machine(facts)
         self._books.passed("imports_s")
-        for gpu in facts.gpus:
-            free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
-            by = f"; held by {gpu.held_by()}" if gpu.holders else ""
-            _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-        # torch counts the host's cores; threads beyond the quota would wait for one another.
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
+        _prepare_machine(facts)
         self._stage("reading data")
         with self._others.in_turn():
             planner = Planner.start(self.composed, facts, self.parts)
@@ -134,7 +131,8 @@ class Run:
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
-        checkpoint = None if self.target is None else self._resume_from(self.target, passes)
+        target = self._saved.target
+        checkpoint = None if target is None else self._resume_from(target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
             books.open_loggers(self.composed, plan)
         self._others.ready()
@@ -152,7 +150,6 @@ class Run:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
                 planner.parts.end()
-                self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
                 del passes, planner  # frees everything that the training has made
@@ -177,6 +174,7 @@ class Run:
         may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
         self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        self._saved.add(self._passes.saved)
         return self._passes
 
     def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
@@ -242,23 +240,16 @@ class Run:
             for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
                 _LOG.warning(warning)
             if config.rerun:
-                earlier, record = RunRecord.read(Path(config.rerun)), self._books.record
-                found = differences(earlier.config, {**self.composed.resolved, "rerun": earlier.config.get("rerun")})
-                found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
-                found += differences(earlier.git, record.git, "git") if record.git else []
-                found += differences(earlier.engine, record.engine, "engine") if earlier.engine else []
+                found = _differences(RunRecord.read(Path(config.rerun)), self.composed.resolved, self._books.record)
                 screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 
     def _resume_from(self, target: Target, passes: Passes) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
-        checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
-        while (state := self._loaded(checkpoint, target, damaged)) is None:
-            damaged.append(checkpoint)
-            checkpoint = next(other for other in checkpoints_of(folder) if other not in damaged)
+        checkpoint, state, damaged = self._saved.load(target)
         passes.check_fits(checkpoint, state)
         step, epochs = _progress_at(state, passes)
-        self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
+        self._saved.began_at = step
         self._books.record.resumed_from = str(checkpoint)
         self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in damaged:
@@ -268,80 +259,16 @@ class Run:
         screen.show_resume(self._console, checkpoint, step)
         return checkpoint
 
-    def _loaded(self, checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
-        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one. Files of
-        earlier versions have no digest, so this may be the first check that fails."""
-        try:
-            return load_checkpoint(checkpoint)
-        except ConfigError:
-            if not target.in_place or set(checkpoints_of(checkpoint.parent.parent)) <= {*damaged, checkpoint}:
-                raise
-            return None
-
     def _started(self) -> None:
         if not self.has_trained and self.measure is None:
             screen.show_folder(self._console, self.folder)
         self.has_trained = True
         self._others.met()
 
-    def _ways_that_fit(self, message: str) -> str:
-        """Returns overrides that would fit, after an out-of-memory error in training; empty without an estimate."""
-        if self._planned is None or self._books.progress.phase != "train":  # there is no estimate for an evaluation
-            return ""
-        plan, ask = self._planned
-        if plan.stages:  # later stages need other sizes
-            return ""
-        events = self._books.record.events
-        anew = ("resume", "restart")
-        began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
-        try:
-            ways = ask(RanOut.of(plan, events[began:], message))
-        except Exception:  # noqa: BLE001  an error here must not replace the run's own
-            _LOG.exception("Overrides that would fit can't be estimated.")
-            return ""
-        return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
-
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome, with advice on how much of the training is saved and how to resume."""
         if self.measure is not None or self.rank > 0 or outcome.is_refusal:
             return outcome
-        target = self.target
-        is_as_before = target is not None and target.in_place and self._books.record.steps <= self._resumed_at
-        if outcome.status == "failed" and is_as_before and not self._newest_saved:
-            why = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
-            return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {why}".lstrip())
-        if not self.has_trained:
-            return outcome
-        reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
-        advice = [outcome.advice] if outcome.advice else []
-        if step < reached:
-            advice.append(f"last saved step {step} of {reached}.")
-        if name is None and target is not None:
-            advice.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
-        elif name is None:
-            advice.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
-        else:
-            is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
-            advice.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
-        return replace(outcome, advice=" ".join(advice))
-
-    @property
-    def _newest_saved(self) -> Mapping[str, int]:
-        """Step of each checkpoint that this process has written and that still exists, by file name."""
-        saved = {**self._saved, **({} if self._passes is None else self._passes.saved)}
-        return {name: step for name, step in saved.items() if (self.folder / CHECKPOINTS / name).is_file()}
-
-    def _newest_checkpoint(self) -> tuple[str | None, int]:
-        """Returns file and step of the checkpoint from which ``resume=`` would continue in this folder."""
-        saved, target = self._newest_saved, self.target
-        if LAST in saved:
-            return LAST, saved[LAST]
-        if target is None or not target.in_place:
-            return (BEST, saved[BEST]) if BEST in saved else (None, 0)
-        # A newer best.ckpt is taken only if the latest last.ckpt is damaged.
-        if BEST in saved and (target.damaged or target.checkpoint.name == BEST):
-            return BEST, saved[BEST]
-        return target.checkpoint.name, self._resumed_at
+        return self._saved.advised(outcome, self._books.record.steps, has_trained=self.has_trained)
 
     def _lost(self, outcome: Outcome) -> None:
         """Writes the record from another thread, when another rank has failed and this one hangs and will be ended."""
@@ -355,7 +282,8 @@ class Run:
     def _stage(self, name: str) -> None:
         """Shows what the run does now, while no bar is shown."""
         if self.measure is None:
-            origin = None if self.target is None else self.target.checkpoint.parent.parent
+            target = self._saved.target
+            origin = None if target is None else target.checkpoint.parent.parent
             screen.show_stage(self._console, self._config.workload.name, origin, name)
 
     def _show(self, outcome: Outcome, error: BaseException) -> None:
@@ -376,6 +304,31 @@ class Run:
             _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
 
 
+def _differences(earlier: RunRecord, config: Mapping[str, Any], record: RunRecord) -> list[tuple[str, Any, Any]]:
+    """Returns what differs from the run that is run again, in configuration, versions and code."""
+    found = differences(earlier.config, {**config, "rerun": earlier.config.get("rerun")})
+    found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
+    found += differences(earlier.git, record.git, "git") if record.git else []
+    return found + (differences(earlier.engine, record.engine, "engine") if earlier.engine else [])
+
+
+def _ways_that_fit(planned: Planned | None, books: Bookkeeper, message: str) -> str:
+    """Returns overrides that would fit, after an out-of-memory error in training; empty without an estimate."""
+    if planned is None or books.progress.phase != "train":  # there is no estimate for an evaluation
+        return ""
+    (plan, ask), events = planned, books.record.events
+    if plan.stages:  # later stages need other sizes
+        return ""
+    anew = ("resume", "restart")
+    began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
+    try:
+        ways = ask(RanOut.of(plan, events[began:], message))
+    except Exception:  # noqa: BLE001  an error here must not replace the run's own
+        _LOG.exception("Overrides that would fit can't be estimated.")
+        return ""
+    return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
+
+
 def _print_error(text: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
@@ -387,6 +340,16 @@ def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
     stream = position.get("stream")
     part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
     return step, position.get("epoch", 0) + part
+
+
+def _prepare_machine(facts: MachineFacts) -> None:
+    """Logs the GPUs, and limits torch's threads."""
+    for gpu in facts.gpus:
+        free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
+        by = f"; held by {gpu.held_by()}" if gpu.holders else ""
+        _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
+    # torch counts the host's cores; threads beyond the quota would wait for one another.
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:

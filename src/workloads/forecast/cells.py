@@ -78,9 +78,13 @@ def _iso_dates(cells: pd.Series) -> tuple[pd.Series, tuple[str, ...]]:
 
 def _dates(cells: pd.Series, **how: object) -> pd.Series:
     """Returns the dates without time zone; all NaT if pandas is unsure of the format."""
+    # pandas takes the format from the first cell, and "May" is a name and its own abbreviation.
+    is_may = cells.str.contains(r"\bmay\b", case=False, na=True)
+    ordered = cells[is_may.sort_values(kind="stable").index]
     with warnings.catch_warnings(record=True) as doubts:
         warnings.simplefilter("always", UserWarning)
-        dates = pd.to_datetime(cells, errors="coerce", **how).dt.tz_localize(None).astype("datetime64[us]")
+        dates = pd.to_datetime(ordered, errors="coerce", **how).dt.tz_localize(None).astype("datetime64[us]")
+    dates = dates.reindex(cells.index)
     if doubts:  # pandas found no format, or another order of day and month
         return pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
     return dates.where(dates.dt.year >= FIRST_YEAR)

@@ -1,7 +1,5 @@
 """``python -m wellfed cache``: what is listed, what is removed, and what is left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import wellfed
+from tests.kit.few import slow
 from wellfed.cli.commands import completion
 from wellfed.cli.commands.completion import candidates
 
@@ -17,18 +16,14 @@ from wellfed.cli.commands.completion import candidates
     ("line", "some"),
     [
         ("python src/train.py loader=", ["loader=auto ", "loader=balanced "]),
-        pytest.param(
-            "python src/train.py gpu=8gb loader=ba", ["loader=balanced ", "loader=baseline "], marks=pytest.mark.slow
-        ),
-        pytest.param("python src/train.py loader.num_w", ["loader.num_workers="], marks=pytest.mark.slow),
+        slow("python src/train.py gpu=8gb loader=ba", ["loader=balanced ", "loader=baseline "]),
+        slow("python src/train.py loader.num_w", ["loader.num_workers="]),
         ("python src/train.py loader.backend=t", ["loader.backend=threads ", "loader.backend=torch "]),
-        pytest.param("python src/train.py loader.num_workers=n", ["loader.num_workers=null "], marks=pytest.mark.slow),
-        pytest.param(
-            "python src/train.py logger.csv=", ["logger.csv=false ", "logger.csv=true "], marks=pytest.mark.slow
-        ),
-        pytest.param("python src/train.py workload.model.", ["workload.model.encoder_layers="], marks=pytest.mark.slow),
-        pytest.param("python src/train.py tra", ["trainer=", "trainer."], marks=pytest.mark.slow),
-        pytest.param("python src/evaluate.py check", ["checkpoint="], marks=pytest.mark.slow),
+        slow("python src/train.py loader.num_workers=n", ["loader.num_workers=null "]),
+        slow("python src/train.py logger.csv=", ["logger.csv=false ", "logger.csv=true "]),
+        slow("python src/train.py workload.model.", ["workload.model.encoder_layers="]),
+        slow("python src/train.py tra", ["trainer=", "trainer."]),
+        slow("python src/evaluate.py check", ["checkpoint="]),
         ("python src/tune.py tune.write=a", ["tune.write=always ", "tune.write=auto "]),
         ("python src/evaluate.py accelerator=", ["accelerator=cpu ", "accelerator=gpu "]),
         (".venv/bin/python -m wellfed do", ["doctor "]),
@@ -41,10 +36,10 @@ from wellfed.cli.commands.completion import candidates
         ("wellfed tr", ["train "]),
         (".venv/bin/wellfed completion ", ["bash ", "fish ", "zsh "]),
         ("wellfed train loader.backend=t", ["loader.backend=threads ", "loader.backend=torch "]),
-        pytest.param("wellfed sweep sweep=q", ["sweep=quick "], marks=pytest.mark.slow),
-        pytest.param("wellfed search search=o", ["search=optuna "], marks=pytest.mark.slow),
-        pytest.param("wellfed evaluate check", ["checkpoint="], marks=pytest.mark.slow),
-        pytest.param("wellfed tune tune.wr", ["tune.write="], marks=pytest.mark.slow),
+        slow("wellfed sweep sweep=q", ["sweep=quick "]),
+        slow("wellfed search search=o", ["search=optuna "]),
+        slow("wellfed evaluate check", ["checkpoint="]),
+        slow("wellfed tune tune.wr", ["tune.write="]),
     ],
 )
 def test_what_a_word_may_become(line: str, some: list[str]) -> None:

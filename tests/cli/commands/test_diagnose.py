@@ -1,7 +1,5 @@
 """``python -m wellfed diagnose RUN``: the findings of a run again, from its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

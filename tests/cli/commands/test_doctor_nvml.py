@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import wellfed
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
+from tests.kit.few import slow
+from tests.kit.watched import until
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
@@ -45,7 +46,7 @@ def doctor(fake_driver, scenario, *arguments, **variables):
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("visible", [pytest.param("1,0", marks=pytest.mark.slow), "GPU-200bbbb,GPU-4090"])
+@pytest.mark.parametrize("visible", [slow("1,0"), "GPU-200bbbb,GPU-4090"])
 def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):
     scenario = Scenario([RTX, H200], driver="580.65.06")
     variables = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -85,13 +86,6 @@ def test_a_driver_that_is_not_loaded_is_said(fake_driver):
     (entry,) = [entry for entry in found["missing"] if entry["what"] == "gpu"]
     assert entry["problem"] == "no NVIDIA GPU here (NVML: driver not loaded); training runs on the CPU."
     assert "install its driver" in entry["way_out"]
-
-
-def wait_until(happened, timeout_s=10):
-    ends_at_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.01)
 
 
 def facts_of(fake_driver, *gpus, visible=None, **scenario):
@@ -168,7 +162,7 @@ def test_a_driver_that_hangs_counts_as_absent(fake_driver):
         assert (facts.gpus, facts.nvml_problem) == ((), "did not answer within 0.05 s")
         assert facts.nvml_failed
         assert resolve_budget("auto", None, None, facts).profile == "cpu"
-        wait_until(lambda: driver.num_calls("nvmlShutdown") == 1)  # by the thread that was left behind
+        until(lambda: driver.num_calls("nvmlShutdown") == 1)  # by the thread that was left behind
         assert driver.num_users() == 0
 
 

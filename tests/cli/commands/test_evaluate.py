@@ -1,7 +1,5 @@
 """What evaluate.py refuses: in one message, without a traceback, with nothing written."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

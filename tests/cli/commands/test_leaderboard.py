@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,6 +8,7 @@ import pytest
 
 import wellfed
 from tests.kit import made
+from tests.kit.few import slow
 from wellfed.cli import main as cli
 from wellfed.study.board import files as leaderboard_files
 from wellfed.study.row import Row
@@ -152,10 +151,10 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(log_dir: Path, capsys: py
     assert ":warning:" in out
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["--json"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", [[], slow(["--json"])])
 @pytest.mark.parametrize(
     "shell",
-    ['"$@" > /dev/full', *(pytest.param(shell, marks=pytest.mark.slow) for shell in ('"$@" >&-', '"$@" | true'))],
+    ['"$@" > /dev/full', *map(slow, ('"$@" >&-', '"$@" | true'))],
 )
 def test_an_output_that_is_closed_or_full_costs_no_file(folder: Path, words: list[str], shell: str):
     command = ["bash", "-c", f"set -o pipefail; {shell}", "bash", sys.executable, "-m", "wellfed", "leaderboard"]

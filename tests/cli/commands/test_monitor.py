@@ -1,7 +1,5 @@
 """``python -m wellfed monitor``: in a terminal, in a pipe, in the background; what ends it; what it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

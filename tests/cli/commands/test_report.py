@@ -1,7 +1,5 @@
 """``python -m wellfed report``: the reports of a run again, and two runs side by side, from files alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``python -m wellfed runs``: the newest runs in a table, damaged ones among them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``python -m wellfed shards``: a folder of recordings packed into tar files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of yaml files: file, line, key."""
 
-from __future__ import annotations
-
 import builtins
 import os
 

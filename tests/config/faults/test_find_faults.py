@@ -1,7 +1,5 @@
 """Every fault of an unusable configuration, in one message; what the user types and what is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.few import few

@@ -1,13 +1,12 @@
 """What people of Lightning, lightning-hydra-template, Hugging Face and PyTorch type leads to the knob they mean."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.config.faults.foreign_names import ABSENT, NAMES, NOTES, VALUES
 from wellfed.config.faults.target_faults import check_imported
@@ -128,7 +127,7 @@ def test_what_people_type_leads_to_the_knob_that_they_mean() -> None:
     check_composed(set(MEANT.values()) - {"search=optuna"})
 
 
-@pytest.mark.parametrize("value", ["1", pytest.param("some/where", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", ["1", slow("some/where")])
 def test_whatever_is_offered_composes_or_is_a_knob(value: str) -> None:
     found = faults_of([f"{name}={value}" for name in NAMES if name not in entries(RunConfig)])
     assert len(found) > 100

@@ -1,7 +1,5 @@
 """Targets and their arguments: allowed packages (before any import), signature and plain types (after it)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

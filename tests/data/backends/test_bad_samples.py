@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.kit import sets
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
@@ -42,7 +42,7 @@ CASES = [
     *((name, kind) for name in ("inline", "threads") for kind in KINDS),
     *((name, sets.BreakingItems) for name in ("processes", "torch")),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)  # the same in other pairs
+        slow(*case)  # the same in other pairs
         for case in [
             ("processes", sets.Breaking),
             *(("processes-kept", kind) for kind in KINDS),
@@ -161,10 +161,10 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
     ("name", "kind"),
     [
         ("processes", sets.BreakingItems),
-        pytest.param("threads", sets.Breaking, marks=pytest.mark.slow),
-        pytest.param("processes", sets.Breaking, marks=pytest.mark.slow),
-        pytest.param("processes-kept", sets.BreakingItems, marks=pytest.mark.slow),
-        pytest.param("torch-1", sets.BreakingItems, marks=pytest.mark.slow),
+        slow("threads", sets.Breaking),
+        slow("processes", sets.Breaking),
+        slow("processes-kept", sets.BreakingItems),
+        slow("torch-1", sets.BreakingItems),
     ],
     ids=named,
 )
@@ -193,7 +193,7 @@ def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog, monkeypa
         ("kill", "processes", sets.BreakingItems),
         ("exit 1", "torch-1", sets.BreakingItems),
         *(
-            pytest.param(how, name, kind, marks=pytest.mark.slow)  # the same in other pairs
+            slow(how, name, kind)  # the same in other pairs
             for how in ENDS
             for name, kind in [
                 *(("processes", kind) for kind in KINDS),

@@ -1,7 +1,5 @@
 """Worker processes as such: what they hold, where they run, and how they start with spawn."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Batches from worker processes equal those built in place, however long they are kept; their memory is reused."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -11,7 +11,7 @@ import torch
 
 import wellfed
 from tests.kit import sets
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
@@ -266,7 +266,7 @@ def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monke
     assert in_time == [True]
 
 
-@pytest.mark.parametrize("bad", [17, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (18, 19, 21))])
+@pytest.mark.parametrize("bad", [17, *map(slow, (18, 19, 21))])
 def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_other(monkeypatch, bad):
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     plan, told = LoaderSettings("threads", 1, 8, timeout_s=60), []
@@ -286,7 +286,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
     assert found == [(None, [bad]) if number == bad else (number, []) for number in range(23)]
 
 
-@pytest.mark.parametrize("bad", [18, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (17, 19))])
+@pytest.mark.parametrize("bad", [18, *map(slow, (17, 19))])
 def test_a_sample_that_hangs_amid_those_asked_for_together_is_in_the_batch_that_is_named(monkeypatch, bad):
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.shards.test_tar_members import packed
+from tests.kit.few import slow
 from wellfed.data.shards.shard_index import find_shards, index_shards
 from wellfed.data.shards.shard_reader import ShardReader, read_into
 from wellfed.errors import DataError
@@ -36,7 +37,7 @@ def _read(reader, rows, out):
     out.put([bytes(each) for each in reader.read(rows)])
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", slow("spawn")])
 def test_other_processes_read_the_same(reader, method):
     reader.read(np.arange(100))  # opens all files here
     context = multiprocessing.get_context(method)

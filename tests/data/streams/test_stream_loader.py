@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.kit import streams
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from tests.kit.streams import SIZE, loader_of
 from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.device_prefetch import DevicePrefetcher
@@ -87,7 +87,7 @@ def saved(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("plan", [INLINE, pytest.param(TWO, marks=pytest.mark.slow), THREADS], ids=named)
+@pytest.mark.parametrize("plan", [INLINE, slow(TWO), THREADS], ids=named)
 @pytest.mark.parametrize("kind", few([streams.Sharded, streams.InShards, streams.Stateful, streams.Drawing], 2))
 @pytest.mark.parametrize("buffer", [None, 5])
 def test_it_goes_on_from_any_batch_as_if_it_had_not_been_left(kind, plan, buffer):

@@ -1,7 +1,5 @@
 """Two ranks share a stream without doubles or losses, in as many steps each, and go on where they were left."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

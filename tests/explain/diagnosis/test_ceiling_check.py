@@ -1,7 +1,5 @@
 """A ceiling that the waiting does not bear out is no gain that can be promised."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

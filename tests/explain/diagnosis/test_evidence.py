@@ -1,7 +1,5 @@
 """What a run folder gives the rules, also of a run that was cut short or lost its GPU on the way."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

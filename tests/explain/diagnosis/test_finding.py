@@ -1,7 +1,5 @@
 """Findings: how much they matter, what they say, what run.json holds of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from wellfed.explain.diagnosis.finding import Finding, Gain

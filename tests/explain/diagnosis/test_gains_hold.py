@@ -1,7 +1,5 @@
 """Promised gains of the loader against simulated runs with the advised loader, of which the diagnosis knows nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.few import few

@@ -1,7 +1,5 @@
 """What is said of a whole run: which finding comes first, and what is said where there is none."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

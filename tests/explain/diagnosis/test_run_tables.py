@@ -1,7 +1,5 @@
 """Tables of a run folder as columns, whole, cut off, or with odd cells."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

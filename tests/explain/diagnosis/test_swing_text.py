@@ -1,7 +1,5 @@
 """Swings as sentences."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.explain.diagnosis.curves.test_swing import loader, wave

@@ -1,7 +1,5 @@
 """Each threshold has a name of its own."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

@@ -3,8 +3,6 @@
 `benchmarks/diagnosis.py --traces tests/traces` records them anew.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One cause of waiting, and one rule that tells it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

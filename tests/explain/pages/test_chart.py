@@ -1,7 +1,5 @@
 """Charts are drawn where their figures are, take the colours of the page, and interrupt a line where there is none."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

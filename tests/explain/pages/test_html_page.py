@@ -1,7 +1,5 @@
 """A filled-in page shows values as text, whatever they hold."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

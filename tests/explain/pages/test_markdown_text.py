@@ -1,7 +1,5 @@
 """Texts of users stay text in Markdown."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

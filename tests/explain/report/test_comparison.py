@@ -1,7 +1,5 @@
 """Two runs side by side: what differs, ratios with their intervals, and what keeps figures from being compared."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

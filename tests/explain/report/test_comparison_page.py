@@ -1,7 +1,5 @@
 """The page of two runs: pictures and figures are there, what users typed is shown as text, and a browser renders it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

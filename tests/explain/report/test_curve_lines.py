@@ -1,7 +1,5 @@
 """What is said of curves from a CSV, and of what they can't tell."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

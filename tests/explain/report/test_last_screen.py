@@ -1,7 +1,5 @@
 """The last screen of a run: its verdict first, some ten lines, and a command that can be typed as it is."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The page in a real browser: charts zoom together and are read off, with no word of its policy broken."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """A run as a row of a table: what is known of it, at any width, whatever its texts hold."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from pathlib import Path

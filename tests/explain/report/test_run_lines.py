@@ -1,7 +1,5 @@
 """Lines and table of a profile: what was seen, and no more."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a run: it stands whatever became of the run, shows all text as text, and fits a phone."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The page and the Markdown report of a run have the same content in the same order."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

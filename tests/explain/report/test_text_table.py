@@ -1,7 +1,5 @@
 """One style of table: no frame, no broken word, nothing lost at any width."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 

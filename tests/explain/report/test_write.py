@@ -1,7 +1,5 @@
 """Both reports are written as wholes, and the words first."""
 
-from __future__ import annotations
-
 import re
 from email.message import Message
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lightning's loggers opened for a run; their files are read back by their own packages."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests of this room share: GPUs of the fake driver that are watched without a thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 

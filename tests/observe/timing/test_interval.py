@@ -1,7 +1,5 @@
 """How often the interval holds the truth, on series whose mean is known. Of 1600 runs at 95 % the sd is 0.5 %."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator

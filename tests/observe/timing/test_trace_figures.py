@@ -1,7 +1,5 @@
 """What a step spends its time on, told from traces as kineto writes them of CUDA, and counted by the microsecond."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

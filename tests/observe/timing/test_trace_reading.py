@@ -1,7 +1,5 @@
 """A trace is read event by event, and one that is none or is cut off says so."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

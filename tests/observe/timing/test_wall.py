@@ -1,7 +1,5 @@
 """Each moment of training goes to one account, and all accounts add up."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.memory_cases import Mlp, adamw
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.plan.predict import cache
 from wellfed.plan.predict.cache import FILE_NAME, cached_measure, digest, load
 from wellfed.plan.predict.estimate import measure, repeated
@@ -47,9 +47,7 @@ def of_mlp():
     return measure(Mlp(8), TASK, 4)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", '{"format": 99}', *(pytest.param(text, marks=pytest.mark.slow) for text in ("", "{}", "[]", "\x00"))]
-)
+@pytest.mark.parametrize("text", ["{", '{"format": 99}', *map(slow, ("", "{}", "[]", "\x00"))])
 def test_a_damaged_file_is_written_anew(tmp_path, asked, of_mlp, text):
     file = tmp_path / "footprints" / digest(Mlp(8), TASK, 4) / FILE_NAME
     file.parent.mkdir(parents=True)

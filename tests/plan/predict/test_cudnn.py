@@ -1,7 +1,5 @@
 """What cuDNN holds, as predicted, beside what it held on a real card: benchmarks/records/2026-11-26_cudnn_h200.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

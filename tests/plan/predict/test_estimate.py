@@ -26,6 +26,7 @@ from benchmarks.memory_cases import (
     workload_case,
     workload_cases,
 )
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, Features, LossOutput
 from wellfed.plan.predict import estimate
@@ -75,9 +76,8 @@ def test_quick_ones_are_near_the_truth():
     check([error for case in asked for error in errors(case, QUICK[case.name])])
 
 
-@pytest.mark.parametrize(
-    "mode", [mode if mode == "cache" else pytest.param(mode, marks=pytest.mark.slow) for mode in FEATURE_MODES]
-)
+@pytest.mark.slow  # an MLP with rows below; a conv net: tests/train/memory/test_reserved_on_cards.py
+@pytest.mark.parametrize("mode", [mode if mode == "cache" else slow(mode) for mode in FEATURE_MODES])
 def test_the_recommender_is_near_the_truth(mode):
     config = compose(SMALL_RECSYS).config
     check(errors(workload_case(config, make_objects(config), (64, 256, 1024, 2048), mode), "32-true"))
@@ -90,7 +90,9 @@ class RowsOnDevice:
         return batch | {"x": features.rows(batch["row"])}
 
 
-@pytest.mark.parametrize("store", [lambda: ROWS, lambda: torch.cat([ROWS[:2000], ROWS[2000:]])], ids=["held", "made"])
+@pytest.mark.parametrize(
+    "store", [lambda: ROWS, slow(lambda: torch.cat([ROWS[:2000], ROWS[2000:]]))], ids=["held", "made"]
+)
 def test_data_that_rows_are_cut_from_count_once(store):
     """Making them in host memory takes no device memory; a copy to the device takes theirs."""
     features = Features(len(ROWS), ROWS.nbytes, lambda at: ROWS[at.cpu()], store=store, cut=lambda all_, at: all_[at])

@@ -1,7 +1,5 @@
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -206,11 +204,6 @@ def test_the_largest_fits_and_the_next_does_not(of, samples, budget):
 @given(of=footprints())
 def test_every_footprint_goes_through_json(of):
     assert Footprint.from_dict(json.loads(json.dumps(of.to_dict()))) == of
-
-
-def test_it_needs_no_torch():
-    code = "import sys, wellfed.plan.predict.peak; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def recording(micro=12 * MIB, state=6 * MIB, **more):

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.memory_cases import Counter
 from tests.kit import tiny
+from tests.kit.few import slow
 from wellfed import batches
 from wellfed.contract import LossOutput
 from wellfed.plan.predict.cuda_emulation import as_on_cuda
@@ -41,7 +42,7 @@ def task(sample, **more):
     [
         ("bf16-mixed", 1024, True),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)  # the same in other pairs
+            slow(*case)  # the same in other pairs
             for case in [
                 ("32-true", SAMPLES, False),
                 ("32-true", 512, False),

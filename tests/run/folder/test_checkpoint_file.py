@@ -1,11 +1,7 @@
 """Whole, damaged and foreign checkpoint files."""
 
-from __future__ import annotations
-
 import os
 import pickle
-import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wellfed
 from tests.kit.examples import examples
 from wellfed.errors import ConfigError
 from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint
@@ -154,10 +149,3 @@ def test_no_file_and_no_archive(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_text("text")
     assert not is_readable(tmp_path / "x.ckpt")
     assert told(tmp_path / "x.ckpt").startswith("is no checkpoint that can be loaded (")
-
-
-def test_it_imports_without_torch() -> None:
-    code = "import sys, wellfed.run.folder.checkpoint_file; print([n for n in ('torch', 'numpy') if n in sys.modules])"
-    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
-    assert re.fullmatch(r"\[\]\n", done.stdout), done

@@ -1,7 +1,5 @@
 """The lock of a run folder, against a real second process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,16 +1,12 @@
 import copy
 import dataclasses
 import os
-import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-import wellfed
 from tests.config.test_quoting import read_by_hydra
 from tests.run.folder.test_lock import holder
 from wellfed.config.compose import compose
@@ -370,15 +366,6 @@ def test_what_json_cannot_hold_is_no_change(tmp_path):
     record = RunRecord("r", config=now.resolved)
     record.write(tmp_path)
     check_unchanged(now, RunRecord.read(tmp_path))
-
-
-def test_it_imports_without_torch():
-    code = (
-        "import sys, wellfed.run.folder.resume; print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
-    )
-    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
-    assert re.fullmatch(r"\[\]\n", done.stdout), done
 
 
 def test_the_latest_run_of_a_workload_of_another_folder_is_found(runs, tmp_path):

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from tests.end_to_end.commands import ROOT, only_folder, record_of, run
+from tests.kit.few import slow
 from wellfed.cli.commands import fit, plan
 from wellfed.config.compose import compose
 from wellfed.data import longest_batch
@@ -178,7 +179,7 @@ def planned(typed, capsys, *words):
 
 @pytest.mark.parametrize(
     "does",
-    ["keep", *(pytest.param(does, marks=pytest.mark.slow) for does in ("nothing", "print", "draw"))],  # planned below
+    ["keep", *map(slow, ("nothing", "print", "draw"))],  # planned below
 )
 def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
     found = planned(typed, capsys, f"+workload.model.does={does}")

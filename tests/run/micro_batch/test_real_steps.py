@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -59,9 +60,7 @@ def probed(planner, **more):
     return plan, app.measured(planner.config, plan, planner.parts, estimate, MEMORY, make_meter), meters[0]
 
 
-@pytest.mark.parametrize(
-    "mode", ["cache", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("cache_host", "dynamic"))]
-)
+@pytest.mark.parametrize("mode", ["cache", *map(slow, ("cache_host", "dynamic"))])
 def test_a_step_is_measured_and_nothing_is_changed(planner, mode, monkeypatch):
     made = planner(f"memory.features={mode}", "workload.effective_batch_size=64")
     loss = type(made.parts.model).loss
@@ -154,7 +153,7 @@ def test_training_on_the_cpu_is_not_probed(planner):
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("gpu=cpu",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", [(), slow(("gpu=cpu",))])
 def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
     made = planner("memory=tight", "workload.effective_batch_size=64", *words)
     before = {name: value.clone() for name, value in made.parts.model.state_dict().items()}

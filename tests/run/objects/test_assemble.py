@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.kit import sets
+from tests.kit.few import slow
 from tests.kit.machines import H200, LAPTOP
 from tests.plan.test_decide import config as make_config
 from tests.plan.test_decide import planned
@@ -87,7 +88,7 @@ def config(optimizer=None, *, sparse=False, **groups):
 # -- data that hangs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [sets.Breaking, pytest.param(sets.BreakingItems, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [sets.Breaking, slow(sets.BreakingItems)])
 @pytest.mark.parametrize("option", ["auto", "balanced"])
 def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)

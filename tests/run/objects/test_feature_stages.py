@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import encoded
+from tests.kit.few import slow
 from tests.kit.machines import LAPTOP, SMALL, TWO
 from wellfed import contract
 from wellfed.config.compose import compose
@@ -225,7 +226,7 @@ def test_features_that_nobody_trains_are_held_otherwise_too(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "left_at",
-    [2 * STEPS, *(pytest.param(step, marks=pytest.mark.slow) for step in (STEPS + 1, 3 * STEPS + 1))],
+    [2 * STEPS, *map(slow, (STEPS + 1, 3 * STEPS + 1))],
 )
 def test_what_is_left_before_at_or_after_the_change_goes_on_to_the_same_weights(tmp_path: Path, left_at: int) -> None:
     whole, _, expected = passes_of(tmp_path / "whole", STAGES)
@@ -297,9 +298,7 @@ def carried() -> Iterator[list[tuple[str, bool]]]:
     Series.carried.clear()
 
 
-@pytest.mark.parametrize(
-    "backend", ["inline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "processes"))]
-)
+@pytest.mark.parametrize("backend", ["inline", *map(slow, ("threads", "processes"))])
 def test_loaders_build_what_batches_carry_then(tmp_path: Path, carried: list[tuple[str, bool]], backend: str) -> None:
     workers = [] if backend == "inline" else ["loader.num_workers=1", "loader.persistent_workers=true"]
     overrides = [STAGES, f"loader.backend={backend}", "loader.num_workers=null", *workers]

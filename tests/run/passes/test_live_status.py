@@ -1,7 +1,5 @@
 """The figures below the bar, and the one early warning, by the same rules as at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

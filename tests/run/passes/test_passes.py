@@ -1,7 +1,5 @@
 """Passes of a run: evaluation, and a ceiling that never ends a run."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
@@ -299,7 +297,7 @@ class Slow(Line):
         return super().loss(batch)
 
 
-@pytest.mark.parametrize(("most_s", "is_measured"), [pytest.param(1.2, True, marks=pytest.mark.slow), (0.2, False)])
+@pytest.mark.parametrize(("most_s", "is_measured"), [slow(1.2, True), (0.2, False)])
 def test_the_ceiling_takes_its_time_and_no_more(
     tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
 ) -> None:
@@ -325,7 +323,7 @@ def kinds(journal: Journal) -> list[str]:
     return [event["kind"] for event in journal.record.events]
 
 
-@pytest.mark.parametrize("steps", [5, 6, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (4, 7))])
+@pytest.mark.parametrize("steps", [5, 6, *map(slow, (4, 7))])
 def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, steps: int) -> None:
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
@@ -464,7 +462,7 @@ COLLECTED = {"_target_": "torchmetrics.MetricCollection", "metrics": [MAE]}
 
 @pytest.mark.parametrize(
     "metrics",
-    [[MAE], COLLECTED, *(pytest.param(one, marks=pytest.mark.slow) for one in (MAE, {"MeanAbsoluteError": MAE}))],
+    [[MAE], COLLECTED, *map(slow, (MAE, {"MeanAbsoluteError": MAE}))],
 )
 def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics: Any) -> None:
     passes, _, _ = passes_of(tmp_path, *ONE_STEP, data="three_splits", metrics=metrics)

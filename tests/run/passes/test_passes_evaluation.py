@@ -1,7 +1,5 @@
 """Evaluations of a run: which process and thread builds their batches."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Forked processes as ranks of a run, which can be stopped and killed as real ones are."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -15,6 +13,7 @@ from typing import Any
 from wellfed.process import fork
 from wellfed.ranks import Launch
 from wellfed.run.ranks.exchange import Exchange
+from wellfed.train.lightning import trainer  # noqa: F401  each rank would import it by itself
 
 LIMIT_S = 60
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from tests.kit.few import slow
 from tests.run.ranks.processes import launch
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.outcome import OK, Outcome, RankEnded
@@ -196,7 +197,7 @@ def meet_and(job):
     return begin
 
 
-@pytest.mark.parametrize("on_one_machine", [True, pytest.param(False, marks=pytest.mark.slow)])  # False: as below
+@pytest.mark.parametrize("on_one_machine", [True, slow(False)])  # False: as below
 def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_machine):
     monkeypatch.setattr(rank_watch, "GONE_S", 3.0)
     killed = meet_and(lambda one: os.kill(os.getpid(), signal.SIGKILL))

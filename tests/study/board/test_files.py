@@ -1,7 +1,5 @@
 """The three files of a leaderboard: programs read one, people the others."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shlex

@@ -1,7 +1,5 @@
 """Ranks of a search's trials, and the pages made of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of a tune, on the terminal and on its page."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a sweep shows typed values as text, needs no network, and is complete after any failure."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Sequence

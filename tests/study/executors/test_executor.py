@@ -1,7 +1,5 @@
 """What is made of a trial's end, and what other machines are asked for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fork servers and their jobs, with real forks: what comes back, and that no process stays behind."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os
@@ -21,7 +19,8 @@ import psutil
 import pytest
 
 import wellfed
-from tests.kit.few import few
+from tests.kit.few import few, slow
+from tests.kit.watched import until
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -30,14 +29,6 @@ from wellfed.study.trial_end import last_lines
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
-
-
-def until(is_so: Callable[[], Any], limit_s: float = 30) -> None:
-    """Wait for what another process does."""
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -163,7 +154,7 @@ def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
 
 
-@pytest.mark.parametrize("code", [0, 3, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 130, 255))])
+@pytest.mark.parametrize("code", [0, 3, *map(slow, (1, 130, 255))])
 def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
     assert servers.run(lambda prepared, task: task, code)[0].code == code
 
@@ -177,7 +168,7 @@ def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, cod
     "number",
     [
         signal.SIGKILL,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
+        *map(slow, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
     ],
 )
 def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
@@ -309,7 +300,7 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
     assert server.ask(servers.job(0)) == []
 
 
-@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("raise", "hang"))])
+@pytest.mark.parametrize("end", ["kill", *map(slow, ("raise", "hang"))])
 def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
     def work(prepared: Any, task: str, study: Connection) -> int:
         study.send(Answer(1))

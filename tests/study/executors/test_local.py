@@ -1,7 +1,5 @@
 """Trials on this machine, with real forks of little work."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

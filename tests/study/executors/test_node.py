@@ -1,7 +1,5 @@
 """The process that runs a trial on another machine: what it makes sure of before it reads the trial."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

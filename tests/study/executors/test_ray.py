@@ -1,7 +1,5 @@
 """Trials as tasks of a real Ray cluster on this machine, whose nodes claim GPUs that are not there."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path

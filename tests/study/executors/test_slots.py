@@ -1,7 +1,5 @@
 """GPUs and CPUs of this machine, divided among trials."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

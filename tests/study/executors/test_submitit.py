@@ -1,7 +1,5 @@
 """Trials as jobs that submitit sends to Slurm: a simulated one, which starts them at once on this machine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process that runs a trial on another machine: real ones, of little work."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What is made once for many trials, and what planning their points tells each of them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -15,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
@@ -146,8 +144,8 @@ def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process
     ("overrides", "rows", "are_kept"),
     [
         (["memory.features=cache"], "frozen", True),
-        pytest.param(["memory.features=cache_host"], "frozen", True, marks=pytest.mark.slow),  # as for cache
-        pytest.param(["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False, marks=pytest.mark.slow),
+        slow(["memory.features=cache_host"], "frozen", True),  # as for cache
+        slow(["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
         (["memory.features=dynamic"], "frozen", False),
         (["memory.features=null"], "trained", False),
     ],

@@ -1,7 +1,5 @@
 """Points and their ids, and the file that says which sweep a folder holds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from math import prod

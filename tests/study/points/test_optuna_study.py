@@ -1,7 +1,5 @@
 """Optuna's study, the real one: what it asks for lies in the space, and nothing that was told is lost."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

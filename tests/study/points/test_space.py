@@ -1,7 +1,5 @@
 """What may vary, from what was typed: every axis holds what it was typed with, and what is none is told."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Which knob mattered: shares that a reader can add up, and a reason where there is none."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import product

@@ -1,7 +1,5 @@
 """The leaderboard: order, ranks and ratios that a reader can trust, and notes of what he could trip over."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

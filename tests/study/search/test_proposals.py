@@ -1,7 +1,5 @@
 """Which points a search tries, with a real ledger and a real study of Optuna."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a search does with the ends of its trials: when it goes on, when it stops, what it writes and says."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What may be typed for a tune, and what its start and its trials are of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from wellfed.config.schema import RunConfig, TelemetryConfig

@@ -1,7 +1,5 @@
 """Which files make a tune begin anew."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

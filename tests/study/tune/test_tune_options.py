@@ -1,7 +1,5 @@
 """Names of options, when they are written, and the command that uses them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from dataclasses import replace
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from tests.kit.machines import card, machine
 from wellfed import project
 from wellfed.config.compose import compose
@@ -139,17 +137,13 @@ def test_they_say_whose_they_are_and_why(configs: Path) -> None:
     ("start", "turned", "beside"),
     [
         (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["gpu=8gb", "seed=3"]),
-        pytest.param(
-            ("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"], marks=pytest.mark.slow
-        ),
+        slow(("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"]),
         (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), None),
-        pytest.param(
-            ("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"], marks=pytest.mark.slow
-        ),
+        slow(("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"]),
         (("gpu=cpu",), (*TURNED, "gpu.compile=default"), ["gpu=cpu", "gpu.compile=default"]),
         # These set knobs of the loader themselves, with options that others chose.
         (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), None),
-        pytest.param(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), None, marks=pytest.mark.slow),
+        slow(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), None),
     ],
 )
 def test_the_command_runs_what_was_measured(
@@ -193,9 +187,7 @@ def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     assert len(written(configs, TURNED, replace=True).files) == 2
 
 
-@pytest.mark.parametrize(
-    "start", [("loader=mine",), pytest.param(("memory=mine", "loader=baseline"), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("start", [("loader=mine",), slow(("memory=mine", "loader=baseline"))])
 def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, start: tuple[str, ...]) -> None:
     written(configs, TURNED)
     with pytest.raises(ConfigError, match=r"tune.name=mine: is what the start itself names.* Add tune.name=mine_2"):

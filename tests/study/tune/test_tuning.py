@@ -1,7 +1,5 @@
 """The order of things in a tune, with trials whose ends are made up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

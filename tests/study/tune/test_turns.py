@@ -1,7 +1,5 @@
 """What a tune keeps of its rows: rounds in turn, whatever cut them short, and what is measured anew."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

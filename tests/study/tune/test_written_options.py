@@ -1,7 +1,5 @@
 """Options that are made of a record, and the words that are typed beside them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ceiling uses the card and whole batches, and restores all state."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import islice

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.kit import tiny
+from tests.kit.few import slow
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError, OutOfMemoryExhausted
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -20,7 +19,7 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("micro", [1, 5, 31, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 16))])
+@pytest.mark.parametrize("micro", [1, 5, 31, *map(slow, (8, 16))])
 def test_splitting_a_step_leaves_the_weights_as_they_are(tmp_path: Path, micro: int) -> None:
     whole, split = tiny.module(micro=32), tiny.module(micro=micro)
     tiny.fit(whole, tmp_path, gradient_clip=0.5)
@@ -31,23 +30,20 @@ def test_splitting_a_step_leaves_the_weights_as_they_are(tmp_path: Path, micro: 
     assert not torch.equal(tiny.weights(whole), tiny.weights(tiny.module()))
 
 
+def fit_scaled(module: Any, folder: Path, **more: Any) -> MixedPrecision:
+    """Trains with a gradient scaler, by Lightning's own Trainer."""
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pl.Trainer(plugins=[plugin], accelerator="cpu", default_root_dir=str(folder), **off, **more)
+    trainer.fit(module, tiny.loader())
+    return plugin
+
+
 def test_splitting_under_a_gradient_scaler_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
     results = []
     for micro in (32, 8):
         module = tiny.module(micro=micro)
-        plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
-        trainer = pl.Trainer(
-            plugins=[plugin],
-            max_steps=20,
-            gradient_clip_val=0.5,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            default_root_dir=str(tmp_path),
-        )
-        trainer.fit(module, tiny.loader())
+        plugin = fit_scaled(module, tmp_path, max_steps=20, gradient_clip_val=0.5)
         assert plugin.scaler.get_scale() > 1
         results.append(tiny.weights(module))
     # fp16 rounds each micro-batch's activations alike, its gradients differently: 88 % where backward skips the scaler.
@@ -226,7 +222,7 @@ class DrawsEverywhere(tiny.TinyModel):
         return LossOutput(output.loss * (1 + random.random() + np.random.rand() + torch.rand(())))
 
 
-@pytest.mark.parametrize("stop", [2, 3, 7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 6))])
+@pytest.mark.parametrize("stop", [2, 3, 7, *map(slow, (1, 4, 6))])
 def test_resume_at_any_batch_goes_on_as_if_nothing_had_happened(tmp_path: Path, stop: int) -> None:
     def fresh() -> StepModule:
         random.seed(5)
@@ -260,7 +256,7 @@ class Dies(pl.Callback):
     "limits",
     [
         {"max_epochs": 3},
-        pytest.param({"max_epochs": 3, "max_steps": 8}, marks=pytest.mark.slow),  # each alone is tried beside it
+        slow({"max_epochs": 3, "max_steps": 8}),  # each alone is tried beside it
         {"max_steps": 8},
     ],
 )
@@ -392,19 +388,7 @@ def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
     torch.manual_seed(3)
     module = tiny.module(model=SometimesNan(), on_nan="skip", on_event=lambda kind, **facts: events.append(kind))
     after = WeightsAfter()
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
-    trainer = pl.Trainer(
-        plugins=[plugin],
-        callbacks=[after],
-        max_steps=8,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        default_root_dir=str(tmp_path),
-    )
-    trainer.fit(module, tiny.loader())
+    fit_scaled(module, tmp_path, callbacks=[after], max_steps=8)
     assert events == ["nan", "nan"]
     assert torch.equal(after.weights[2], after.weights[4])
     assert not torch.equal(after.weights[4], after.weights[-1])

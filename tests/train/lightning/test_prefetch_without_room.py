@@ -1,7 +1,5 @@
 """A card without memory for batches ahead: each batch is still trained on once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

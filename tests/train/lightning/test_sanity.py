@@ -1,7 +1,5 @@
 """Batches of validation and test tried before training: they show errors and change no state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice

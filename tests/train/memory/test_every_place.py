@@ -5,8 +5,6 @@ On the CPU the errors are planted; on a simulated card its allocator really has 
 tests/run/passes/test_passes.py and tests/run/micro_batch/test_real_steps.py.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
-from tests.kit.few import few
+from tests.kit.few import few, slow
+from tests.kit.rank import AsksInBackward
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
@@ -93,20 +92,6 @@ PLANTED = [
     for precision in PRECISIONS
 ]
 """Every place of the CPU with each precision; by default with one, in turns."""
-
-
-class AsksInBackward(torch.autograd.Function):
-    """Gradients of what comes after it are there when it asks for memory."""
-
-    @staticmethod
-    def forward(context: Any, hidden: Tensor, place: Place) -> Tensor:
-        context.place = place
-        return hidden.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:
-        context.place.come_to("backward", gradient.device, len(gradient))
-        return gradient, None
 
 
 class Careless(nn.Module):
@@ -342,7 +327,7 @@ def test_fifty_steps_with_planted_errors(name: str) -> None:
 @pytest.mark.simulated(**CARD)
 @pytest.mark.parametrize(
     "precision",
-    [each if each == "16-mixed" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS],
+    [each if each == "16-mixed" else slow(each) for each in PRECISIONS],
 )
 def test_a_card_that_has_no_room(precision: str) -> None:
     import fake_cuda

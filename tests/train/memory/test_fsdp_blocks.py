@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from torch import nn
 
 from wellfed.train.memory.fsdp_blocks import blocks_to_gather, gathered_bytes

@@ -1,10 +1,10 @@
 """What is predicted to be asked for and reserved, against a simulated card that runs the same training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
+
+from tests.kit.few import slow
 
 CASES = [
     ("vision transformer", "32-true", 32, 32),  # linear layers of inputs that are not contiguous
@@ -18,7 +18,7 @@ CASES = [
 @pytest.mark.simulated(cards=1, mib=4096, timeout_s=200)
 @pytest.mark.parametrize(
     ("name", "precision", "micro_batch", "samples"),
-    [case if case[0] == "conv" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    [case if case[0] == "conv" else slow(*case) for case in CASES],
 )
 def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro_batch: int, samples: int) -> None:
     import torch

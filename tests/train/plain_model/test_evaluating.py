@@ -1,7 +1,5 @@
 """Batches of an evaluation are halved if memory runs out, and no sample counts twice."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation by several ranks: real processes with gloo."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

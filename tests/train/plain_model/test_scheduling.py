@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from tests.kit import tiny
+from tests.kit.few import slow
 from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.lightning import trainer as lit
@@ -102,7 +101,7 @@ def test_a_plateau_goes_by_its_figure(tmp_path: Path, interval: Any, every: int 
     [
         *((None, cut) for cut in (2, 3)),  # within an epoch, at its end
         *((2, cut) for cut in (3, 4)),  # between two validations, at one
-        *(pytest.param(every, cut, marks=pytest.mark.slow) for every, cut in ((None, 4), (None, 6), (2, 2), (2, 6))),
+        *(slow(every, cut) for every, cut in ((None, 4), (None, 6), (2, 2), (2, 6))),
     ],
 )
 def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | None, cut: int) -> None:
@@ -171,9 +170,7 @@ def rates_with_nan(folder: Path, name: str, on_nan: str, checkpoint: Path | None
 FAST = ("factor", "OneCycleLR", "SequentialLR")
 
 
-@pytest.mark.parametrize(
-    "name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in ANY_SCHEDULER if n not in FAST)]
-)
+@pytest.mark.parametrize("name", [*FAST, *(slow(n) for n in ANY_SCHEDULER if n not in FAST)])
 def test_a_halved_rate_stays_halved_with_any_scheduler_and_when_resumed(tmp_path: Path, name: str) -> None:
     plain, _ = rates_with_nan(tmp_path, name, "skip")
     later, _ = rates_with_nan(tmp_path, name, "skip", tmp_path / "at_8.ckpt")

@@ -1,7 +1,5 @@
 """Metrics of a split do not depend on its batches, nor on the rank that evaluates them."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

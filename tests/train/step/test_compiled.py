@@ -1,7 +1,5 @@
 """A step that compiles, writes over its results, or can't be compiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 

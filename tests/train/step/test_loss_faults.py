@@ -1,7 +1,5 @@
 """A mistake in a user's loss ends in one message with what was given and the way out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of micro-batches, and layouts of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

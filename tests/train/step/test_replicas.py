@@ -1,7 +1,5 @@
 """Ranks end a step together, and a sharded model learns what a whole one does."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

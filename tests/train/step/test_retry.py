@@ -1,7 +1,5 @@
 """A step that is done again is the same step, whatever ran out of memory."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from pathlib import Path

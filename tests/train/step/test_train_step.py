@@ -1,7 +1,5 @@
 """One step without Lightning does what plain PyTorch does."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import datetime
 
 import numpy as np
@@ -108,6 +106,11 @@ def test_days_and_months_are_told_apart_or_asked_about(days: list[datetime.date]
 )
 def test_single_dates(cell: str, expected: str | None):
     assert dates_of([cell])[0] == [expected and pd.Timestamp(expected)]
+
+
+def test_may_is_a_name_and_its_own_abbreviation():
+    assert None not in dates_of(["01-May-2000", "01-Jan-2000"])[0]
+    assert None not in dates_of(["May 1, 2000", "January 1, 2000"])[0]
 
 
 def test_offsets_from_utc():

@@ -1,7 +1,5 @@
 """Small MovieLens folders in both layouts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

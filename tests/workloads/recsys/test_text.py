@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from workloads.recsys.text import build_vocabulary, item_text, pad_rows, user_text, words
 
 

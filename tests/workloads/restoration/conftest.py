@@ -1,7 +1,5 @@
 """Folders of small images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """On the embedded set a small model beats the degraded images after seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The experiments have the numbers that they are named for."""
 
-from __future__ import annotations
-
 import pytest
 
 from wellfed.config.compose import compose

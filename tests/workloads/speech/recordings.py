@@ -1,7 +1,5 @@
 """Wav files and shards for the tests of speech."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import wave

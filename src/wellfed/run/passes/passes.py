@@ -49,7 +49,8 @@ from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
-from wellfed.train.lightning.checkpoints.checkpoints import BEST, CheckpointOptions
+from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
@@ -122,13 +123,13 @@ class Passes:
     @property
     def saved(self) -> Mapping[str, int]:
         """Step of each checkpoint that was written in this process, by file name."""
-        return self._checkpoints.saved
+        return self._checkpoints.files.saved
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final weights could not be saved."""
-        failure = self._checkpoints.failure
+        failure = self._checkpoints.files.failure
         if failure is not None:
-            raise LastSaveFailed(self.figures.step, self._checkpoints.folder, failure)
+            raise LastSaveFailed(self.figures.step, self._checkpoints.files.folder, failure)
 
     def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
@@ -319,7 +320,7 @@ class Passes:
     # -- after training -------------------------------------------------------------------------------------------
 
     def _latest_best_metric(self) -> float | None:
-        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
+        return self.figures.latest.get(f"val/{self._checkpoints.best.metric}")
 
     def _validate_last_step(self, step: int) -> None:
         """Validates unless the run has ended with a validation."""
@@ -339,12 +340,13 @@ class Passes:
         if not self._learner.evaluates("test"):
             return {}
         self._books.progress.enter("test")
-        best, checkpoints = self._checkpoints.folder / BEST, self._checkpoints
+        best = self._checkpoints.files.folder / BEST
         is_there = best.exists()
         self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
-            step, by = step_of(best), f"best {checkpoints.best_mode} of val/{checkpoints.best_metric}"
+            step, picked = step_of(best), self._checkpoints.best
+            by = f"best {picked.mode} of val/{picked.metric}"
             where = "" if step is None else f" of step {step}"
             tested = f"the weights of {BEST}{where} ({by})"
             if any(type(one).__name__ == "ModelCheckpoint" for one in self._learner.objects.callbacks.values()):

@@ -157,7 +157,7 @@ class OtherRanks:
         if (
             self._has_invited
             and exchange is not None
-            and not exchange.outcomes.missing({*range(exchange.launch.world_size)})
+            and not exchange.outcomes.members.missing({*range(exchange.launch.world_size)})
         ):
             uninvite()
 

@@ -191,10 +191,10 @@ class Exchange:
         if launch.rank == 0 and launch.by != "Lightning":
             self._launchers = stores.publish(self._port, self._key, launch, come_s)
             until_s, all_ranks = time.monotonic() + come_s, range(launch.world_size)
-            while missing := self.outcomes.missing({*all_ranks}):
+            while missing := self.outcomes.members.missing({*all_ranks}):
                 if time.monotonic() > until_s:
                     problem = (
-                        f"{self.outcomes.named(*missing).lower()} of {launch.world_size} did not come within "
+                        f"{self.outcomes.members.named(*missing).lower()} of {launch.world_size} did not come within "
                         f"{come_s:.0f} s: were they started, and do their machines reach this one?"
                     )
                     raise ConfigError.of(launch.by, problem, "Their own output has the reason.")

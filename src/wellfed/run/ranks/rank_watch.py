@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -43,6 +43,110 @@ class Joined(NamedTuple):
     pid: int
 
 
+class Members:
+    """Ranks of a run that have joined, with their processes, machines and heartbeats.
+
+    Args:
+        ask: calls a method of the store.
+    """
+
+    def __init__(self, launch: Launch, ask: Callable[..., Any]) -> None:
+        self._launch, self._ask = launch, ask
+        self._found: dict[int, Joined] = {}
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        """Last heartbeat of ranks on other machines, and its arrival by this process's clock."""
+        first = launch.rank - launch.local_rank
+        self._near = set(range(first, first + launch.devices)) - {launch.rank}
+
+    def join(self) -> None:
+        """Adds this rank."""
+        own = Joined(self._launch.node, socket.gethostname(), os.getpid())
+        self._ask("set", f"beat/{self._launch.rank}", "")
+        self._ask("set", f"member/{self._launch.rank}", json.dumps(own))
+        self.missing({0, self._launch.rank})
+
+    def missing(self, ranks: set[int]) -> list[int]:
+        """Returns those of the ranks that have not joined yet."""
+        for rank in ranks - self._found.keys():
+            if self._ask("check", [f"member/{rank}"]):
+                self._found[rank] = Joined(*json.loads(self._ask("get", f"member/{rank}")))
+        return sorted(ranks - self._found.keys())
+
+    def named(self, *ranks: int) -> str:
+        """Returns ranks with their machines, for messages; eight at most."""
+        shown = []
+        for rank in ranks[:8]:
+            member = self._found.get(rank) if self._launch.num_nodes > 1 else None
+            shown.append(f"{rank} on node {member.node} ({member.host})" if member else str(rank))
+        return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
+
+    def beat(self) -> None:
+        """Leaves a heartbeat of this rank."""
+        self._ask("set", f"beat/{self._launch.rank}", str(time.monotonic()))
+
+    def gone(self, ended: Collection[int]) -> list[int]:
+        """Returns ranks that have not ended and are gone: here without a process, elsewhere without a heartbeat."""
+        self.missing(self._near)  # ranks that Lightning starts come later
+        left = {rank: one for rank, one in self._found.items() if rank not in {self._launch.rank, *ended}}
+        found = [rank for rank in self._near & left.keys() if not _is_alive(left[rank].pid)]
+        return found + (self._silent([*left.keys() - self._near]) if self._launch.rank == 0 else [])
+
+    def _silent(self, ranks: list[int]) -> list[int]:
+        signs = self._ask("multi_get", [f"beat/{rank}" for rank in ranks]) if ranks else []
+        now_s = time.monotonic()
+        for rank, sign in zip(ranks, signs, strict=True):
+            if rank not in self._beats or self._beats[rank][0] != sign:
+                self._beats[rank] = sign, now_s
+        return [rank for rank in ranks if now_s - self._beats[rank][1] > GONE_S]
+
+
+class ForcedEnd:
+    """Ends this process `GRACE_S` after another rank has failed, since its collective may hang.
+
+    Args:
+        report: reports the failure to the other ranks, and returns the outcome to end with.
+    """
+
+    def __init__(self, rank: int, report: Callable[[Outcome], Outcome]) -> None:
+        self._rank, self._report = rank, report
+        self._on_failure: Callable[[Outcome], None] | None = None
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def armed(self, on_failure: Callable[[Outcome], None], known: Callable[[], Outcome | None]) -> Iterator[None]:
+        """Ends the process within the block; ``known`` returns a failure from before it."""
+        self._on_failure = on_failure
+        if (failure := known()) is not None:
+            self.after(failure)
+        try:
+            yield
+        finally:
+            self._on_failure = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def after(self, outcome: Outcome) -> None:
+        """Starts the time that is left after a failure, once. If all ranks stop together, there is no limit, since
+        rank 0 may need long for its checkpoint."""
+        if outcome.is_of_all or self._on_failure is None or self._timer is not None:
+            return
+        self._timer = threading.Timer(GRACE_S, self._end, [outcome])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self, outcome: Outcome) -> None:
+        on_failure = self._on_failure
+        if on_failure is None:
+            return
+        outcome = self._report(outcome)  # the others must not wait for the record
+        recording = threading.Thread(target=on_failure, args=[outcome], daemon=True)
+        recording.start()
+        recording.join(LAST_RECORD_S)
+        if self._rank == 0:
+            time.sleep(2 * BEAT_S)  # time for the others to read it, since the store ends with this process
+        os._exit(outcome.exit_code or EXIT_FAILED)
+
+
 class RankOutcomes:
     """Outcomes of the ranks of a run, as far as this rank has read or found them."""
 
@@ -51,27 +155,21 @@ class RankOutcomes:
         """Ranks that are gone without a report."""
         self.on_rank_0_gone: Callable[[Outcome], None] = lambda outcome: None
         """Called once, in the thread that finds that rank 0 is gone without a report."""
+        self.members = Members(launch, self.ask)
         self._launch = launch
         self._store: Any = None
-        self._members: dict[int, Joined] = {}
-        self._beats: dict[int, tuple[bytes, float]] = {}
-        """Last heartbeat of ranks on other machines, and its arrival by this process's clock."""
         self._known: dict[int, Outcome] = {}
         self._noting = threading.Lock()
         self._is_over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="wellfed-ranks", daemon=True)
-        self._on_failure: Callable[[Outcome], None] | None = None
-        self._forcing: threading.Timer | None = None
+        self._forced = ForcedEnd(launch.rank, self._report_of_other)
 
     def start(self, store: Any) -> None:
         """Joins the other ranks at a store of torch."""
         self._store, rank = store, self._launch.rank
         if rank == 0:
             self.ask("set", _ENDS, "\n")
-        own = Joined(self._launch.node, socket.gethostname(), os.getpid())
-        self.ask("set", f"beat/{rank}", "")
-        self.ask("set", f"member/{rank}", json.dumps(own))
-        self.missing({0, rank})
+        self.members.join()
         if rank in self._known:
             self._send(rank, self._known[rank])
         self._watching.start()
@@ -89,21 +187,6 @@ class RankOutcomes:
                 self.on_rank_0_gone(self._known[0])
             raise RankEnded(self.failure() or self._known.get(0) or self._gone(0)) from error
 
-    def missing(self, ranks: set[int]) -> list[int]:
-        """Returns those of the ranks that have not joined yet."""
-        for rank in ranks - self._members.keys():
-            if self.ask("check", [f"member/{rank}"]):
-                self._members[rank] = Joined(*json.loads(self.ask("get", f"member/{rank}")))
-        return sorted(ranks - self._members.keys())
-
-    def named(self, *ranks: int) -> str:
-        """Returns ranks with their machines, for messages; eight at most."""
-        shown = []
-        for rank in ranks[:8]:
-            member = self._members.get(rank) if self._launch.num_nodes > 1 else None
-            shown.append(f"{rank} on node {member.node} ({member.host})" if member else str(rank))
-        return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
-
     @property
     def failed(self) -> list[int]:
         """Ranks that failed by themselves."""
@@ -116,6 +199,11 @@ class RankOutcomes:
                 self._send(self._launch.rank, outcome)
                 if outcome.exit_code:
                     self._read()  # appending gets no answer: only reading shows that the store is gone
+
+    def _report_of_other(self, outcome: Outcome) -> Outcome:
+        outcome = self.failure() or outcome
+        self.report(replace(outcome, is_of_other_rank=True))
+        return outcome
 
     def check(self, rank: int) -> None:
         """Raises RankEnded if any rank has failed, or this one has ended."""
@@ -152,29 +240,19 @@ class RankOutcomes:
             time.sleep(BEAT_S / 5)
         if own.is_of_other_rank and silent:
             with suppress(RankEnded):
-                self.missing(set(silent))
+                self.members.missing(set(silent))
             for rank in silent:
                 self._note_gone(rank)
             return self._gone(*silent)
         return None if found is None or found.is_of_other_rank else found
 
-    @contextmanager
-    def watching(self, on_failure: Callable[[Outcome], None]) -> Iterator[None]:
+    def watching(self, on_failure: Callable[[Outcome], None]) -> AbstractContextManager[None]:
         """Ends this rank when another one fails within the block, by force after `GRACE_S`.
 
         Args:
             on_failure: writes the record; called in another thread before the process is ended.
         """
-        self._on_failure = on_failure
-        failure = self.failure()
-        if failure is not None:
-            self._force_later(failure)
-        try:
-            yield
-        finally:
-            self._on_failure = None
-            if self._forcing is not None:
-                self._forcing.cancel()
+        return self._forced.armed(on_failure, self.failure)
 
     def stop(self) -> None:
         """Waits some seconds for the ranks that have to read this rank's outcome."""
@@ -195,30 +273,16 @@ class RankOutcomes:
             self._watching.join(LAST_RECORD_S)  # it may write that rank 0 is gone
 
     def _watch(self) -> None:
-        launch = self._launch
-        first = launch.rank - launch.local_rank
-        near = set(range(first, first + launch.devices)) - {launch.rank}
         with suppress(RankEnded):
             while not self._is_over.wait(BEAT_S) and 0 not in self._known:  # the store ends with rank 0
-                self.ask("set", f"beat/{launch.rank}", str(time.monotonic()))
+                self.members.beat()
                 self._read()
-                self.missing(near)  # ranks that Lightning starts come later
-                left = {rank: one for rank, one in self._members.items() if rank not in {launch.rank, *self._known}}
-                found = [rank for rank in near & left.keys() if not _is_alive(left[rank].pid)]
-                found += self._silent([rank for rank in left if rank not in near]) if launch.rank == 0 else []
+                found = self.members.gone(self._known)
                 if found:
                     self._read()  # they may have reported meanwhile
                 for rank in found:
                     if self._note_gone(rank):
                         self._send(rank, self._known[rank])
-
-    def _silent(self, ranks: list[int]) -> list[int]:
-        signs = self.ask("multi_get", [f"beat/{rank}" for rank in ranks]) if ranks else []
-        now_s = time.monotonic()
-        for rank, sign in zip(ranks, signs, strict=True):
-            if rank not in self._beats or self._beats[rank][0] != sign:
-                self._beats[rank] = sign, now_s
-        return [rank for rank in ranks if now_s - self._beats[rank][1] > GONE_S]
 
     def _read(self) -> None:
         for entry in filter(None, self.ask("get", _ENDS).decode().split("\n")):
@@ -227,8 +291,8 @@ class RankOutcomes:
                 continue
             outcome = Outcome(**fields)
             if outcome.exit_code and not outcome.message.startswith("Rank "):
-                self.missing({rank})
-                outcome = replace(outcome, message=f"{self.named(rank)}: {outcome.message}")
+                self.members.missing({rank})
+                outcome = replace(outcome, message=f"{self.members.named(rank)}: {outcome.message}")
             self._note(rank, outcome)
 
     def _note(self, rank: int, outcome: Outcome) -> bool:
@@ -238,7 +302,7 @@ class RankOutcomes:
                 return False
             self._known[rank] = outcome
         if outcome.exit_code and rank != self._launch.rank:
-            self._force_later(outcome)
+            self._forced.after(outcome)
         return True
 
     def _note_gone(self, rank: int) -> bool:
@@ -252,28 +316,8 @@ class RankOutcomes:
 
     def _gone(self, *ranks: int) -> Outcome:
         verb = "is" if len(ranks) == 1 else "are"
-        message = f"{self.named(*ranks)} {verb} gone without a report: it was killed, or its machine is gone."
+        message = f"{self.members.named(*ranks)} {verb} gone without a report: it was killed, or its machine is gone."
         return Outcome("failed", EXIT_FAILED, "code", message)
-
-    def _force_later(self, outcome: Outcome) -> None:
-        if outcome.is_of_all or self._on_failure is None or self._forcing is not None:
-            return  # if all stop together, rank 0 may need long for its checkpoint
-        self._forcing = threading.Timer(GRACE_S, self._force, [outcome])
-        self._forcing.daemon = True
-        self._forcing.start()
-
-    def _force(self, outcome: Outcome) -> None:
-        on_failure = self._on_failure
-        if on_failure is None:
-            return
-        outcome = self.failure() or outcome
-        self.report(replace(outcome, is_of_other_rank=True))  # the others must not wait for the record
-        recording = threading.Thread(target=on_failure, args=[outcome], daemon=True)
-        recording.start()
-        recording.join(LAST_RECORD_S)
-        if self._launch.rank == 0:
-            time.sleep(2 * BEAT_S)  # time for the others to read it, since the store ends with this process
-        os._exit(outcome.exit_code or EXIT_FAILED)
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,7 +1,5 @@
 """The level of a utilisation curve: its mean decides, unless it swings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

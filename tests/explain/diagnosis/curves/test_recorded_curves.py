@@ -1,7 +1,5 @@
 """Curves from files as nvidia-smi, the monitor, a run and shells write them, whole and damaged."""
 
-from __future__ import annotations
-
 import codecs
 import math
 import random

@@ -1,10 +1,9 @@
 """Curves and step times with planted swings, and noise that has none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
+from tests.kit.few import slow
 from wellfed.explain.diagnosis.curves.swing import main_swing, swing_in_time, swings_in_steps
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.record import RunRecord
@@ -108,7 +107,7 @@ def test_a_smooth_swing_and_one_with_readings_missing_are_found():
     assert swing_in_time(time_s[kept], values[kept]).period_s == pytest.approx(9.5, rel=0.05)
 
 
-@pytest.mark.parametrize("curves", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("curves", [30, slow(200)])
 def test_noise_has_no_swing(curves):
     rng = np.random.default_rng(4)
     assert [swing_in_time(*noise(rng, int(rng.integers(60, 600)))) for _ in range(curves)] == [None] * curves
@@ -225,7 +224,7 @@ def uneven(rng, number):
     return wait_ms, rest_ms, LAGS, np.where(rng.random(number) < 0.02, 100 * rng.random(number), 0.0)
 
 
-@pytest.mark.parametrize("series", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("series", [20, slow(200)])
 def test_uneven_steps_have_no_swing(series):
     rng = np.random.default_rng(12)
     lags = {name: lag for name, lag in LAGS.items() if name != "steps of an epoch"} | {"epoch": 40}

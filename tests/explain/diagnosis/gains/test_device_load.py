@@ -1,7 +1,5 @@
 """What keeps a card from more than it does is one thing at a time, and unknown where figures are missing."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

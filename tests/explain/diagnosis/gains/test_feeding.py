@@ -1,7 +1,5 @@
 """The time of a step that other workers feed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A micro-batch grows as far as memory surely holds it, and the step stays the same."""
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np

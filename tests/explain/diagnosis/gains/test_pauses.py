@@ -1,7 +1,5 @@
 """What pauses cost, and rounder and rarer numbers of steps."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

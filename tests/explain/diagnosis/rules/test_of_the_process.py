@@ -1,7 +1,5 @@
 """What the training process is seen to do: busy threads, few threads, many tensors, wide batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

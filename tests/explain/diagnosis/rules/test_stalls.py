@@ -1,7 +1,5 @@
 """A storage that stands still like a clock is no random latency."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

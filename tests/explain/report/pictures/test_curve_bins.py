@@ -1,7 +1,5 @@
 """Curves of any length keep their shape in a few hundred points."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

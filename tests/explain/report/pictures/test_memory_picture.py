@@ -1,7 +1,5 @@
 """Memory against budget and prediction: over time where it was watched, as bars where it was not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

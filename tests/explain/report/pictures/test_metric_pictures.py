@@ -1,7 +1,5 @@
 """A picture a metric: splits together, single values as points, what is not finite in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of a workload's own within the page of its run."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Step times part upon part: long steps don't flatten the others, events and swings are marked."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures of a run share an axis; phases are shaded where they were, however short."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Single steps on a time line: those of the usual length, each part in its place, the host's launches above them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

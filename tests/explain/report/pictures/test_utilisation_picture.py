@@ -1,7 +1,5 @@
 """The curve of each GPU with its swing measured, of the processor where there is no GPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S

@@ -1,7 +1,5 @@
 """The search against machines whose costs are made up, and what it must never do."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.few import slow
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
@@ -502,7 +501,7 @@ def claims(search: GuidedPoints) -> list[Any]:
     return [step for step in search.steps if step.is_kept and step.before and "within noise" not in step.why]
 
 
-@pytest.mark.parametrize("noise", [0.03, pytest.param(0.10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("noise", [0.03, slow(0.10)])
 def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
     searches = [searched_in_noise(seed, noise, lambda change: 1.0) for seed in range(60)]
     assert sum(bool(claims(search)) for search in searches) < 0.1 * len(searches)

@@ -1,7 +1,5 @@
 """What findings of recorded runs make of a search: what a loader, memory or GPU knob removes is followed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

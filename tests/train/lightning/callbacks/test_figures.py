@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +129,9 @@ def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
 )
 def test_best_is_by_the_figure_that_callbacks_go_by(tmp_path: Path, callbacks: Any, best: Any, file: str) -> None:
     _, told, kept = trained(Logs(callbacks), tmp_path)
-    assert (kept.best_metric, kept.best_mode) == best
+    assert (kept.best.metric, kept.best.mode) == best
     pick = max if best[1] == "max" else min
-    assert kept.best_value == pick(told[f"val/{file}"].values())
+    assert kept.best.value == pick(told[f"val/{file}"].values())
     assert (tmp_path / "best.ckpt").exists()
 
 

@@ -1,7 +1,5 @@
 """Threads and CPU time of the training process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A trace of some steps and their times, also for a run that fails or ends while they are recorded."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pruning after each validation, with the real Trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

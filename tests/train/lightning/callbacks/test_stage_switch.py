@@ -1,7 +1,5 @@
 """A change of stage: the frozen encoder is trained, its table is freed, and all else goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines that make the host wait for the card are named, and the watch restores all state."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import threading

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 
 from tests.kit import tiny
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.errors import WellfedError
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
@@ -77,10 +75,7 @@ def test_early_stopping_goes_by_the_figures_of_a_plain_model(tmp_path: Path, eve
         [
             *((None, cut) for cut in (2, 3)),  # within an epoch, at its end
             *((2, cut) for cut in (2, 5)),  # at a validation, between two
-            *(
-                pytest.param(every, cut, marks=pytest.mark.slow)
-                for every, cut in ((None, 5), (None, 6), (2, 3), (2, 6))
-            ),
+            *(slow(every, cut) for every, cut in ((None, 5), (None, 6), (2, 3), (2, 6))),
         ],
         2,
     ),

@@ -1,7 +1,5 @@
 """Checkpoints with a digest: written beside their target, checked as a whole, copied with other facts."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -21,7 +19,8 @@ from wellfed.contract import LossOutput
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
-from wellfed.train.lightning.checkpoints.checkpoints import is_disk_error, is_finite, no_longer_finite, unset_buffers
+from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
+from wellfed.train.lightning.checkpoints.finite_check import is_finite, no_longer_finite, unset_buffers
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -93,9 +92,9 @@ def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) ->
     second = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "last.ckpt", max_steps=3)
     second.validated_at_end(0.2, 3)
-    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
+    assert (second.best.value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
     second.validated_at_end(0.05, 3)
-    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
+    assert (second.best.value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
 
 
 def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
     assert step_of(tmp_path / "best.ckpt") == step_of(tmp_path / "last.ckpt") == 3
     for value in (math.nan, math.inf, -math.inf):
         callback.validated_at_end(value, 3)
-    assert callback.best_value == 0.5
+    assert callback.best.value == 0.5
 
 
 def test_a_run_that_is_stopped_keeps_the_good_one_and_ends_as_it_was_to(
@@ -251,7 +250,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
         on_disk_error=lambda error, step: told.append(step),
         on_saved=lambda step, name: saved.append(step),
     )
-    owner, name = (DigestCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback), "_rotate")
+    owner, name = (DigestCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback.files), "_rotate")
     works, calls = getattr(owner, name), [0]
 
     def full_at_the_second(*given: Any, **named: Any) -> None:

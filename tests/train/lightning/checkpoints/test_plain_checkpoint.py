@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from collections import Counter, OrderedDict
 from pathlib import Path

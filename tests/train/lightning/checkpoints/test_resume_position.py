@@ -1,7 +1,5 @@
 """Generators of several ranks: each resumes with its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

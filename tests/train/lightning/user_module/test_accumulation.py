@@ -1,7 +1,5 @@
 """The batch of a step in parts, whose summed gradients equal that of the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`trainer.on_nan` with a user's LightningModule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

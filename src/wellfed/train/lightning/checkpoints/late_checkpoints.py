@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.users import monitored
-from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BestSoFar, Checkpoints
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,9 +33,8 @@ class LateCheckpoints(Checkpoints):
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         for metric, mode in monitored(trainer) if self.best_by_monitor and not trainer.sanity_checking else ():
             if f"val/{metric}" in self._metrics:
-                if (metric, mode) != (self.best_metric, self.best_mode):
-                    self.best_metric, self.best_mode = metric, mode
-                    self.best_value = self._read_best()
+                if (metric, mode) != (self.best.metric, self.best.mode):
+                    self.best = BestSoFar(self.files.folder, metric, mode)
                 self.best_by_monitor = False  # found; stays the same from now on
                 break
         super().on_validation_end(trainer, module)
@@ -58,10 +57,10 @@ class LateCheckpoints(Checkpoints):
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_end(trainer, module)
         names = sorted(name for name in self._metrics if name.startswith("val/"))
-        if self.best_value is None and names and f"val/{self.best_metric}" not in names:
+        if self.best.value is None and names and f"val/{self.best.metric}" not in names:
             _LOG.warning(
                 "There is no best.ckpt: nobody logs val/%s. Set trainer.best_metric and best_mode; there are %s.",
-                self.best_metric,
+                self.best.metric,
                 ", ".join(names),
             )
 

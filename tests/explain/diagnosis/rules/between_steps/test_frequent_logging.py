@@ -1,7 +1,5 @@
 """Steps that log, and are followed by a pause."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Validations that take a good part of a run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Time that passes between two steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Clocks that power or heat hold down are told, and nothing is advised."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.card_evidence import on_card

@@ -1,7 +1,5 @@
 """One process with several cards is told to be several processes."""
 
-from __future__ import annotations
-
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.rules.compute import data_parallel

@@ -1,7 +1,5 @@
 """Steps of many small kernels that the host can't launch fast enough."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

@@ -1,7 +1,5 @@
 """Steps that move bytes rather than compute."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

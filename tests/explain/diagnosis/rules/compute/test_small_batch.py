@@ -1,7 +1,5 @@
 """Micro-batches too small for the card are merged; a whole step only grows by advice."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

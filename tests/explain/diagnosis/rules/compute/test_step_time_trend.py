@@ -1,7 +1,5 @@
 """Steps that take longer and longer, and noise that does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

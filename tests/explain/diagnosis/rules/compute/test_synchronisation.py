@@ -1,7 +1,5 @@
 """Lines that make the host wait for the card are named, with how often."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

@@ -1,7 +1,5 @@
 """Products in full float32 on a card that has tensor cores."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

@@ -1,7 +1,5 @@
 """Batches that take more CPU than there is."""
 
-from __future__ import annotations
-
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.rules.feeding.cpu_bound_loading import check
 

@@ -1,7 +1,5 @@
 """Batches that the training process builds itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.loader_evidence import fed_by

@@ -1,7 +1,5 @@
 """Epochs whose first batch comes late, since their workers are new."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Copies that a step stands still for are named, with what hides them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

@@ -1,7 +1,5 @@
 """Batches that are ready, and have to be taken over from another process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

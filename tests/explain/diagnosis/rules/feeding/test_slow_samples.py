@@ -1,7 +1,5 @@
 """Few samples that take very long, each time that they are read."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by

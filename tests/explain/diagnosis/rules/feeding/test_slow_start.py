@@ -1,7 +1,5 @@
 """First steps that take long."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.evidence_of import evidence

@@ -1,7 +1,5 @@
 """Batches that wait for a disk."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by

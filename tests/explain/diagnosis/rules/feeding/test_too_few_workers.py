@@ -1,7 +1,5 @@
 """Workers that are too few for the steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.loader_evidence import fed_by

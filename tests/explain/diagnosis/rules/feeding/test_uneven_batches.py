@@ -1,7 +1,5 @@
 """Slow batches among others that are fast enough."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by

@@ -1,7 +1,5 @@
 """What ran out of device memory is told, with what would have been enough."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Host memory that is full."""
 
-from __future__ import annotations
-
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.rules.memory.host_memory_full import check
 from wellfed.explain.diagnosis.run_rules import run_rules

@@ -1,7 +1,5 @@
 """Memory that never comes to rest is told from caches that fill and allocators that find their size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory that lies idle while a run does more work to save it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.card_evidence import on_card

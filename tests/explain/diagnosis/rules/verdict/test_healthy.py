@@ -1,7 +1,5 @@
 """What is said of a run in which no time is known to be lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

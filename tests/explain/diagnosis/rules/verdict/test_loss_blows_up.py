@@ -1,7 +1,5 @@
 """A loss that leaves its median far behind, or is no number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

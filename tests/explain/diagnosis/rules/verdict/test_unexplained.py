@@ -1,7 +1,5 @@
 """Lost time for which there is no rule, and where it is said to be."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.kit.evidence_of import evidence

@@ -1,7 +1,5 @@
 """A GPU that is busy and idle in turns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,0 +1,122 @@
+"""Writes checkpoint files, each beside its target and renamed, so that no file is incomplete."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
+
+_LOG = logging.getLogger(__name__)
+LAST, BEST = "last.ckpt", "best.ckpt"
+
+
+class CheckpointWriter:
+    """The checkpoint files of a run: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, and ``best.ckpt``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int,
+        on_disk_error: Callable[[BaseException, int], None],
+        on_saved: Callable[[int, str], None],
+    ) -> None:
+        self.folder = folder
+        self.saved: dict[str, int] = {}
+        """File name -> step, for files written by this process."""
+        self.failure: BaseException | None = None
+        """Error of the latest save of ``last.ckpt``; None if it succeeded."""
+        self.last_step = -1
+        """Step of ``last.ckpt`` if this process has written or loaded it, else -1."""
+        self._keep_last = keep_last
+        self._on_disk_error, self._on_saved = on_disk_error, on_saved
+
+    def write(self, trainer: pl.Trainer, name: str) -> bool:
+        """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
+        temporary, failure = self.folder / f".{name}.tmp", None
+        try:
+            trainer.save_checkpoint(temporary)
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
+            failure = error
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
+        if trainer.is_global_zero:
+            failure = failure or self._rename(temporary, name)
+            if failure is not None:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+        if name == LAST:
+            self.failure = failure
+        if failure is not None:
+            self._on_disk_error(failure, trainer.global_step)
+        is_written: bool = failure is None
+        if trainer.world_size > 1:
+            is_written = trainer.strategy.broadcast(is_written)
+        if is_written:
+            self.saved[name] = trainer.global_step
+            if name == LAST:
+                self.last_step = trainer.global_step
+        if is_written and trainer.is_global_zero:
+            self._on_saved(trainer.global_step, name)
+        return is_written
+
+    def copy_to_best(self, facts: dict[str, dict[str, float]]) -> bool:
+        """Copies ``last.ckpt`` to ``best.ckpt``, with these facts in its trailer; returns whether it could."""
+        try:
+            checkpoint_trailer.copy(self.folder / LAST, self.folder / BEST, facts)
+        except OSError as error:
+            self._on_disk_error(error, self.last_step)
+            return False
+        return True
+
+    def delete_oldest(self) -> None:
+        """Deletes the oldest checkpoint, which the next save of ``last.ckpt`` would replace."""
+        if self._keep_last > 1:
+            with suppress(OSError):
+                (self.folder / f"last-{self._keep_last - 1}.ckpt").unlink(missing_ok=True)
+
+    def step_of_last(self) -> int | None:
+        """Returns the step of ``last.ckpt``; None without one."""
+        if self.last_step >= 0:
+            return self.last_step
+        if not (self.folder / LAST).exists():
+            return None
+        try:  # the resumed run has written it
+            return int(torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+        except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            _LOG.warning("%s can't be read: %s", self.folder / LAST, error)
+            return None
+
+    def _rename(self, temporary: Path, name: str) -> OSError | None:
+        """Renames the file to its final name; returns the error if that fails."""
+        try:
+            if name == LAST:
+                self._rotate()
+            checkpoint_trailer.replace(temporary, self.folder / name)
+        except OSError as error:
+            return error
+        return None
+
+    def _rotate(self) -> None:
+        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced."""
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep_last))]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if newer.exists():
+                newer.replace(older)
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Returns whether a save failed because a file can't be written. torch's writer hides the errno."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
