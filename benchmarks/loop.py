@@ -64,7 +64,6 @@ COUNTED, NUM_WINDOWS = 100, 3
 MOST_CALLS = {"ours": -24, "ours_bare": -27}
 """Calls of Python functions that a run may add to a step of plain PyTorch, which has 214. It is
 below 0, since a run calls the kernels of a fused Adam and of clipping without torch's Python around them."""
-BUSY = " The machine was busy, so the times give no verdict; the counts of calls do not depend on that."
 _BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
 """Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
