@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from measuring import write_record
-
-from wellfed.observe.hardware.detect import machine
+from measuring import finish, mean_ratio
 
 REPO = Path(__file__).resolve().parents[1]
-T_975 = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Student's t for a 95 % interval, by degrees of freedom."""
 Figures = Mapping[str, float]
 
 
@@ -88,21 +81,19 @@ def measure(tree: Path, name: str) -> Figures:
 
 def summary(name: str, ratios: list[float]) -> dict[str, Any]:
     """The geometric mean of ratios with its 95 % interval."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, n = statistics.mean(logs), len(logs)
-    half = T_975[n - 1] * statistics.stdev(logs) / math.sqrt(n)
+    mean, ci95 = mean_ratio(ratios)
     return {
         "figure": name,
-        "n": n,
-        "ratio_mean": round(math.exp(mean), 4),
-        "ratio_ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)],
+        "n": len(ratios),
+        "ratio_mean": round(mean, 4),
+        "ratio_ci95": [round(bound, 4) for bound in ci95],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit", help="the earlier one")
-    parser.add_argument("--rounds", type=int, default=5, choices=[n + 1 for n in T_975])
+    parser.add_argument("--rounds", type=int, default=5, help="at least 2")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -127,20 +118,9 @@ def main() -> None:
         low, high = each["ratio_ci95"]
         print(f"{each['ratio_mean']:.3f} ({low:.3f} to {high:.3f}) {each['figure']}")
     slower = [each["figure"] for each in results if each["ratio_ci95"][0] > 1]
-    record = {
-        "theme": "against",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": " ".join(["python benchmarks/against.py", *sys.argv[1:]]),
-        "git": commits["after"],
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {name: BENCHMARKS[name][0] for name in chosen.only},
-        "results": results,
-        "raw": dict(sorted(found.items())),
-        "says": f"slower than {chosen.commit} beyond noise: {', '.join(slower) or 'nothing'}",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    says = f"slower than {chosen.commit} beyond noise: {', '.join(slower) or 'nothing'}"
+    config = {name: BENCHMARKS[name][0] for name in chosen.only}
+    finish("against", results, says, chosen.out, config=config)
 
 
 if __name__ == "__main__":

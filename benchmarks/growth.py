@@ -219,6 +219,8 @@ CURVES: dict[str, tuple[str, tuple[int, ...], Callable[[int, Path], dict[str, fl
 """Unit and sizes of each curve, and what measures it."""
 ONCE = 20.0
 """Seconds; a measurement that takes longer is made once."""
+LONGEST_S = 150.0
+"""Seconds; a size that would take longer, judged by the one before, is left out: this machine is too slow or busy."""
 
 
 def points_of(curve: dict[str, Any]) -> str:
@@ -238,9 +240,10 @@ def main() -> None:
         for name in chosen.only:
             unit, sizes, measure = CURVES[name]
             took_s: dict[int, float] = {}
-            for number in range(chosen.rounds):
+            for _ in range(chosen.rounds):
                 for size in sizes[: -1 if chosen.small else None]:
-                    if number and took_s[size] > ONCE:
+                    before = max((each for each in took_s if each < size), default=size)
+                    if took_s.get(size, 0.0) > ONCE or took_s.get(before, 0.0) * size / before > LONGEST_S:
                         continue
                     began_s = time.perf_counter()
                     figures = measure(size, Path(scratch))

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.write_record import write_record  # noqa: E402
+from benchmarks.measuring import write_record  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
