@@ -335,6 +335,26 @@ def test_a_step_without_an_update_took_no_time_in_the_optimizer():
 
 
 @pytest.mark.parametrize("has_device", [False, True])
+def test_phases_are_unknown_where_a_backward_pass_was_not_seen(has_device):
+    host = Host(has_device=has_device)
+    host.phases((FORWARD, 3), (BACKWARD, 7), (OPTIMIZER, 1), (FORWARD, 9), (OPTIMIZER, 1), (OTHER, 1))
+    if has_device:
+        host.idle()
+    (row,) = host.rows()
+    assert on_host(row) == on_device(row) == (None, None, None)
+
+
+def test_gradients_may_be_of_earlier_steps():
+    host = Host(has_device=False)
+    host.phases((FORWARD, 3), (BACKWARD, 7))
+    host.phases((FORWARD, 3), (BACKWARD, 6))
+    host.phases((OPTIMIZER, 2), (FORWARD, 3), (BACKWARD, 5))
+    assert [on_host(row) for row in host.rows()] == [
+        pytest.approx(found) for found in [(3, 7, 0), (3, 6, 0), (3, 5, 2)]
+    ]
+
+
+@pytest.mark.parametrize("has_device", [False, True])
 def test_marks_between_two_steps_belong_to_none(has_device):
     host = Host(has_device=has_device)
     host.phases((FORWARD, 10), (BACKWARD, 20))

@@ -146,7 +146,8 @@ class StepClock:
     (validation, a checkpoint); the following step is timed from its own `ask`.
 
     Between ``copied`` and ``end``, each ``mark((phase, now_s()))`` begins a phase of compute. Phases may repeat, as for
-    micro-batches; the row has their sums. They are unknown in a step without a mark of a backward pass.
+    micro-batches; the row has their sums. They are unknown in a step without a mark of a backward pass, or if the
+    optimizer begins without one since its latest step: a backward pass was then not seen.
     """
 
     def __init__(
@@ -170,6 +171,8 @@ class StepClock:
         self._marks: list[Mark] = []
         self.mark: Callable[[Mark], None] = self._marks.append if new_event is None else self._mark_on_device
         """Begins a phase. On a CPU this is no Python function, so that a step makes no further calls."""
+        self._has_gradients = False
+        """A backward pass was marked since the optimizer's latest step, which may be some steps ago."""
         self._untimed_left = 0
         """Steps until the device times phases again."""
         self._spare: list[DeviceEvent] = []
@@ -245,11 +248,17 @@ class StepClock:
             return False
         self._is_open, end_s = False, self.now_s()
         self._last_end_s, marks = end_s, self._open
-        phase, since_s, spent_s, is_known = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0], False
+        phase, since_s, spent_s = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0]
+        has_backward, has_unseen = False, False
         for begun, at_s in self._marks:
             spent_s[phase] += at_s - since_s
-            phase, since_s, is_known = begun, at_s, is_known or begun == BACKWARD
+            phase, since_s = begun, at_s
+            if begun == BACKWARD:
+                has_backward = self._has_gradients = True
+            elif begun == OPTIMIZER:
+                has_unseen, self._has_gradients = has_unseen or not self._has_gradients, False
         spent_s[phase] += end_s - since_s
+        is_known = has_backward and not has_unseen
         phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
         if marks is not None:
             self._open = None
