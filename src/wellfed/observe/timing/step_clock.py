@@ -1,12 +1,13 @@
 """Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
 On a CPU the times are those of the host's clock. On a GPU the host only launches work, so events are recorded on the
-compute stream: three in each step, and one at each change of phase in every fourth step. They are read once the device
-has passed them, some steps later, and used again. Nothing waits for them.
+compute stream: three in each step, and in some steps one at each change of phase. They are read once the device has
+passed them, some steps later, and used again. Nothing waits for them.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,8 +33,9 @@ COMPUTE_PHASES = ("forward", "backward", "optimizer")
 PHASE_COLUMNS = tuple(f"{clock}{name}_ms" for clock in ("", "device_") for name in COMPUTE_PHASES)
 """Columns of the phases: on the clock of the host, then on that of the device."""
 MOST_APART = 16
-"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases.
-So a step has one more event on average, which takes the host time to record and to read."""
+"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had changes
+of phase, so that a step has one more event on average; or one step more or less, so that no periodic work is always or
+never timed."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
@@ -161,8 +163,8 @@ class StepClock:
     ) -> None:
         """
         Args:
-            current_stream: returns the device's stream, which is used until the next `interrupt`. By default each event
-                finds its own.
+            current_stream: returns the device's stream, once for all events of a step. By default each event finds its
+                own.
             wall: account of the time between the steps, too.
         """
         self.wall = wall or Wall()
@@ -175,6 +177,7 @@ class StepClock:
         """A backward pass was marked since the optimizer's latest step, which may be some steps ago."""
         self._untimed_left = 0
         """Steps until the device times phases again."""
+        self._random = random.Random(0)  # of its own: training draws nothing from it
         self._spare: list[DeviceEvent] = []
         """Events that were read. A new one would cost as much as recording it."""
         self._origin_s = now_s() if origin_s is None else origin_s
@@ -210,14 +213,16 @@ class StepClock:
         self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._epoch, self._built, self._is_open = epoch, built, True
         if self._new_event is not None:
+            if self._current_stream is not None:
+                self._stream = self._current_stream()
             begin = self._recorded()
             self._open = _Marks(epoch, self._last_end, self._asked_s, self._got_s, begin, built)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
+        self._marks.clear()
         if not self._is_open:
             return
-        self._marks.clear()
         self._copied_s, marks = self.now_s(), self._open
         if marks is not None:
             marks.copied_s, marks.copied = self._copied_s, self._recorded()
@@ -262,8 +267,9 @@ class StepClock:
         phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
         if marks is not None:
             self._open = None
-            if marks.phases:
-                self._untimed_left = min(len(marks.phases), MOST_APART) - 1
+            if marks.phases and not warmup:
+                apart = min(len(marks.phases), MOST_APART - 1) + self._random.choice((-1, 0, 1))
+                self._untimed_left = max(apart, 1) - 1
             marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms
             marks.end_s, marks.end = end_s, self._recorded()
             self._last_end = marks.end
@@ -283,8 +289,6 @@ class StepClock:
     def interrupt(self) -> None:
         """Marks a pause in training between two steps, whose time belongs to neither."""
         self._last_end_s, self._last_end = None, None
-        if self._current_stream is not None:
-            self._stream = self._current_stream()
 
     def rows(self, *, wait: bool = False) -> list[StepRow]:
         """Returns the steps that are finished on the device, oldest first, each once.
