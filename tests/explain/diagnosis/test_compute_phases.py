@@ -57,7 +57,8 @@ def test_on_a_gpu_the_steps_between_two_timed_ones_have_the_shares_of_those() ->
     nan, shares = np.nan, [0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3]
     expected = np.array([nan, nan, *shares, nan, nan, nan])
     assert found["forward"] == pytest.approx(expected * table["compute_ms"], nan_ok=True)
-    assert sum(found.values())[2:9] == pytest.approx(table["compute_ms"][2:9])
+    others = 0.4 - np.array(shares)
+    assert found[OTHER][2:9] == pytest.approx(others * table["compute_ms"][2:9])
     only = phases_ms(table, timed_only=True)["forward"]
     assert np.flatnonzero(np.isfinite(only)).tolist() == [2, 6, 8]
 
@@ -86,7 +87,7 @@ def test_times_to_launch_are_never_the_phases_of_a_gpu() -> None:
 def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> None:
     first = run_rules(with_shares(ceiling=1.0))[0]
     assert first.id == "healthy"
-    assert first.message.endswith(f"Of a step: {show_phases(with_shares().time)}.")
+    assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().time)}.")
     assert first.evidence["backward_frac"] == 0.5
     assert "backward_frac" not in run_rules(evidence(ceiling=1.0))[0].evidence
 

@@ -164,7 +164,6 @@ def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, where: str) -> No
     if where != "other":
         assert getattr(summary, where.replace("_ms", "_frac")) > 0.9
         assert getattr(summary, where) > 60
-    assert summary.forward_frac + summary.backward_frac + summary.optimizer_frac <= summary.compute_frac  # type: ignore[operator]
 
 
 def test_a_step_that_was_repeated_counts_what_its_attempts_took(tmp_path: Path) -> None:
