@@ -13,7 +13,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from tests.kit import tiny
-from tests.train.lightning.callbacks.test_clock import MadeClock
+from tests.train.lightning.callbacks.test_clock import MadeClock, Scaler
 from wellfed.batches import split
 from wellfed.observe.timing.step_clock import StepClock, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
@@ -228,18 +228,6 @@ def test_a_step_of_the_optimizer_that_raises_ends_its_phase(tmp_path: Path) -> N
         times_ms = times_of(row)
         assert times_ms.pop("forward_ms") >= 60
         assert all(0 <= took < 3 for took in times_ms.values())
-
-
-class Scaler(torch.amp.GradScaler):
-    """A scaler that pauses when it unscales gradients."""
-
-    def __init__(self, clock: MadeClock) -> None:
-        super().__init__("cpu")
-        self.clock = clock
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        self.clock.pause()
-        super().unscale_(optimizer)
 
 
 class Overflowing(Guest):
