@@ -188,6 +188,8 @@ class TimeEntry(TypedDict):
     """Mean time of the device, over the steps whose phases it timed; None on a CPU."""
     device_backward_ms: float | None
     device_optimizer_ms: float | None
+    phase_steps: int | None
+    """Steps whose phases were timed by the clock of the shares."""
 
 
 class StartEntry(TypedDict, total=False):

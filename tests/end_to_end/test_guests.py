@@ -244,6 +244,9 @@ def test_a_guest_on_a_card(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> N
     folder = only_folder(user, "guest")
     record = record_of(folder)
     assert (record["status"], record["plan"]["trainer.accelerator"]["value"]) == ("ok", "gpu")
+    time = record["time"]
+    assert 0 < time["phase_steps"] < record["throughput"]["steps"]
+    assert all(time[f"device_{name}_ms"] > 0 for name in ("forward", "backward", "optimizer"))
     (process,) = [entry for line in report.read_text().splitlines() if (entry := json.loads(line))["contexts"]]
     assert process["violations"] == []
     done = evaluated(user, folder)

@@ -69,7 +69,7 @@ def evidence(
             "step_ms_p50": step_ms,
             "step_ms_p95": step_ms,
             "launch_ms_p50": None,
-            **dict.fromkeys(("forward_frac", "backward_frac", "optimizer_frac", *PHASE_COLUMNS)),
+            **dict.fromkeys(("forward_frac", "backward_frac", "optimizer_frac", "phase_steps", *PHASE_COLUMNS)),
         },
     )
     table = {

@@ -238,6 +238,16 @@ class Handed(Sink):
         self.got.append(summary)
 
 
+def test_means_of_the_whole_run_do_not_end_the_curves_of_the_latest_steps(tmp_path):
+    books = books_of(tmp_path)
+    books.journal.sink = handed = Handed()
+    books.record.time = {"forward_frac": 0.3, "forward_ms": 3.0, "device_forward_ms": 4.0}
+    books.finish(OK, {})
+    (summary,) = (got for got in handed.got if isinstance(got, dict))
+    assert summary["step/forward_frac"] == 0.3
+    assert not {"step/forward_ms", "step/device_forward_ms"} & summary.keys()
+
+
 def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_path, monkeypatch):
     def conclude(evidence):
         evidence.record.findings = [Finding("slow_copy", "10 ms.", {}).entry()]

@@ -23,6 +23,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.sink import PICTURES, Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import (
@@ -351,7 +352,10 @@ class Bookkeeper:
 
 
 def _of_the_run(record: RunRecord) -> dict[str, float]:
-    """Returns figures of the whole run for a logger's summary, without those not measured."""
+    """Returns figures of the whole run for a logger's summary, without those not measured.
+
+    The milliseconds of the phases are left out: their names are those of curves, which have the latest steps.
+    """
     throughput, ceiling = record.throughput, record.ceiling
     rate, top = throughput and throughput["samples_per_s"], ceiling and ceiling["samples_per_s"]
     found: dict[str, Any] = {
@@ -365,6 +369,6 @@ def _of_the_run(record: RunRecord) -> dict[str, float]:
             for gpu, figures in record.gpus.items()
             for figure in ("mean", "p5", "p95")
         },
-        **{f"step/{name}": share for name, share in (record.time or {}).items()},
+        **{f"step/{name}": share for name, share in (record.time or {}).items() if name not in PHASE_COLUMNS},
     }
     return {name: float(value) for name, value in found.items() if value is not None}

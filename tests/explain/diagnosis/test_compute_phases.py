@@ -37,27 +37,57 @@ def test_without_figures_nothing_is_shown() -> None:
     assert evidence().all_phases_ms == {}
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_steps_that_were_not_timed_have_the_shares_of_those_around_them(on_gpu: bool) -> None:
-    nan, clock = np.nan, "device_" if on_gpu else ""
+def timed(steps: int, timed_steps: list[int], *, on_gpu: bool) -> dict[str, Any]:
+    """Columns of steps whose forward pass takes a tenth of the compute time in the first timed step, and more later."""
     table = {
-        "compute_ms": np.array([10.0, 20.0, 10.0, 10.0]),
-        f"{clock}forward_ms": np.array([2.0, nan, 4.0, nan]),
-        f"{clock}backward_ms": np.array([5.0, nan, 5.0, nan]),
-        f"{clock}optimizer_ms": np.array([1.0, nan, 1.0, nan]),
+        "compute_ms": np.where(np.arange(steps) % 2, 20.0, 10.0),
+        "copy_ms": np.full(steps, 1.0 if on_gpu else np.nan),
     }
-    found = phases_ms(table, on_gpu=on_gpu)
-    assert found["forward"] == pytest.approx([2, 6, 4, 4])
-    assert sum(found.values()) == pytest.approx(table["compute_ms"])
-    assert phases_ms(table, on_gpu=not on_gpu) == {}
-    table[f"{clock}forward_ms"][:] = nan
-    assert phases_ms(table, on_gpu=on_gpu) == {}
+    shares = {"forward": np.linspace(0.1, 0.3, len(timed_steps)), "backward": 0.5, "optimizer": 0.1}
+    for name, share in shares.items():
+        column = np.full(steps, np.nan)
+        column[timed_steps] = share * table["compute_ms"][timed_steps]
+        table |= {f"{'device_' if on_gpu else ''}{name}_ms": column}
+    return table
+
+
+def test_on_a_gpu_the_steps_between_two_timed_ones_have_the_shares_of_those() -> None:
+    table = timed(12, [2, 6, 8], on_gpu=True)
+    found = phases_ms(table)
+    nan, shares = np.nan, [0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3]
+    expected = np.array([nan, nan, *shares, nan, nan, nan])
+    assert found["forward"] == pytest.approx(expected * table["compute_ms"], nan_ok=True)
+    others = 0.4 - np.array(shares)
+    assert found[OTHER][2:9] == pytest.approx(others * table["compute_ms"][2:9])
+    only = phases_ms(table, timed_only=True)["forward"]
+    assert np.flatnonzero(np.isfinite(only)).tolist() == [2, 6, 8]
+
+
+@pytest.mark.parametrize("known", [[3], [3, 20], [0, 17, 34]])
+def test_phases_are_neither_extrapolated_nor_interpolated_over_many_steps(known: list[int]) -> None:
+    found = phases_ms(timed(40, known, on_gpu=True))
+    assert {name: np.flatnonzero(np.isfinite(ms)).tolist() for name, ms in found.items()} == dict.fromkeys(found, known)
+    assert len(found) == 4
+
+
+def test_on_a_cpu_steps_that_were_not_timed_stay_unknown() -> None:
+    found = phases_ms(timed(5, [1, 3], on_gpu=False))
+    assert np.flatnonzero(np.isfinite(found["forward"])).tolist() == [1, 3]
+
+
+def test_times_to_launch_are_never_the_phases_of_a_gpu() -> None:
+    """The record may have no figures yet: the table decides which clock counts."""
+    launched = {**timed(5, [1, 3], on_gpu=False), "copy_ms": np.ones(5)}
+    assert phases_ms(launched) == {}
+    assert evidence(steps=5, columns=launched, time=None).all_phases_ms == {}
+    assert phases_ms({**launched, "copy_ms": np.full(5, np.nan)}) != {}
+    assert phases_ms(timed(5, [], on_gpu=True)) == {}
 
 
 def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> None:
     first = run_rules(with_shares(ceiling=1.0))[0]
     assert first.id == "healthy"
-    assert first.message.endswith(f"Of a step: {show_phases(with_shares().time)}.")
+    assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().time)}.")
     assert first.evidence["backward_frac"] == 0.5
     assert "backward_frac" not in run_rules(evidence(ceiling=1.0))[0].evidence
 
@@ -85,3 +115,11 @@ def test_growth_is_named_by_its_phase(phase: str, words: str) -> None:
     assert found is not None
     assert f"The growth is {words}" in found.message
     assert found.evidence["grows_in"] == phase
+
+
+def test_growth_is_not_ascribed_to_a_phase_that_was_not_timed_at_the_start() -> None:
+    columns = timed(120, list(range(80, 120)), on_gpu=False)
+    columns["compute_ms"] = 10.0 + np.linspace(0, 20, 120)
+    found = step_time_trend.check(evidence(steps=120, compute_ms=20.0, columns=columns))
+    assert found is not None
+    assert "grows_in" not in found.evidence

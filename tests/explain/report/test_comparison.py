@@ -109,6 +109,23 @@ def test_the_faster_run_is_named_with_the_interval() -> None:
     assert (rows["step, mean"], rows["step, median"]) == (["20.20 ms", "10.10 ms", ""], ["20.20 ms", "10.10 ms", ""])
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_time_and_share_of_a_phase_are_of_the_same_steps(every: int) -> None:
+    """Steps are longer while their phases are not timed, by chance or because others used the machine."""
+    is_timed = np.arange(400) % every == 0
+    compute_ms = np.where(is_timed, 10.0, 20.0)
+    each = {"device_forward_ms": 3.0, "device_backward_ms": 5.0, "device_optimizer_ms": 1.0}
+    columns = {name: np.where(is_timed, ms, np.nan) for name, ms in each.items()}
+    mean_ms = float(compute_ms.mean())
+    made = {"steps": 400, "copy_ms": 0.0, "host_ms": 0.0, "compute_ms": mean_ms}
+    found = both(*({**made, "columns": {**columns, "compute_ms": compute_ms}} for _ in "ab"))
+    for record in found.records:
+        assert record.time is not None
+        record.time |= {"forward_frac": 0.3, "backward_frac": 0.5, "optimizer_frac": 0.1}
+    row = shown(found)["forward, of the mean step"]
+    assert row == 2 * [f"{0.3 * mean_ms:.2f} ms, 30.0 %"] + ["not told apart (1.00 to 1.00)"]
+
+
 def test_what_chance_could_have_made_is_not_told_apart() -> None:
     found = both({"compute_ms": 10.1})
     assert found.verdict.startswith(

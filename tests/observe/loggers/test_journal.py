@@ -15,7 +15,7 @@ from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journa
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
 from wellfed.record import RunRecord, read
 
 
@@ -63,8 +63,8 @@ times = st.floats(0, 1e5)
 @given(st.builds(row, st.integers(1, 10**6), time_s=times, wait_ms=times, copy_ms=st.none() | times, compute_ms=times,
                  host_ms=times, asked_wait_ms=times, build_ms=st.none() | times, build_cpu_ms=times,
                  launch_ms=st.none() | times, slowest_ms=st.none() | times,
-                 slowest_index=st.none() | st.integers(0, 9), forward_ms=st.none() | st.floats(0, 999),
-                 device_optimizer_ms=st.none() | st.floats(0, 999)))  # fmt: skip
+                 slowest_index=st.none() | st.integers(0, 9),
+                 **{name: st.none() | st.floats(0, 999) for name in PHASE_COLUMNS}))  # fmt: skip
 def test_a_line_of_a_step_has_the_cells_of_any_table(made):
     assert step_line(made).split(",") == [cell(getattr(made, name)) for name in STEP_COLUMNS]
 

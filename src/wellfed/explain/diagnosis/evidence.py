@@ -155,7 +155,7 @@ class Evidence:
     @cached_property
     def all_phases_ms(self) -> Mapping[str, Series]:
         """Milliseconds of compute of each step by phase, warm-up included; see `compute_phases.phases_ms`."""
-        return phases_ms(self.all_steps, on_gpu=self.on_gpu)
+        return phases_ms(self.all_steps)
 
     @cached_property
     def gap_ms(self) -> Series:

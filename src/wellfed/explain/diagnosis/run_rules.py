@@ -168,7 +168,7 @@ def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
     if not shares:
         return finding
     figures = {f"{name.replace(' ', '_')}_frac": share for name, share in shares.items()}
-    message = f"{finding.message} Of a step: {show_phases(evidence.time)}."
+    message = f"{finding.message} Shares of a step: {show_phases(evidence.time)}."
     return replace(finding, message=message, evidence={**finding.evidence, **figures})
 
 

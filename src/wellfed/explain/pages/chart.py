@@ -19,8 +19,8 @@ from wellfed.units import show_text
 
 Series = npt.NDArray[np.float64]
 Colour = Literal[
-    "ink", "soft", "accent", "bad", "good", "one", "two", "three", "four", "five", "six", "seven", "validate",
-    "checkpoint", "test", "ceiling", "line", "wash",
+    "ink", "soft", "accent", "bad", "good", "one", "two", "three", "four", "five", "six", "seven", "eight",
+    "validate", "checkpoint", "test", "ceiling", "line", "wash",
 ]  # fmt: skip
 """Names of the colours of ``base.html.j2``, which has them for light and dark."""
 SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")

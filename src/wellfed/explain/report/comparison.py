@@ -283,11 +283,22 @@ def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "mach
 
 
 def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
+    """Returns the time of each part of a mean step."""
     clock = "device_" if evidence.on_gpu else ""
     columns = (
         (name, evidence.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
     )
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
+    mean_ms = None if evidence.time is None else evidence.time.get("step_ms_mean")
+    for name in COMPUTE_PHASES:  # timed in some steps alone, so the shares in the record decide
+        of_timed, share = found.get(name), evidence.phase_fracs.get(name)
+        found[name] = None
+        if of_timed is not None and of_timed.value > 0 and share is not None and mean_ms is not None:
+            scale = share * mean_ms / of_timed.value
+            interval = (
+                None if of_timed.interval is None else (scale * of_timed.interval[0], scale * of_timed.interval[1])
+            )
+            found[name] = Estimate(share * mean_ms, interval)
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 

@@ -114,7 +114,7 @@ def time_lines(record: RunRecord) -> list[str]:
         lines.append(line)
     if time:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
-        phases = f" ({show_phases(time)})" if show_phases(time) else ""
+        phases = f" ({split})" if (split := show_phases(time)) else ""
         shown = ", ".join(
             f"{name} {show_percent(share)}{phases if name == 'compute' else ''}"
             for name, share in shares.items()

@@ -56,6 +56,8 @@ class StepSummary:
     """Mean on the device's clock, over the steps whose phases it timed; None on a CPU."""
     device_backward_ms: float | None = None
     device_optimizer_ms: float | None = None
+    phase_steps: int | None = None
+    """Steps whose phases were timed by the clock of the shares; None if none were."""
 
     def throughput(self, sample_unit: str) -> Throughput:
         """Returns the entry of run.json."""
@@ -160,19 +162,21 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
     )
 
 
-def _phases(columns: StepColumns, compute_frac: float) -> dict[str, float]:
+def _phases(columns: StepColumns, compute_frac: float) -> dict[str, Any]:
     """Returns the mean time of each phase, and its share of the steps by the clock of the compute time."""
-    found = {name: float(np.nanmean(column)) for name, column in columns.phases_ms.items()}
+    found: dict[str, Any] = {name: float(np.nanmean(column)) for name, column in columns.phases_ms.items()}
     clock = "" if columns.copy_ms is None else "device_"
     for phase in COMPUTE_PHASES:
         if (column := columns.phases_ms.get(f"{clock}{phase}_ms")) is not None:
-            compute_ms = float(columns.compute_ms[np.isfinite(column)].sum())
+            is_timed = np.isfinite(column)
+            compute_ms = float(columns.compute_ms[is_timed].sum())
             if compute_ms > 0:
+                found["phase_steps"] = int(is_timed.sum())
                 found[f"{phase}_frac"] = compute_frac * float(np.nansum(column)) / compute_ms
     return found
 
 
-def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, Any]:
     if not times_ms:
         return {}
     built_ms, cpu_ms = np.array(times_ms).T

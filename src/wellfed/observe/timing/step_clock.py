@@ -1,12 +1,13 @@
 """Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
 On a CPU the times are those of the host's clock. On a GPU the host only launches work, so events are recorded on the
-compute stream: three in each step, and one at each change of phase in every fourth step. They are read once the device
-has passed them, some steps later, and used again. Nothing waits for them.
+compute stream: three in each step, and in some steps one at each change of phase. They are read once the device has
+passed them, some steps later, and used again. Nothing waits for them.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,8 +33,9 @@ COMPUTE_PHASES = ("forward", "backward", "optimizer")
 PHASE_COLUMNS = tuple(f"{clock}{name}_ms" for clock in ("", "device_") for name in COMPUTE_PHASES)
 """Columns of the phases: on the clock of the host, then on that of the device."""
 MOST_APART = 16
-"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had phases.
-So a step has one more event on average, which takes the host time to record and to read."""
+"""Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had changes
+of phase, so that a step has one more event on average; or one step more or less, so that no periodic work is always or
+never timed."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
@@ -146,7 +148,8 @@ class StepClock:
     (validation, a checkpoint); the following step is timed from its own `ask`.
 
     Between ``copied`` and ``end``, each ``mark((phase, now_s()))`` begins a phase of compute. Phases may repeat, as for
-    micro-batches; the row has their sums. They are unknown in a step without a mark of a backward pass.
+    micro-batches; the row has their sums. They are unknown in a step without a mark of a backward pass, or if the
+    optimizer begins without one since its latest step: a backward pass was then not seen.
     """
 
     def __init__(
@@ -160,8 +163,8 @@ class StepClock:
     ) -> None:
         """
         Args:
-            current_stream: returns the device's stream, which is used until the next `interrupt`. By default each event
-                finds its own.
+            current_stream: returns the device's stream, once for all events of a step. By default each event finds its
+                own.
             wall: account of the time between the steps, too.
         """
         self.wall = wall or Wall()
@@ -170,8 +173,11 @@ class StepClock:
         self._marks: list[Mark] = []
         self.mark: Callable[[Mark], None] = self._marks.append if new_event is None else self._mark_on_device
         """Begins a phase. On a CPU this is no Python function, so that a step makes no further calls."""
+        self._has_gradients = False
+        """A backward pass was marked since the optimizer's latest step, which may be some steps ago."""
         self._untimed_left = 0
         """Steps until the device times phases again."""
+        self._random = random.Random(0)  # of its own: training draws nothing from it
         self._spare: list[DeviceEvent] = []
         """Events that were read. A new one would cost as much as recording it."""
         self._origin_s = now_s() if origin_s is None else origin_s
@@ -207,14 +213,16 @@ class StepClock:
         self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._epoch, self._built, self._is_open = epoch, built, True
         if self._new_event is not None:
+            if self._current_stream is not None:
+                self._stream = self._current_stream()
             begin = self._recorded()
             self._open = _Marks(epoch, self._last_end, self._asked_s, self._got_s, begin, built)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
+        self._marks.clear()
         if not self._is_open:
             return
-        self._marks.clear()
         self._copied_s, marks = self.now_s(), self._open
         if marks is not None:
             marks.copied_s, marks.copied = self._copied_s, self._recorded()
@@ -245,16 +253,23 @@ class StepClock:
             return False
         self._is_open, end_s = False, self.now_s()
         self._last_end_s, marks = end_s, self._open
-        phase, since_s, spent_s, is_known = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0], False
+        phase, since_s, spent_s = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0]
+        has_backward, has_unseen = False, False
         for begun, at_s in self._marks:
             spent_s[phase] += at_s - since_s
-            phase, since_s, is_known = begun, at_s, is_known or begun == BACKWARD
+            phase, since_s = begun, at_s
+            if begun == BACKWARD:
+                has_backward = self._has_gradients = True
+            elif begun == OPTIMIZER:
+                has_unseen, self._has_gradients = has_unseen or not self._has_gradients, False
         spent_s[phase] += end_s - since_s
+        is_known = has_backward and not has_unseen
         phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
         if marks is not None:
             self._open = None
-            if marks.phases:
-                self._untimed_left = min(len(marks.phases), MOST_APART) - 1
+            if marks.phases and not warmup:
+                apart = min(len(marks.phases), MOST_APART - 1) + self._random.choice((-1, 0, 1))
+                self._untimed_left = max(apart, 1) - 1
             marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms
             marks.end_s, marks.end = end_s, self._recorded()
             self._last_end = marks.end
@@ -274,8 +289,6 @@ class StepClock:
     def interrupt(self) -> None:
         """Marks a pause in training between two steps, whose time belongs to neither."""
         self._last_end_s, self._last_end = None, None
-        if self._current_stream is not None:
-            self._stream = self._current_stream()
 
     def rows(self, *, wait: bool = False) -> list[StepRow]:
         """Returns the steps that are finished on the device, oldest first, each once.

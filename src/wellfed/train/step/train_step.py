@@ -184,7 +184,7 @@ class TrainStep:
         return loss
 
     def _forget_failed(self) -> None:
-        """Drops what a failed attempt has left. Freeing its memory belongs to no phase."""
+        """Deletes what a failed attempt has left. The time until here counts to the phase that failed."""
         self.passes.mark((OTHER, self.passes.now_s()))
         self.passes.forget()
 

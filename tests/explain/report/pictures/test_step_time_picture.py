@@ -8,7 +8,7 @@ import numpy as np
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
-from wellfed.explain.report.pictures.step_time_picture import step_time
+from wellfed.explain.report.pictures.step_time_picture import parts_of, step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 
 
@@ -52,6 +52,18 @@ def test_compute_is_drawn_by_phase_where_it_is_known() -> None:
     for_gpu = {f"device_{name}": column for name, column in columns.items()}
     assert "forward" in keys(drawn(evidence(copy_ms=1.0, columns=for_gpu)))
     assert "forward" not in keys(drawn(evidence(copy_ms=1.0, columns=columns)))
+
+
+def test_steps_before_phases_were_timed_keep_their_compute_as_a_whole() -> None:
+    since = np.arange(100) >= 60  # resumed with a version that times them
+    each = {"forward_ms": 3.0, "backward_ms": 5.0, "optimizer_ms": 2.0}
+    of = evidence(columns={name: np.where(since, ms, np.nan) for name, ms in each.items()})
+    parts = parts_of(of)
+    assert list(parts) == ["wait", "compute", "forward", "backward", "optimizer", "host"]
+    assert parts["compute"].tolist() == [10.0] * 60 + [0.0] * 40
+    assert parts["forward"].tolist() == [0.0] * 60 + [3.0] * 40
+    colours = [key.colour for key in drawn(of).keys]
+    assert len(set(colours)) == len(colours)
 
 
 def test_what_happened_is_marked_and_what_happens_every_day_is_not() -> None:

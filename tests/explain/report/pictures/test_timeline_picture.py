@@ -114,12 +114,26 @@ def test_what_workers_do_has_no_place_and_is_said() -> None:
     assert "built" not in caption
 
 
+def kinds_of(row: Row) -> list[str]:
+    kinds = [text.split(": ")[1].rpartition(" ")[0].rpartition(" ")[0] for _, _, text in row if text]
+    return [kind for kind in kinds if kind != "host"]  # too short to be drawn in each step
+
+
 def test_phases_follow_each_other_within_compute() -> None:
     columns = {"forward_ms": np.full(50, 3.0), "backward_ms": np.full(50, 5.0), "optimizer_ms": np.full(50, 1.0)}
-    rows, _ = drawn(evidence(steps=50, columns=columns))
-    kinds = [text.split(": ")[1].rpartition(" ")[0].rpartition(" ")[0] for _, _, text in rows["CPU"] if text]
-    kinds = [kind for kind in kinds if kind != "host"]  # too short to be drawn in each step
-    assert kinds[:8] == 2 * ["other compute", "forward", "backward", "optimizer"]
+    rows, caption = drawn(evidence(steps=50, columns=columns))
+    assert kinds_of(rows["CPU"])[:8] == 2 * ["forward", "backward", "other compute", "optimizer"]
+    assert "not divided" not in caption
+
+
+def test_steps_whose_phases_were_not_timed_are_drawn_with_compute_as_a_whole() -> None:
+    each = {"forward_ms": 3.0, "backward_ms": 5.0, "optimizer_ms": 2.0}
+    columns = {f"device_{name}": np.where(np.arange(60) % 4 == 0, ms, np.nan) for name, ms in each.items()}
+    rows, caption = drawn(evidence(steps=60, copy_ms=1.0, columns=columns))
+    kinds = [kind for kind in kinds_of(rows["device"]) if kind != "copy"]
+    assert kinds.count("forward") == kinds.count("backward") == kinds.count("optimizer") == 5
+    assert kinds.count("compute") == 15
+    assert "Phases were not timed in 15 of these steps, so their compute is not divided." in caption
 
 
 def test_few_steps_or_damaged_ones_have_no_picture() -> None:

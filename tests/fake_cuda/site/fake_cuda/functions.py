@@ -142,6 +142,7 @@ def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
     )
     cuda._get_device_properties = properties.__getitem__
     cuda.get_device_properties = get_device_properties
+    cuda.graphs._cuda_isCurrentStreamCapturing = driver.is_capturing  # imported before torch._C was filled in
     cuda.default_generators = tuple(driver.generator(index) for index in range(len(properties)))
     cuda._check_cubins = cuda._check_capability = _nothing
     torch.backends.cudnn.is_acceptable = lambda tensor: False  # it would warn at every LSTM

@@ -19,7 +19,7 @@ from wellfed.units import counted, show_duration, show_ms
 
 PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
 """Kinds of a step's time and their colours."""
-_COLOURS: Mapping[str, Colour] = {**PARTS, "forward": "three", "backward": "five", "optimizer": "six", OTHER: "seven"}
+_COLOURS: Mapping[str, Colour] = {**PARTS, "forward": "eight", "backward": "five", "optimizer": "six", OTHER: "seven"}
 """Colours of these kinds and of the phases of compute."""
 _PAUSE = "what lay before the step"
 _MARKS = ("▼", "▲", "■", "◆", "●", "✚")
@@ -78,18 +78,23 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         yield _folded(table, parts, period, swing["period_s"])
 
 
-def parts_of(evidence: Evidence) -> dict[str, Series]:
+def parts_of(evidence: Evidence, phases_ms: Mapping[str, Series] | None = None) -> dict[str, Series]:
     """Returns the milliseconds of each kind of time in all steps, warm-up included, without kinds that have no figure.
 
-    Compute is divided among its phases if they are known.
+    Compute is divided among its phases in the steps where they are known.
+
+    Args:
+        phases_ms: phases by step; by default `Evidence.all_phases_ms`.
     """
     found: dict[str, Series] = {}
     for name in PARTS:
         column = evidence.all_steps.get(f"{name}_ms", np.empty(0))
-        if name == "compute" and evidence.all_phases_ms:
-            found |= {phase: ms for phase, ms in evidence.all_phases_ms.items() if phase != OTHER or ms.any()}
-        elif np.isfinite(column).any():
+        if np.isfinite(column).any():
             found[name] = np.nan_to_num(column)
+        if name == "compute" and (phases := evidence.all_phases_ms if phases_ms is None else phases_ms):
+            found[name] = np.where(np.isfinite(phases[OTHER]), 0.0, found[name])
+            found |= {phase: np.nan_to_num(ms) for phase, ms in phases.items()}
+            found = {kind: ms for kind, ms in found.items() if kind not in (name, OTHER) or ms.any()}
     return found
 
 

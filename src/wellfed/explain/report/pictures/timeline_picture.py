@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER
+from wellfed.explain.diagnosis.compute_phases import OTHER, phases_ms
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, parts_of
-from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.units import show_ms
 
 SHOWN = 20
 """Steps in the picture; a run with fewer measured steps has none."""
 _HISTORY = 200
 """Earlier steps whose marks tell how far the device's clock is behind the host's."""
-_IN_ORDER = ("host", "wait", "copy", "compute", OTHER, *COMPUTE_PHASES)
+_IN_ORDER = ("host", "wait", "copy", "compute", "forward", "backward", OTHER, "optimizer")
 """Kinds of time as they follow each other; several micro-batches are drawn as one."""
 _LEAST_FRAC, _PRECISE_FRAC = 1 / 2000, 1 / 10
 """Shortest part drawn, as a share of the picture, and largest error of a time, as a share of a step."""
@@ -42,7 +41,8 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     earliest = max(0, first - _HISTORY)
     ended_ms = np.full(number, np.nan)
     ended_ms[earliest:] = _ended(total_ms[earliest:], 1e3 * columns["time_s"][earliest:], is_precise=is_precise)
-    parts_ms = {name: ms[-number:] for name, ms in parts_of(evidence).items()}
+    phases = phases_ms(evidence.all_steps, timed_only=True)
+    parts_ms = {name: ms[-number:] for name, ms in parts_of(evidence, phases).items()}
     begin_ms, end_ms = float(ended_ms[first] - total_ms[first]), float(ended_ms[shown[-1]])
     if not end_ms > begin_ms:
         return
@@ -63,11 +63,12 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     if evidence.on_gpu and is_precise and len(launch_ms) == number and np.isfinite(launch_ms[shown]).all():
         rows.append(("host", _launches(columns, np.nan_to_num(launch_ms), begin_ms, end_ms)))
         keys.append(Key("good", "launching a step's kernels", "area"))
+    whole = int(np.count_nonzero(parts_ms["compute"][shown])) if phases and "compute" in parts_ms else 0
     lasted = show_ms(end_ms - begin_ms)
     which = f"Steps {columns['step'][first]:.0f} to {columns['step'][shown[-1]]:.0f}"
     image = bars([Bar(name, _filled(row, begin_ms, end_ms)) for name, row in rows], f"{which}, {lasted}.")
     caption = " ".join(
-        [f"{which} took {lasted}, the median of all {SHOWN} steps in a row.", *_notes(evidence, rows, shown)]
+        [f"{which} took {lasted}, the median of all {SHOWN} steps in a row.", *_notes(evidence, rows, shown, whole)]
     )
     yield PagePicture(f"{SHOWN} steps", image=image, caption=caption, more_keys=keys)
 
@@ -122,8 +123,10 @@ def _filled(row: Sequence[_Stretch], begin_ms: float, end_ms: float) -> list[tup
     return found
 
 
-def _notes(evidence: Evidence, rows: Sequence[object], shown: range) -> Iterator[str]:
-    """Yields what the picture can't show."""
+def _notes(evidence: Evidence, rows: Sequence[object], shown: range, whole: int) -> Iterator[str]:
+    """Yields what the picture can't show. ``whole``: steps whose phases were not timed, although others' were."""
+    if whole:
+        yield f"Phases were not timed in {whole} of these steps, so their compute is not divided."
     if evidence.on_gpu and len(rows) > 2:
         yield "The device's steps are drawn as early as the host's marks allow."
     build_ms = evidence.column("build_ms")

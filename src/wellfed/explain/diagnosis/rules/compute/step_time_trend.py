@@ -57,7 +57,8 @@ def _growing_phase(evidence: Evidence, num_steps: int, least_ms: float) -> str |
     """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
     for name, all_ms in evidence.all_phases_ms.items():
         parts = np.array_split(all_ms[len(all_ms) - num_steps :], _BLOCKS)
-        if np.median(parts[-1]) - np.median(parts[0]) > least_ms:
+        first_ms, last_ms = (part[np.isfinite(part)] for part in (parts[0], parts[-1]))
+        if len(first_ms) and len(last_ms) and np.median(last_ms) - np.median(first_ms) > least_ms:
             return name
     return None
 
