@@ -7,6 +7,8 @@ float32 in 0..1: a crop at a random place, mirrored at random, with Gaussian noi
 
 - per sample: a Dataset that does all of that for one patch on the CPU with torch, torch's default collate, DataLoader
   without workers and with two; a ratio is to the faster of them.
+- bare numpy: a Dataset that returns the crop of one patch as uint8, a view of its image, and nothing else; torch's
+  default collate, DataLoader without workers. The loader's ratio to it is given apart, as that of the same bytes.
 - fetch: `CropData.fetch` alone, for each `memory.features`; in `cache` it names the lines of a crop and copies none.
 - loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8.
 - with on_device: the same and `on_device` on this CPU, which a GPU would do: what is left of the gain without one.
@@ -28,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -57,6 +60,7 @@ LOADERS = {
     "threads": LoaderSettings("threads", num_workers=1, prefetch_factor=8),
     "processes": LoaderSettings("processes", num_workers=1, prefetch_factor=8, persistent_workers=True),
 }
+BARE = "bare numpy"
 PER_SAMPLE = {"per sample, no workers": 0, "per sample, 2 workers": 2}
 
 
@@ -80,6 +84,25 @@ class PerSample(Dataset[tuple[Tensor, Tensor]]):
         clean = clean.contiguous()
         noisy = (clean + torch.randn_like(clean) * (SIGMA / 255)).clamp_(0, 1)
         return noisy, clean
+
+
+class BareCrop(Dataset[Any]):
+    """One crop at a time by numpy, neither mirrored nor converted, as `CropData.fetch` gives them."""
+
+    def __init__(self, images: list[Tensor], patch: int) -> None:
+        self.images, self.patch = [image.numpy() for image in images], patch
+
+    def __len__(self) -> int:
+        return len(self.images) * PATCHES_PER_IMAGE
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.images[index // PATCHES_PER_IMAGE]
+        y, x = (np.random.randint(side - self.patch + 1) for side in image.shape[:2])
+        return image[y : y + self.patch, x : x + self.patch]
+
+
+def bare(images: list[Tensor], patch: int, batch: int) -> Iterator[Any]:
+    return iter(DataLoader(BareCrop(images, patch), batch_size=batch, shuffle=True))
 
 
 def per_sample(images: list[Tensor], patch: int, batch: int, workers: int) -> Iterator[Any]:
@@ -106,6 +129,7 @@ def variants(pixels: ImagePixels, images: Any, patch: int, batch: int) -> dict[s
     of_mode = {mode: data.for_features(mode) for mode in FEATURE_MODES}
     return {
         **{name: lambda n=n: per_sample(held, patch, batch, n) for name, n in PER_SAMPLE.items()},
+        BARE: lambda: bare(held, patch, batch),
         **{f"fetch, {mode}": lambda each=each: fetched(each, batch) for mode, each in of_mode.items()},
         **{f"loader, {name}": lambda plan=plan: loaded(data, batch, plan) for name, plan in LOADERS.items()},
         "loader, threads, with on_device": lambda: loaded(data, batch, LOADERS["threads"], on_device=True),
@@ -144,6 +168,8 @@ def summaries(raw: dict[str, list[float]], patch: int, batch: int) -> list[dict[
                 "patches_per_s_sd": statistics.stdev(rates),
                 "ratio_to_per_sample_median": statistics.median(of_one),
                 "ratio_to_per_sample_ci95": interval(of_one),
+                "ratio_to_bare_numpy_median": statistics.median(ratios(raw, name, BARE)),
+                "ratio_to_bare_numpy_ci95": interval(ratios(raw, name, BARE)),
             }
         )
     return found
@@ -170,16 +196,19 @@ def main() -> None:
                 results.append(each)
                 rate_of, (low, high) = f"{each['patches_per_s_mean']:,.0f} patches/s", each["ratio_to_per_sample_ci95"]
                 times = f"{each['ratio_to_per_sample_median']:.1f} ({low:.1f} to {high:.1f}) times per sample"
+                low, high = each["ratio_to_bare_numpy_ci95"]
+                times += f", {each['ratio_to_bare_numpy_median']:.2f} ({low:.2f} to {high:.2f}) times bare numpy"
                 print(f"patch {patch}, batch {batch}: {each['variant']:<32} {rate_of:>18}, {times}")
 
-    def ratio(variant: str, patch: int, batch: int) -> float:
+    def ratio(variant: str, patch: int, batch: int, to: str = "per_sample") -> float:
         where = {"variant": variant, "patch": patch, "batch": batch}
-        return next(each["ratio_to_per_sample_median"] for each in results if where.items() <= each.items())
+        return next(each[f"ratio_to_{to}_median"] for each in results if where.items() <= each.items())
 
     says = "; ".join(
         f"patch {patch}, batch {batch}: fetch {ratio('fetch, dynamic', patch, batch):.0f}, loader "
         f"{max(ratio(f'loader, {name}', patch, batch) for name in LOADERS):.0f}, with on_device on one core "
-        f"{ratio('loader, threads, with on_device', patch, batch):.1f} times the per-sample pipeline"
+        f"{ratio('loader, threads, with on_device', patch, batch):.1f} times the per-sample pipeline; loader "
+        f"{max(ratio(f'loader, {name}', patch, batch, 'bare_numpy') for name in LOADERS):.1f} times bare numpy"
         for patch, batch in SHAPES
     )
     record = {

@@ -109,7 +109,7 @@ def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], 
         took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
         fastest = min(first.timed, key=lambda each: first.timed[each].period_ms)
         tie = "" if name == fastest else "; a tie goes to the first named"
-        because = f"first batches, steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
+        because = f"timed beside simulated steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
         return Decided(name, because, "measured")
     if first.build_ms >= SLOW_MS:
         ahead = [name for name in ("threads", "processes") if name in names]
