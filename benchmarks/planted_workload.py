@@ -246,7 +246,9 @@ def data(
         return kind(inputs, labels, batch=batch, step_ms=step_ms, **slow)
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
-    collate = SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else ManyTensors(columns) if columns else None
+    collate = (
+        SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else ManyTensors(columns) if columns else None
+    )
     return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate)
 
 

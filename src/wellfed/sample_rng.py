@@ -16,6 +16,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
+"""Shifts and factors of splitmix64 for numpy."""
 
 
 def seed_from(*parts: int) -> int:
@@ -53,9 +55,9 @@ def _bits_on_host(indices: Tensor, seed: int) -> Tensor:
     state = indices.numpy().astype(np.int64).view(np.uint64)  # a copy
     state *= np.uint64(_GOLDEN)
     state += np.uint64(seed)
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
-        state ^= state >> np.uint64(bits)
-        state *= np.uint64(factor)
+    for bits, factor in _ROUNDS:
+        state ^= state >> bits
+        state *= factor
     state ^= state >> np.uint64(31)
     state >>= np.uint64(1)
     return torch.from_numpy(state.view(np.int64))

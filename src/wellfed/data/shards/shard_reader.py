@@ -1,8 +1,8 @@
 """Reads the bytes of samples from tar shards by their offsets, in any order.
 
-A system call for each sample takes as long as half the copying. So a sample whose last read was as fast as memory, since
-the system held it in its page cache, is copied from a mapping of its shard next time. All others are read by system
-calls, which report errors of the disk; a mapping would kill the process.
+A system call for each sample takes half as long as copying its bytes. So a sample whose last read was as fast as
+memory, since the system held it in its page cache, is copied from a mapping of its shard next time. All others are read
+by system calls, which report errors of the disk; an error behind a mapping would kill the process.
 """
 
 from __future__ import annotations
