@@ -78,6 +78,33 @@ def test_a_shard_that_changes_or_goes_is_told(reader):
         reader.read(np.array([30]))
 
 
+def test_samples_in_memory_are_copied_from_a_mapping(reader, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "wellfed.data.shards.shard_reader.read_into", lambda *given: calls.append(1) or read_into(*given)
+    )
+    monkeypatch.setattr("wellfed.data.shards.shard_reader._S_OF_A_BYTE", 1.0)
+    for _ in range(2):
+        assert [bytes(each) for each in reader.read(np.array([3, 60]))] == [expected(3), expected(60)]
+    assert len(calls) == 2
+    assert [bytes(each) for each in reader.read(np.array([60, 61]))] == [expected(60), expected(61)]
+    assert len(calls) == 3  # 61 had not been read
+    monkeypatch.setattr("wellfed.data.shards.shard_reader._S_OF_A_BYTE", 0.0)  # as slow as a disk: no longer in memory
+    reader.read(np.array([3]))
+    assert bytes(reader.read(np.array([3]))[0]) == expected(3)
+    assert len(calls) == 4
+
+
+def test_a_shard_that_is_cut_under_its_mapping_is_told(reader, monkeypatch):
+    monkeypatch.setattr("wellfed.data.shards.shard_reader._S_OF_A_BYTE", 1.0)
+    for _ in range(2):
+        reader.read(np.array([3, 20]))
+    assert reader._maps[0] is not None
+    os.truncate(reader.index.paths[0], 1000)  # a read beyond the end of a mapping kills a process
+    with pytest.raises(DataError, match=r"0\.tar is shorter than it was when it was indexed, at '0_3'"):
+        reader.read(np.array([3]))
+
+
 def test_too_many_open_files_have_a_way_out(reader, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EMFILE, "Too many open files")
