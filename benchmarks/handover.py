@@ -5,8 +5,9 @@
 A batch has three columns of float32. Triplets are 2,048 rows of one value, fetched at once. Images are 16 rows of
 32,768 values, fetched at once or read sample by sample and collated by torch's `default_collate`. There is one worker.
 
-Handover is the CPU time of this process and of the worker, less the time to build the batch in this process. Other
-processes disturb CPU time less than the clock. Every round times all variants, in turns; a ratio is of one round. One
+Handover is the CPU time of this process and of the worker, less the time to build the batch in this process. Beside it
+stands the CPU time of this process alone, which is what a step can lose; sending requests is in it. Other processes
+disturb CPU time less than the clock. Every round times all variants, in turns; a ratio is of one round. One
 torch thread.
 """
 
@@ -95,8 +96,8 @@ def torch_loader(data: Columns) -> DataLoader[Any]:
     return DataLoader(read, batch, shuffle=True, num_workers=1, prefetch_factor=8, persistent_workers=True)
 
 
-def cpu_ms(data: Columns, settings: LoaderSettings | None) -> float:
-    """CPU milliseconds a batch of this process and its worker; None = torch's DataLoader."""
+def cpu_ms(data: Columns, settings: LoaderSettings | None) -> tuple[float, float]:
+    """CPU milliseconds a batch of this process and its worker, and of this process; None = torch's DataLoader."""
     kind, loader = data.kind, None
     if settings is not None:
         loader = train_loader(data, batch_size=kind.batch, seed=0, settings=settings)
@@ -107,29 +108,30 @@ def cpu_ms(data: Columns, settings: LoaderSettings | None) -> float:
     workers = [child for child in psutil.Process().children() if child.pid not in before]
     assert len(workers) == (settings is None or settings.num_workers)
 
-    def taken_s() -> float:
-        return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in workers)
+    def workers_s() -> float:
+        return sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
-    began_s = taken_s()
+    began_s, workers_began_s = time.process_time(), workers_s()
     for _ in itertools.islice(batches, kind.num_timed):
         pass
-    took_s = taken_s() - began_s
+    here_s, there_s = time.process_time() - began_s, workers_s() - workers_began_s
     if loader is not None:
         loader.close()
-    return 1000 * took_s / kind.num_timed
+    return 1000 * (here_s + there_s) / kind.num_timed, 1000 * here_s / kind.num_timed
 
 
 def measure(kind: Kind, rounds: int) -> dict[str, list[float]]:
-    """CPU milliseconds of each handover, one a round; the first round is dropped."""
+    """CPU milliseconds of each handover, and of this process in it, one a round; the first round is dropped."""
     data = Columns(kind) if kind.by_item else FetchedColumns(kind)
     plans = {"ours": PLAN, "torch": None}
-    raw: dict[str, list[float]] = {name: [] for name in plans}
+    raw: dict[str, list[float]] = {name: [] for each in plans for name in (each, f"{each} here")}
     for number in range(rounds + 1):
-        in_place = cpu_ms(data, LoaderSettings())
+        in_place, _ = cpu_ms(data, LoaderSettings())
         for name in turned(plans, number):
-            added = cpu_ms(data, plans[name]) - in_place
+            both, here = cpu_ms(data, plans[name])
             if number:
-                raw[name].append(added)
+                raw[name].append(both - in_place)
+                raw[f"{name} here"].append(here)
     return raw
 
 
@@ -154,15 +156,19 @@ def main() -> None:
                 "n": len(of_one),
                 "handover_cpu_ms_median": statistics.median(raw["ours"]),
                 "handover_cpu_ms_ci95": interval(raw["ours"]),
+                "training_process_cpu_ms_median": statistics.median(raw["ours here"]),
+                "training_process_cpu_ms_ci95": interval(raw["ours here"]),
                 "torch_cpu_ms_median": statistics.median(raw["torch"]),
                 "torch_cpu_ms_ci95": interval(raw["torch"]),
+                "torch_training_process_cpu_ms_median": statistics.median(raw["torch here"]),
                 "times_less_median": statistics.median(of_one),
                 "times_less_ci95": interval(of_one),
             }
         )
         print(results[-1], flush=True)
     says = "; ".join(
-        f"{each['batch']}: {each['handover_cpu_ms_median']:.2f} ms, torch's DataLoader "
+        f"{each['batch']}: {each['handover_cpu_ms_median']:.2f} ms ("
+        f"{each['training_process_cpu_ms_median']:.2f} ms in the training process), torch's DataLoader "
         f"{each['torch_cpu_ms_median']:.2f} ms, {each['times_less_median']:.1f} times "
         f"({each['times_less_ci95'][0]:.1f} to {each['times_less_ci95'][1]:.1f})"
         for each in results

@@ -8,8 +8,9 @@ The data are two int64 columns of 1,000,000 rows (users, items) and a random neg
 - naive: a Dataset that returns `users[i], items[i], randint`, torch's default collate, DataLoader without workers.
 - ours: `train_loader` over data with `fetch`, with all that a run has: Delivery, SampleRng, order of (seed, epoch).
 
-Every round times all of them once, in turns, so that a noisy machine disturbs all alike; a ratio is of one round. Then
-the share of time that a device would be busy: a consumer that sleeps 1 ms a step. One torch thread.
+Every round times all of them once, in turns, so that a noisy machine disturbs all alike; a ratio is of one round. The
+CPU time of this process is given too, which other processes disturb less. Then the share of time that a device would be
+busy: a consumer that sleeps 1 ms a step. Its limit is a list of batches that were built before. One torch thread.
 """
 
 from __future__ import annotations
@@ -80,14 +81,19 @@ def ours(data: Triplets, batch: int, plan: LoaderSettings) -> Iterator[Any]:
         yield from loader
 
 
-def rate(batches: Iterator[Any], batch: int, num: int) -> float:
-    """Samples/s; the first batch, which may start something, is dropped."""
+def rates(batches: Iterator[Any], batch: int, num: int) -> tuple[float, float]:
+    """Samples/s, and per second of CPU time; the first batch, which may start something, is dropped."""
     next(batches)
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     count = sum(1 for _ in itertools.islice(batches, num))
-    took_s = time.perf_counter() - began_s
+    took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     close(batches)
-    return count * batch / took_s
+    return count * batch / took_s, count * batch / cpu_s
+
+
+def rate(batches: Iterator[Any], batch: int, num: int) -> float:
+    """Samples/s."""
+    return rates(batches, batch, num)[0]
 
 
 def busy(batches: Iterator[Any], num: int) -> float:
@@ -109,29 +115,37 @@ def close(batches: Iterator[Any]) -> None:
         batches.close()
 
 
-def measure(data: Triplets, batch: int, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Samples/s of each variant, one a round, each over about so many seconds; the first round is dropped."""
+Rates = dict[str, list[float]]
+
+
+def measure(data: Triplets, batch: int, rounds: int, seconds: float) -> tuple[Rates, Rates]:
+    """Samples/s of each variant and those per second of CPU time, one a round, each over about so many seconds; the
+    first round is dropped."""
     order = torch.randperm(ROWS)
     variants: dict[str, Callable[[], Iterator[Any]]] = {
         "limit": lambda: limit(data, batch, order),
         "naive": lambda: naive(data, batch),
         **{f"ours, {name}": lambda plan=plan: ours(data, batch, plan) for name, plan in OURS.items()},
     }
-    raw: dict[str, list[float]] = {name: [] for name in variants}
+    by_wall: Rates = {name: [] for name in variants}
+    by_cpu: Rates = {name: [] for name in variants}
     num = dict.fromkeys(variants, 3)
     for number in range(rounds + 1):
         for name in turned(variants, number):
-            found = rate(variants[name](), batch, num[name])
-            num[name] = max(3, min(round(seconds * found / batch), ROWS // batch - 2))
+            wall, cpu = rates(variants[name](), batch, num[name])
+            num[name] = max(3, min(round(seconds * wall / batch), ROWS // batch - 2))
             if number:
-                raw[name].append(found)
-    return raw
+                by_wall[name].append(wall)
+                by_cpu[name].append(cpu)
+    return by_wall, by_cpu
 
 
 def measure_busy(data: Triplets, batch: int, rounds: int, num: int) -> dict[str, list[float]]:
     """Busy share of each variant, one a round."""
+    held = list(itertools.islice(ours(data, batch, OURS["inline"]), num + 1))
     variants: dict[str, Callable[[], Iterator[Any]]] = {
         "naive": lambda: naive(data, batch),
+        "batches at hand": lambda: iter(held),
         **{f"ours, {name}": lambda plan=plan: ours(data, batch, plan) for name, plan in OURS.items()},
     }
     raw: dict[str, list[float]] = {name: [] for name in variants}
@@ -152,23 +166,25 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
-        found = measure(data, batch, chosen.rounds, chosen.seconds)
+        found, by_cpu = measure(data, batch, chosen.rounds, chosen.seconds)
         fastest = [max(each) for each in zip(*(found[f"ours, {name}"] for name in OURS), strict=True)]
         peers = {"a bare gather of the columns": found["limit"], "DataLoader over samples": found["naive"]}
         rows += compared(f"triplets in batches of {batch:,}", "samples/s", fastest, peers)
-        for name, rates in found.items():
+        for name, each_s in found.items():
             result = {
                 "variant": name,
                 "batch": batch,
-                "n": len(rates),
-                "samples_per_s_mean": statistics.fmean(rates),
-                "samples_per_s_sd": statistics.stdev(rates),
-                "us_per_batch_median": 1e6 * batch / statistics.median(rates),
+                "n": len(each_s),
+                "samples_per_s_mean": statistics.fmean(each_s),
+                "samples_per_s_sd": statistics.stdev(each_s),
+                "us_per_batch_median": 1e6 * batch / statistics.median(each_s),
             }
             for other in ("limit", "naive") if name.startswith("ours") else ():
                 of_one = ratios(found, name, other)
                 result[f"ratio_to_{other}_median"] = statistics.median(of_one)
                 result[f"ratio_to_{other}_ci95"] = interval(of_one)
+                result[f"cpu_ratio_to_{other}_median"] = statistics.median(ratios(by_cpu, name, other))
+                result[f"cpu_ratio_to_{other}_ci95"] = interval(ratios(by_cpu, name, other))
             results.append(result)
             print({key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()})
     found = measure_busy(data, 2048, chosen.rounds, 400)

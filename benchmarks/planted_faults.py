@@ -128,8 +128,8 @@ OF_LOADER = (
           _workers(2), steps=120),
     Fault("slow_samples_once", "uneven_batches", "cpu", _data(build_steps=0.5, slow_samples=6, slow_s=0.8),
           _workers(2), steps=120),
-    Fault("slow_handover", "slow_handover", "cpu",
-          ("workload.model.step_ms=12", "workload.data.step_ms=12", *_data(build_steps=0.5)), _workers(2), steps=120),
+    Fault("slow_handover", "slow_handover", "cpu", _data(build_steps=0.5, columns=1500), _workers(2),
+          steps=120),
     Fault("host_memory_full", "host_memory_full", "cpu", _data(build_steps=0.5, dies_after=20), _workers(2)),
 )  # fmt: skip
 OF_LOADER_UNTUNED = (
@@ -274,7 +274,7 @@ UNTUNED = OF_LOADER_UNTUNED + OF_LOOP_UNTUNED + OF_CARD_UNTUNED
 FAULTS = TUNED + UNTUNED + OF_GPU
 
 LONG = ("workload.model.step_ms=80", "workload.data.step_ms=80")
-"""Steps beside which the 2 ms count for nothing that a batch takes from a worker process to this one."""
+"""Steps so long that receiving a batch from a worker process costs nothing that counts."""
 HEALTHY = (
     Healthy("whole_batches", "cpu", WHOLE),
     Healthy("sample_by_sample", "cpu"),

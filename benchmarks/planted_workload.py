@@ -200,6 +200,16 @@ class SlowCollate:
         return default_collate(samples)
 
 
+class ManyTensors:
+    """torch's collate, and beside it small tensors, as of a table with a tensor for each column."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return default_collate(samples) | {"columns": [torch.zeros(len(samples)) for _ in range(self.num)]}
+
+
 class WholeBatches(Samples):
     """The same, asked for whole batches at once."""
 
@@ -219,9 +229,15 @@ def data(
     has_fetch: bool = False,
     eval_batches: int = 1,
     collate_steps: float = 0.0,
+    columns: int = 0,
     **faults: Any,
 ) -> Datasets:
-    """Normal inputs ``[n, *sizes]`` whose first value decides their class; ``collate_steps`` is what collate takes."""
+    """Returns normal inputs ``[n, *sizes]`` whose first value decides their class.
+
+    Args:
+        collate_steps: what collate takes, in steps.
+        columns: number of small tensors of a batch beside its inputs and labels.
+    """
     made = torch.Generator().manual_seed(0)
 
     def split(length: int, kind: type[Samples], **slow: Any) -> Samples:
@@ -230,7 +246,9 @@ def data(
         return kind(inputs, labels, batch=batch, step_ms=step_ms, **slow)
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
-    collate = SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else None
+    collate = (
+        SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else ManyTensors(columns) if columns else None
+    )
     return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate)
 
 

@@ -51,6 +51,16 @@ def test_the_type_of_the_index_does_not_matter(dtype):
     assert rng.bits_at(indices.to(dtype)).equal(rng.bits_at(indices))
 
 
+class Elsewhere(torch.Tensor):
+    """Takes the path of tensors on a device."""
+
+
+def test_host_and_device_draw_the_same():
+    rng, indices = SampleRng(3, 2), torch.cat([INDICES, torch.tensor([2**62, 0])])
+    assert rng.bits_at(indices, 5).equal(rng.bits_at(indices.as_subclass(Elsewhere), 5).as_subclass(torch.Tensor))
+    assert rng.bits_at(indices[3]).equal(rng.bits_at(indices)[3])
+
+
 def test_uniform_is_uniform():
     values = SampleRng(1, 0).uniform_at(INDICES)
     assert values.dtype == torch.float32

@@ -103,11 +103,11 @@ def test_the_backend_by_measured_times(found, loader, data, expected):
 
 def test_the_times_are_in_the_plan():
     assert backend(trial(2.5, inline=2.6, threads=0.2, processes=1.6)).because == (
-        "first batches, steps of 2.5 ms: step and batch take inline 5.1 ms, threads 2.7 ms, processes 4.1 ms"
+        "timed beside simulated steps of 2.5 ms: step and batch take inline 5.1 ms, threads 2.7 ms, processes 4.1 ms"
     )
     assert backend(trial(inline=2.0, threads=1.9, failed=("processes",))).because == (
-        "first batches, steps of 2 ms: step and batch take inline 4 ms, threads 3.9 ms; a tie goes to the first named; "
-        "processes failed"
+        "timed beside simulated steps of 2 ms: step and batch take inline 4 ms, threads 3.9 ms; "
+        "a tie goes to the first named; processes failed"
     )
     assert backend(trial(0.046)).because == (
         "a batch is built in 0.046 ms, less than handing it over would cost: nothing else was timed"

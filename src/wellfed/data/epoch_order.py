@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,21 +103,28 @@ class EpochOrder:
         return self.num_batches - num_left
 
     def share(self, epoch: int, batch: int) -> Share:
-        """Returns this rank's share of one step; the shares are contiguous and nearly equal."""
-        if self._has_lists:
-            order = self._kept(epoch)[batch]
-            start, total = 0, order.numel()
-        else:
-            if self._rest is not None and self._rest[0] == epoch:
-                _, first, order = self._rest
+        """Returns this rank's share of one step."""
+        return next(self.shares(epoch, (batch,)))
+
+    def shares(self, epoch: int, numbers: Iterable[int]) -> Iterator[Share]:
+        """Yields this rank's share of each of these steps; the shares are contiguous and nearly equal."""
+        kept, first, size, start = self._kept(epoch), 0, self._batch_size, 0
+        if self._rest is not None and self._rest[0] == epoch:
+            _, first, rest = self._rest
+            kept = [rest]
+        order = kept[0]
+        num_kept = order.numel()
+        for batch in numbers:
+            if self._has_lists:
+                order = kept[batch]
+                total = order.numel()
             else:
-                first, order = 0, self._kept(epoch)[0]
-            start = (batch - first) * self._batch_size
-            total = min(self._batch_size, order.numel() - start)  # takes a tenth of the time of len()
-        own = share_of(total, self._rank, self._world_size)
-        # narrow takes half the time of a slice
-        indices = order.narrow(0, start + own.start, len(own)) if own else order.narrow(0, start, 1)
-        return Share(batch, indices, total, not own)
+                start = (batch - first) * size
+                total = min(size, num_kept - start)
+            own = share_of(total, self._rank, self._world_size)
+            # narrow takes half the time of a slice
+            indices = order.narrow(0, start + own.start, len(own)) if own else order.narrow(0, start, 1)
+            yield Share(batch, indices, total, not own)
 
     def _kept(self, epoch: int) -> list[Tensor]:
         """Returns the steps of an epoch from a batch sampler, or the whole order, without skipped samples."""

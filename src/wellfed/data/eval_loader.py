@@ -91,7 +91,7 @@ class EvalLoader:
             yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
 
     def _own(self) -> Iterator[Delivery]:
-        shares = [self._order.share(0, number) for number in self._numbers]
+        shares = list(self._order.shares(0, self._numbers))
         running = self._source.start((BatchRequest(0, one.batch, one.indices) for one in shares), len(shares))
         try:
             for share, built in zip(shares, running, strict=True):

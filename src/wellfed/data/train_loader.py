@@ -136,11 +136,10 @@ class TrainLoader:
 
         Worker threads read this generator one at a time.
         """
-        for batch in range(self._next_batch, len(self)):
-            share = self._order.share(epoch, batch)
+        for share in self._order.shares(epoch, range(self._next_batch, len(self))):
             indices = self._bad.leave_out(share.indices)
             asked.append((share, share.indices.numel() - indices.numel()))
-            yield BatchRequest(epoch, batch, indices)
+            yield BatchRequest(epoch, share.batch, indices)
 
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.

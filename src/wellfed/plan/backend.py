@@ -13,8 +13,9 @@ CHEAP_MS = 0.05
 """Milliseconds of build time below which passing a batch on costs more (0.02-0.03 ms). Between steps, building takes
 twice as long as in a row: 0.16 instead of 0.08 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
 MESSAGE_MS = 1.0
-"""Milliseconds of build time below which worker processes do not pay. Passing a batch on costs 0.5 ms of CPU time,
-more for batches of MBs (2 cores, torch 2.13, `benchmarks/handover.py`)."""
+"""Milliseconds of build time below which worker processes are not timed. Passing a batch takes 0.3 ms of the training
+process, and as much of the worker (2 cores, torch 2.13, `benchmarks/handover.py`). So a step could gain 0.7 ms at most,
+and timing worker processes takes 0.3 s."""
 SLOW_MS = 100.0
 """Milliseconds of build time above which workers are used without a timing, which would take seconds."""
 TIE_FRAC = 0.1
@@ -109,7 +110,7 @@ def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], 
         took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
         fastest = min(first.timed, key=lambda each: first.timed[each].period_ms)
         tie = "" if name == fastest else "; a tie goes to the first named"
-        because = f"first batches, steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
+        because = f"timed beside simulated steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
         return Decided(name, because, "measured")
     if first.build_ms >= SLOW_MS:
         ahead = [name for name in ("threads", "processes") if name in names]

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,18 +44,20 @@ class CropData:
         self._pixels = pixels
         self._read: ImagePixels | None = pixels
         """Pixels for the crops of `fetch`; None = `on_device` looks them up."""
-        self._image_I4 = torch.tensor(
+        # numpy, which computes with few numbers in half the time of torch
+        self._image_4I = np.array(
             [
                 (image.offset, 3 * image.width, image.height - patch_size + 1, image.width - patch_size + 1)
                 for image in images
-            ]
-        )
+            ],
+            np.int64,
+        ).T.copy()
         """First byte, bytes of a line, and number of vertical and horizontal crop positions."""
-        self._image_S = torch.arange(len(images), dtype=torch.int32).repeat_interleave(patches_per_image)
-        self._line_P = torch.arange(patch_size)
+        self._patches_per_image = patches_per_image
+        self._line_P = np.arange(patch_size)
 
     def __len__(self) -> int:
-        return len(self._image_S)
+        return len(self.images) * self._patches_per_image
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns one sample, equal to a row of `fetch`; without ``rng`` for seed 0, epoch 0."""
@@ -96,11 +99,10 @@ class CropData:
 
     def _lines(self, indices: Tensor, rng: SampleRng) -> Tensor:
         """Returns the first byte of each line, int64 [B, P]."""
-        image_B4 = self._image_I4.index_select(0, self._image_S.index_select(0, indices))
-        offset_B, pitch_B, down_B, across_B = image_B4.unbind(1)
-        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63 bits: lower for vertical, upper for horizontal
+        offset_B, pitch_B, down_B, across_B = self._image_4I[:, indices.numpy() // self._patches_per_image]
+        bits_B = rng.bits_at(indices, PLACE_DRAW).numpy()  # 63 bits: lower for vertical, upper for horizontal
         start_B = offset_B + (bits_B & 0x7FFFFFFF) % down_B * pitch_B + (bits_B >> 31) % across_B * 3
-        return torch.addcmul(start_B[:, None], pitch_B[:, None], self._line_P)
+        return torch.from_numpy(start_B[:, None] + pitch_B[:, None] * self._line_P)
 
 
 def turned(image_BCPP: Tensor, way_B: Tensor) -> Tensor:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
+from wellfed.plan.backend import MESSAGE_MS
 from wellfed.study.objective import PEAK_MEMORY, Objective
 from wellfed.study.points.guided.change import TuneTrial
 from wellfed.units import show_percent
 
-_MESSAGE_MS = 1.0
-"""Least milliseconds to build a batch that pay for worker processes (`wellfed.plan.backend`)."""
 _PREFETCH, _DEVICE_PREFETCH = 8, 4
 _BACKEND = "loader.backend"
 _LEFT = ("prefetch_factor", "persistent_workers", "pin_memory", "device_prefetch")
@@ -113,7 +112,7 @@ def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> 
     for other in others[:1] if backends_are_timed else others:
         if other == "threads" and not has_fetch:
             continue
-        is_cheap = best.loading.get("build_ms_p50", _MESSAGE_MS) < _MESSAGE_MS
+        is_cheap = best.loading.get("build_ms_p50", MESSAGE_MS) < MESSAGE_MS
         if other == "processes" and is_cheap and not machine.on_gpu:
             continue
         by = "in the training process" if other == "inline" else f"by {other}"
