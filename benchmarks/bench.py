@@ -126,9 +126,9 @@ def ended_badly(command: Sequence[str], environment: Mapping[str, str], printed:
 def peers() -> dict[str, str]:
     """Returns the versions of the peers that are installed."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pinned = [name for name, _, number in (each.partition("==") for each in extras["bench"]) if number]
     found = {}
-    for requirement in (*extras["bench"], "lightning", "torch", "wandb", "hydra-core"):
-        name = re.split(r"[<>=\[]", requirement)[0]
+    for name in (*pinned, "recbole", "litdata", "optuna", "hydra-core", "torch", "lightning", "wandb"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

@@ -240,7 +240,7 @@ def main() -> None:
         for name in chosen.only:
             unit, sizes, measure = CURVES[name]
             took_s: dict[int, float] = {}
-            for number in range(chosen.rounds):
+            for _ in range(chosen.rounds):
                 for size in sizes[: -1 if chosen.small else None]:
                     before = max((each for each in took_s if each < size), default=size)
                     if took_s.get(size, 0.0) > ONCE or took_s.get(before, 0.0) * size / before > LONGEST_S:
