@@ -256,7 +256,7 @@ def main() -> None:
             "what": what,
             "by": unit,
             "points": [
-                {"size": size, "n": len(values), "median": statistics.median(values), "max": max(values)}
+                {"size": size, "n": len(values), "median": float(f"{statistics.median(values):.4g}")}
                 for size, values in by_size.items()
             ],
         }
