@@ -126,9 +126,9 @@ def ended_badly(command: Sequence[str], environment: Mapping[str, str], printed:
 def peers() -> dict[str, str]:
     """Returns the versions of the peers that are installed."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pinned = [name for name, _, number in (each.partition("==") for each in extras["bench"]) if number]
     found = {}
-    for requirement in (*extras["bench"], "lightning", "torch", "wandb", "hydra-core"):
-        name = re.split(r"[<>=\[]", requirement)[0]
+    for name in (*pinned, "recbole", "litdata", "optuna", "hydra-core", "torch", "lightning", "wandb"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -172,15 +172,16 @@ def page(text: str, record: Path) -> str:
     """Returns the text of the page with the tables and the name of a record in place of those it has."""
     found = json.loads(record.read_text(encoding="utf-8"))
     machine, taken_s = found["machine"], sum(theme["seconds"] for theme in found["themes"])
-    versions = ", ".join(f"{name} {number}" for name, number in found["peers"].items())
+    versions = [f"| {name} | {number} |" for name, number in found["peers"].items()]
     said = (
         f"Measured on {found['date']} on {machine['cpu']}, {machine['cpu_quota_cores']:g} cores, in {taken_s / 60:.0f} "
-        f"minutes ([record](../benchmarks/records/{record.name})). Versions: {versions}."
+        f"minutes ([record](../benchmarks/records/{record.name}))."
     )
     for pattern, lines in (
         (r"Measured on .*\n", [said]),
         (r"\| what \| wellfed .*\n(\|.*\n)*", table(found["results"])),
         (r"\| what \| by .*\n(\|.*\n)*", curves_table(found["curves"])),
+        (r"\| package \| version .*\n(\|.*\n)*", ["| package | version |", "|---|---|", *versions]),
     ):
         text, number = re.subn(pattern, lambda _, lines=lines: "\n".join([*lines, ""]), text)
         if number != 1:
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=THEMES, default=list(THEMES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=20.0, help="a theme that is not done by then is ended")
-    parser.add_argument("--out", type=Path, default=RECORDS / f"{datetime.now(UTC):%Y-%m-%d}_bench_cpu.json")
+    parser.add_argument("--out", type=Path, help="default: of today, or build/bench.json where themes are left out")
     parser.add_argument("--add", action="store_true", help="keep the other themes of the record")
     parser.add_argument("--page", nargs="?", type=Path, const=Path(), help="write the page from a record; run nothing")
     asked = parser.parse_args()
@@ -210,13 +211,17 @@ def main() -> None:
         record = newest() if asked.page == Path() else asked.page
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
         return
+    of_today = RECORDS / f"{datetime.now(UTC):%Y-%m-%d}_bench_cpu.json"
+    is_whole = asked.add or set(asked.only) == set(THEMES)
+    out: Path = asked.out or (of_today if is_whole else ROOT / "build" / "bench.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # of nohup
             signal.signal(ending, lambda number, _: sys.exit(128 + number))  # ends the theme that runs, too
     with contextlib.suppress(OSError, AttributeError):  # Linux alone
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     ends_at_s = time.monotonic() + 60 * asked.minutes
-    kept: dict[str, Any] = json.loads(asked.out.read_text(encoding="utf-8")) if asked.add else {}
+    kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if asked.add else {}
     rows, curves, themes = (
         [each for each in kept.get(key, ()) if each["theme"] not in asked.only]
         for key in ("results", "curves", "themes")
@@ -231,7 +236,7 @@ def main() -> None:
         says = f"{len(themes)} themes in {sum(theme['seconds'] for theme in themes):.0f} s"
         says += f"; not run: {', '.join(left)}." if left else "."
         config = {"rounds": asked.rounds, "busy_frac": BUSY_FRAC}
-        finish("bench", rows, says, asked.out, config=config, themes=themes, peers=peers(), curves=curves)
+        finish("bench", rows, says, out, config=config, themes=themes, peers=peers(), curves=curves)
     if failed := [row["theme"] for row in rows if row["verdict"].startswith("failed")]:
         raise SystemExit(f"Failed: {', '.join(failed)}.")
 

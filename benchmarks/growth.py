@@ -118,7 +118,7 @@ gained = (psutil.Process().memory_info().rss - before) / 2**20
 print(json.dumps({"writing a reading [ms]": each_ms, "memory of a run's telemetry [MiB]": max(0.0, gained)}))
 """
 REPORT = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
@@ -128,7 +128,7 @@ evidence = Evidence.read(folder)
 conclude(evidence)
 write_reports(evidence, folder)
 took_s = time.perf_counter() - began_s
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**10  # getrusage has the parent's
 size = (folder / "report.html").stat().st_size / 2**10
 print(json.dumps({"both reports of a run [s]": took_s, "memory of its reports [MiB]": peak, "its page [KiB]": size}))
 """
@@ -256,7 +256,7 @@ def main() -> None:
             "what": what,
             "by": unit,
             "points": [
-                {"size": size, "n": len(values), "median": statistics.median(values), "max": max(values)}
+                {"size": size, "n": len(values), "median": float(f"{statistics.median(values):.4g}")}
                 for size, values in by_size.items()
             ],
         }
