@@ -1,4 +1,4 @@
-"""What of a training is saved in its folder: what a resumed run starts from, and what a later run can go on from."""
+"""Checkpoints in the folder of a run: the one that a resumed run starts from, and those that a later run can use."""
 
 from __future__ import annotations
 
