@@ -365,15 +365,23 @@ time.sleep(600)
 def test_a_killed_script_can_be_reported_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "classify.py").read_text())
     words = ["--images", "100000", "--read-ms", "1"]
-    process = subprocess.Popen(
-        [sys.executable, *WATCH, "train.py", *words], cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL
-    )
-    runs = tmp_path / "logs" / "watch" / "runs"
-    give_up_at_s = time.monotonic() + 120
-    while not (list(runs.glob("*/steps.csv")) and len(rows_of(tmp_path)) > 40) and time.monotonic() < give_up_at_s:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait() == -signal.SIGTERM
+    with subprocess.Popen(
+        [sys.executable, *WATCH, "train.py", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),  # noqa: PLW1509  ignored in some services
+    ) as process:
+        try:
+            runs = tmp_path / "logs" / "watch" / "runs"
+            give_up_at_s = time.monotonic() + 120
+            while not (list(runs.glob("*/steps.csv")) and len(rows_of(tmp_path)) > 40):
+                assert time.monotonic() < give_up_at_s, "no steps were written"
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
     evidence = Evidence.read(folder_of(tmp_path))
     conclude(evidence)
     assert evidence.record.status == "killed"
