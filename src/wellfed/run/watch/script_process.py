@@ -21,11 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+from wellfed.project import ENGINE
+
+_OURS = str(ENGINE) + os.sep
 
 
 @dataclass(frozen=True)
