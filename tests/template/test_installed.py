@@ -62,7 +62,7 @@ def project(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Project
 
 
 def test_it_trains_on_the_engine_of_its_environment(project: Project):
-    """Nothing but compiled templates is written beside the engine; the record has the project's commit and its version."""
+    """Nothing but compiled templates is written beside the engine; the record has the project's commit."""
     engine = project.site / "wellfed"
     for path in [engine, *engine.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
