@@ -295,11 +295,10 @@ def in_turns(runner: Runner, start: Step, others: Sequence[Step], rounds: int) -
 
 
 def compared(step: Step, before: list[float], after: list[float]) -> dict[str, Any]:
-    """Ratios of rates, round by round."""
+    """Returns the median of the ratios of rates, round by round, with the lowest and the highest."""
     ratios = [mine / start for start, mine in zip(before, after, strict=True)]
-    found: dict[str, Any] = {"why": step.why, "typed": step.typed, "n": len(ratios), "before": before, "after": after}
-    found |= {"ratios": ratios, "ratio_median": statistics.median(ratios)}
-    return found | ({"ratio_sd": statistics.stdev(ratios)} if len(ratios) > 1 else {})
+    found = {"ratio_median": statistics.median(ratios), "ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
+    return {"why": step.why, "typed": step.typed, "n": len(ratios), **found}
 
 
 @contextlib.contextmanager
@@ -382,7 +381,7 @@ def main() -> None:
         "theme": f"before_after_{asked.workload}",
         "date": f"{at:%Y-%m-%d %H:%M}",
         "command": _without_places(sys.argv[1:]),
-        "git": git_state(ROOT),
+        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": RunRecord.read(end.folder).machine,
         "config": {
             "where": asked.where,
@@ -396,7 +395,7 @@ def main() -> None:
             for step in found
         ],
         "guide": {"before": guide.before, "after": guide.after},
-        "raw": turns,
+        "turns": turns,
         "says": f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}.",
     }
     write_record(record, asked.out)
