@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from functools import partial
 
 import pytest
@@ -127,13 +129,87 @@ def test_others_step_by_themselves():
 
     weights = list(network().parameters())
     for optimizer in (torch.optim.SGD(weights, lr=0.1), Own(weights, lr=0.1, fused=True)):
-        assert step_of(optimizer) == optimizer.step
-    replaced = torch.optim.AdamW(weights, lr=0.1, fused=True)
-    replaced.step = lambda closure: closure()
-    assert step_of(replaced) is replaced.step
+        assert not isinstance(step_of(optimizer), FusedAdam)
+        assert step_of(optimizer)(lambda: torch.tensor(3.0)) == 3.0
     mixed = torch.optim.AdamW([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], fused=True)
     for weight in mixed.param_groups[0]["params"]:
         weight.grad = torch.ones_like(weight)
     for _ in range(2):
         step_of(mixed)(lambda: torch.zeros(()))
     assert [float(state["step"]) for state in mixed.state.values()] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("has_schedule", [False, True])
+@pytest.mark.parametrize("when", ["before", "after", "later"])
+def test_a_step_that_a_user_has_replaced_is_called(has_schedule, when):
+    optimizer = torch.optim.AdamW(network().parameters(), lr=0.1, fused=True)
+    own, called = optimizer.step, []
+
+    def mine(self, closure=None):
+        called.append(closure())
+
+    if when == "before":
+        optimizer.step = types.MethodType(mine, optimizer)
+    if has_schedule:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    if when == "after":
+        optimizer.step = functools.wraps(own)(functools.partial(mine, optimizer))
+    step = step_of(optimizer)
+    if when == "later":
+        optimizer.step = types.MethodType(mine, optimizer)
+    step(lambda: torch.tensor(3.0))
+    assert called == [3.0]
+
+
+def stepped_alike(change, kind=torch.optim.AdamW):
+    """Whether steps after a change of the optimizer are torch's; the change gets network and optimizer."""
+    found = []
+    for is_ours in (True, False):
+        made = network()
+        optimizer = kind(made[:3].parameters(), lr=0.01, fused=True)
+        step = step_of(optimizer) if is_ours else lambda closure, optimizer=optimizer: optimizer.step(closure)
+        trained(made, optimizer, step, steps=2)
+        change(made, optimizer)
+        found.append(trained(made, optimizer, step, steps=4))
+    return alike(*found)
+
+
+@pytest.mark.parametrize("options", [{"maximize": True}, {"amsgrad": True}, {"fused": False}, {}])
+def test_a_group_that_comes_later_has_its_options(options):
+    assert stepped_alike(lambda made, optimizer: optimizer.add_param_group({"params": made[3].parameters(), **options}))
+
+
+def test_an_option_that_is_changed_counts_from_the_next_step_on():
+    assert stepped_alike(lambda _, optimizer: optimizer.param_groups[0].update(maximize=True))
+
+
+def test_torch_2_6_has_no_key_for_decoupled_weight_decay():
+    made, other = network(), network()
+    ours, torchs = (torch.optim.AdamW(one.parameters(), lr=0.01, fused=True) for one in (made, other))
+    step = step_of(ours)
+    first = trained(made, ours, step), trained(other, torchs, torchs.step)
+    assert alike(*first)
+    for group in ours.param_groups:
+        del group["decoupled_weight_decay"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(ours), "step", None)  # torch itself would need the key
+        steps = ours.state[next(made.parameters())]["step"].clone()
+        for weight, its in zip(made.parameters(), other.parameters(), strict=True):
+            weight.grad = its.grad = torch.ones_like(weight)
+        step(lambda: torch.zeros(()))
+    torchs.step()
+    assert ours.state[next(made.parameters())]["step"] == steps + 1
+    assert alike([*made.parameters()], [*other.parameters()])
+
+
+def test_sparse_gradients_are_torchs_to_refuse():
+    table = nn.Embedding(4, 2)
+    optimizer = torch.optim.Adam(table.parameters(), lr=0.1, fused=True)
+    step = step_of(optimizer)
+    table(torch.tensor([1])).sum().backward()
+    step(lambda: torch.zeros(()))
+    table.sparse = True
+    table.weight.grad = None
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        step(lambda: torch.zeros(()))

@@ -37,3 +37,13 @@ def test_means_do_not_depend_on_when_sums_are_saved(num_steps: int, saved_after:
             totals.load_state_dict(state)
     assert totals.count == num_steps
     assert totals.take() == {"loss": float(values.double().mean())}
+
+
+def test_a_buffer_that_changes_counts_as_it_was_in_each_step():
+    totals, buffer = Totals(), torch.zeros(())
+    for number in range(10):
+        buffer.fill_(number)
+        totals.add("buffer", buffer, 1)
+        totals.add("one", torch.full([1] if number % 2 else [], 2.0), 1)
+        totals.commit()
+    assert totals.take() == {"buffer": 4.5, "one": 2.0}

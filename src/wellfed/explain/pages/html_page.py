@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+import jinja2
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 
@@ -51,6 +52,13 @@ _LOADER = """
 class _CompiledTemplates(FileSystemBytecodeCache):
     """Compiled templates beside the compiled modules: compiling those of a run's page takes as long as drawing it."""
 
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Reads a compiled template. One that is damaged is compiled again."""
+        try:
+            super().load_bytecode(bucket)
+        except Exception:  # noqa: BLE001  pickle and marshal raise anything on damaged bytes
+            bucket.reset()
+
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Keeps a compiled template, unless Python must not write or the folder can't be written."""
         if not sys.dont_write_bytecode:
@@ -58,7 +66,9 @@ class _CompiledTemplates(FileSystemBytecodeCache):
                 super().dump_bytecode(bucket)
 
 
-_COMPILED = _CompiledTemplates(str(_FOLDER / "__pycache__"), f"%s.{sys.implementation.cache_tag}.jinja")
+_COMPILED = _CompiledTemplates(
+    str(_FOLDER / "__pycache__"), f"%s.{sys.implementation.cache_tag}.{jinja2.__version__}.jinja"
+)
 
 
 def fill_in(

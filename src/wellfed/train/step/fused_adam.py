@@ -9,72 +9,105 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
-_SLOWER = ("amsgrad", "maximize", "capturable", "differentiable")
-"""Options of a group with which torch makes the step."""
-
 
 class FusedAdam:
     """Steps of a fused `torch.optim.Adam` or `AdamW`, bit for bit those of torch.
 
-    torch makes the step itself if an option or a weight is unusual, if a weight has no state yet, and while a hook or a
-    profiler observes its steps.
+    torch makes the step itself if an option or a weight is unusual, if a weight has no state yet, if its ``step`` was
+    replaced, and while a hook or a profiler observes its steps.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._checked: Any = None
-        """Groups that `_is_usual` is about; loading a checkpoint replaces them."""
-        self._is_usual = False
+        self._optimizer, self._is_adamw = optimizer, type(optimizer) is torch.optim.AdamW
+        self._checked: list[tuple[list[Tensor], int]] = []
+        """Weights of each group that `_are_usual` is about, and how many they were."""
+        self._are_usual = False
 
     def __call__(self, closure: Callable[[], Tensor]) -> None:
         """Makes a step with the gradients that the closure computes."""
         optimizer = self._optimizer
-        if self._is_for_torch(optimizer):
+        if self._is_observed(optimizer):
             optimizer.step(closure)  # type: ignore[arg-type]
             return
         closure()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers of torch ask for it
         found, state = [], optimizer.state
+        self._check_weights(optimizer.param_groups)
         for group in optimizer.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            states = [state[weight] for weight in weights]
-            if not all(states):
+            weights, gradients, states = [], [], []
+            for weight in group["params"]:
+                if (gradient := weight.grad) is not None:
+                    weights.append(weight)
+                    gradients.append(gradient)
+                    states.append(state.get(weight))
+                    if not states[-1] or gradient.is_sparse:
+                        optimizer.step()
+                        return
+            if not self._are_usual or not _has_usual_options(group):
                 optimizer.step()
                 return
-            found.append((group, weights, states))
+            found.append((group, weights, gradients, states))
         was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
         try:
-            for group, weights, states in found:
+            for group, weights, gradients, states in found:
                 if weights:
-                    _update(group, weights, states)
+                    is_decoupled = group.get("decoupled_weight_decay", self._is_adamw)  # torch 2.6 has no such key
+                    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+                    _update(kernel, group, weights, gradients, states)
         finally:
             torch._C._set_grad_enabled(was_enabled)
 
-    def _is_for_torch(self, optimizer: torch.optim.Optimizer) -> bool:
-        if optimizer.param_groups is not self._checked:
-            self._checked, self._is_usual = optimizer.param_groups, all(map(_is_usual, optimizer.param_groups))
+    def _is_observed(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether anything but torch's own ``step`` takes part in a step."""
+        own = vars(optimizer).get("step")
+        if own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step:  # not by a scheduler
+            return True
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         hooks = hooks or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-        return bool(hooks) or not self._is_usual or torch._C._autograd._profiler_enabled()
+        return bool(hooks) or torch._C._autograd._profiler_enabled()
+
+    def _check_weights(self, groups: list[dict[str, Any]]) -> None:
+        """Sets whether all weights are parameters of one device and precision in each group, if they have changed."""
+        checked = self._checked
+        if len(checked) == len(groups):
+            for (weights, number), group in zip(checked, groups, strict=True):
+                if group["params"] is not weights or len(weights) != number:
+                    break
+            else:
+                return
+        self._checked = [(group["params"], len(group["params"])) for group in groups]
+        self._are_usual = all(
+            len({(type(weight), weight.device, weight.dtype) for weight in group["params"]}) == 1
+            and type(group["params"][0]) is nn.Parameter
+            for group in groups
+        )
 
 
-def _is_usual(group: dict[str, Any]) -> bool:
-    kinds = {(type(weight), weight.device, weight.dtype) for weight in group["params"]}
-    has_one_kind = len(kinds) == 1 and next(iter(kinds))[0] is nn.Parameter
-    numbers = (group["lr"], *group["betas"], group["weight_decay"], group["eps"])
-    has_numbers = all(isinstance(number, (float, int)) for number in numbers)
-    return has_one_kind and has_numbers and bool(group["fused"]) and not any(group[name] for name in _SLOWER)
+def _has_usual_options(group: dict[str, Any]) -> bool:
+    """Returns whether the kernel takes the options as they are now."""
+    if group["amsgrad"] or group["maximize"] or group["capturable"] or group["differentiable"] or not group["fused"]:
+        return False
+    beta1, beta2 = group["betas"]
+    for number in (group["lr"], beta1, beta2, group["weight_decay"], group["eps"]):
+        if not isinstance(number, (float, int)):
+            return False
+    return True
 
 
-def _update(group: dict[str, Any], weights: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+def _update(
+    kernel: Callable[..., Any],
+    group: dict[str, Any],
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+) -> None:
     steps = [state["step"] for state in states]
     torch._foreach_add_(steps, 1)
-    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     beta1, beta2 = group["betas"]
     kernel(
         weights,
-        [weight.grad for weight in weights],  # type: ignore[misc]  # none is None
+        gradients,
         [state["exp_avg"] for state in states],
         [state["exp_avg_sq"] for state in states],
         [],
@@ -92,8 +125,11 @@ def _update(group: dict[str, Any], weights: list[Tensor], states: list[dict[str,
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], Tensor]], Any]:
-    """Returns a function that makes the optimizer's step: `FusedAdam` for an Adam of torch, else the method itself."""
-    own = vars(optimizer).get("step")
-    is_replaced = own is not None and not hasattr(own, "_wrapped_by_lr_sched")  # by the user
-    is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
-    return FusedAdam(optimizer) if is_adam and not is_replaced else optimizer.step  # type: ignore[return-value]
+    """Returns a function that makes the optimizer's step: `FusedAdam` for an Adam of torch."""
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        return FusedAdam(optimizer)
+
+    def step(closure: Callable[[], Tensor]) -> Any:
+        return optimizer.step(closure)  # type: ignore[arg-type]  # found anew in each step: users may replace it
+
+    return step

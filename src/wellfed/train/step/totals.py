@@ -28,11 +28,14 @@ class Totals:
         self.count = 0
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
-        """Adds a micro-batch's mean with its share of the step, 0..1; copied if its memory is overwritten."""
-        value = value.detach().float()
+        """Adds a micro-batch's mean with its share of the step, 0..1; copied if its memory may be overwritten."""
+        is_shared = (
+            is_overwritten or value.grad_fn is None or value._is_view()
+        )  # such as a buffer, or an element of one
+        value = value.detach().float().reshape(())
         if share != 1:
             value = value * share
-        elif is_overwritten:
+        elif is_shared:
             value = value.clone()
         self._pending.append((name, value))
 
@@ -70,7 +73,8 @@ class Totals:
     def _sum_up(self) -> None:
         values, self._values = self._values, {}
         for name, held in values.items():
-            total, known = torch.stack(held).double().sum(0), self._sums.get(name)
+            at_once = torch.stack([value.to(held[-1].device) for value in held])
+            total, known = at_once.double().sum(0), self._sums.get(name)
             self._sums[name] = total if known is None else known.to(total.device) + total  # loaded from a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
