@@ -34,7 +34,8 @@ class FusedAdam:
         found, state = [], optimizer.state
         self._check_weights(optimizer.param_groups)
         for group in optimizer.param_groups:
-            weights, gradients, states = [], [], []
+            weights, gradients = [], []
+            states: list[Any] = []
             for weight in group["params"]:
                 if (gradient := weight.grad) is not None:
                     weights.append(weight)
