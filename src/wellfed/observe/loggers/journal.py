@@ -188,8 +188,8 @@ class Journal:
         return None if recent is None or recent.samples_per_s is None else recent
 
     def recent_rate(self) -> float | None:
-        """Returns samples/s over the last 50 steps."""
-        rows = list(islice(reversed(self.rows), 50))
+        """Returns samples/s over the last 50 steps without warm-up; None if there are none."""
+        rows = [row for row in islice(reversed(self.rows), 50) if not row.warmup]
         return StepColumns.of(rows).samples_per_s if rows else None
 
     def save(self, *, duration_s: float | None = None) -> None:
