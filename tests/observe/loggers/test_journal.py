@@ -134,6 +134,7 @@ def test_figures_are_those_of_the_steps(tmp_path):
     assert made.recent_rate() is None
     made.steps([row(0, warmup=True)])
     assert recent() == []
+    assert made.recent_rate() is None
     made.rows.clear()
     made.steps([row(1, warmup=True), *(row(step) for step in range(2, 80))])
     assert made.summary().samples_per_s == pytest.approx(800)
