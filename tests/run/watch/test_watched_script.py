@@ -484,3 +484,57 @@ def test_lines_that_wait_for_the_card_are_named(tmp_path: Path, fake_driver: Fak
     found = {place["place"].rpartition("/")[2]: place["per_step"] for place in places}
     assert found[f"classify.py:{number}"] == 1
     assert all(place.startswith("classify.py:") for place in found)
+
+
+def test_loaders_and_models_of_any_kind_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import functools, torch
+torch.manual_seed(0)
+from torch.utils.data import DataLoader
+class Cached(DataLoader):
+    def _get_iterator(self):
+        return iter([torch.ones(2, 4)] * 3)
+class Unhashable(DataLoader):
+    def __eq__(self, other):
+        return True
+class Model(torch.nn.Linear):
+    pass
+model = Model(4, 1)
+Model.__call__ = functools.partial(lambda x: model.forward(x))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for loader in (Cached(range(3)), Unhashable(torch.ones(8, 4), batch_size=2)):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+print(model.weight.tolist())
+"""
+    )
+    alone, done = ended("train.py", cwd=tmp_path), ended(*WATCH, "train.py", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
+    assert record_of(tmp_path).steps == 7
+    assert "Batches of a DataLoader could not be seen" in done.stderr
+
+
+def test_a_loader_that_is_tried_ends_with_the_scripts_use_of_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import gc, multiprocessing, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    loader = DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=4, num_workers=1, persistent_workers=True)
+    for (x,) in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    del loader
+    gc.collect()
+    print(len(multiprocessing.active_children()))
+"""
+    )
+    done = ended(*WATCH, "--predict", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr
+    assert re.search(r"num_workers=1, prefetch_factor=2, persistent_workers=True\) +\d", done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,8 @@ class SeenLoader:
     def __init__(self, loader: Any, *, is_kept: bool) -> None:
         self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
         self.batch_size = getattr(loader, "batch_size", None)
-        self.loader = loader if is_kept else None
-        """The DataLoader itself, if it is kept for trials."""
+        self.loader = _without_workers(loader) if is_kept else None
+        """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
 
 class ScriptRecord:
@@ -58,7 +59,7 @@ class ScriptRecord:
 
     Args:
         origin_s: monotonic time of the script's start.
-        keeps_loader: whether the DataLoader is kept beyond the script's own use of it.
+        keeps_loader: whether a copy of the DataLoader is kept beyond the script's own use of it.
     """
 
     def __init__(self, script: Script, log_dir: Path, *, origin_s: float, keeps_loader: bool = False) -> None:
@@ -153,7 +154,7 @@ class ScriptRecord:
 
     @property
     def loader(self) -> Any:
-        """The DataLoader that most samples of training came from, if it is kept."""
+        """A copy of the DataLoader that most samples of training came from, if it is kept."""
         return None if self._seen is None else self._seen.loader
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
@@ -285,6 +286,13 @@ class ScriptRecord:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _without_workers(loader: Any) -> Any:
+    """Returns a copy of a DataLoader with the same data and samplers, and without its running workers."""
+    copied = copy.copy(loader)
+    copied._iterator = None
+    return copied
 
 
 def _cpu_s() -> float:
