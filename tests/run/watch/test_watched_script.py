@@ -538,3 +538,32 @@ for epoch in range(3):
     done = ended(*WATCH, "--predict", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr
     assert re.search(r"num_workers=1, prefetch_factor=2, persistent_workers=True\) +\d", done.stderr)
+
+
+def test_workers_of_a_stream_are_advised_with_a_split(tmp_path: Path) -> None:
+    """Without one each worker repeats all samples."""
+    (tmp_path / "train.py").write_text(
+        """
+import time, torch
+from torch.utils.data import DataLoader, IterableDataset
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(480):
+            time.sleep(0.003)
+            yield torch.randn(4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(Stream(), batch_size=8):
+    model(x).sum().backward()
+    time.sleep(0.008)
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "--predict", "train.py", cwd=tmp_path)
+    record = record_of(tmp_path)
+    (finding,) = [one for one in record.findings if one["id"] == "loading_in_main_process"]
+    workers, split = finding["change"]
+    assert workers.startswith("DataLoader(num_workers=")
+    assert split == "split the stream by get_worker_info(), else each worker repeats all samples"
+    assert split in done.stderr
+    assert set(re.findall(r"^DataLoader\(num_workers=(\d+)", done.stderr, re.MULTILINE)) == {"0", "1"}

@@ -29,7 +29,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import EventKind, PlanEntry, RunRecord, SynchronisationEntry, git_state
+from wellfed.record import EventKind, PlanEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.watch.script_process import Script, ScriptEnd
@@ -50,6 +50,8 @@ class SeenLoader:
     def __init__(self, loader: Any, *, is_kept: bool) -> None:
         self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
         self.batch_size = getattr(loader, "batch_size", None)
+        self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
+        """It reads an IterableDataset, of which each worker has a copy."""
         self.loader = _without_workers(loader) if is_kept else None
         """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
@@ -141,10 +143,6 @@ class ScriptRecord:
         self.has_batch = True
         sizes = {name: mib(size) for name, size in by_dtype.items()}
         self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
-
-    def synchronised(self, places: list[SynchronisationEntry]) -> None:
-        """Records the lines where the host waited for the device."""
-        self.record.synchronisations = places
 
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
@@ -266,7 +264,8 @@ class ScriptRecord:
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
         workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
-        self.record.config = {**self.record.config, "workload": workload, "loader": {"backend": "torch", **found}}
+        loader = {"backend": "torch", **found, "is_iterable": self._seen.is_iterable}
+        self.record.config = {**self.record.config, "workload": workload, "loader": loader}
 
     def _read(self, samples: Sequence[Sample]) -> None:
         self.journal.telemetry(samples)

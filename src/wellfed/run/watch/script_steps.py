@@ -29,7 +29,6 @@ from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
 from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
-from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
 """Phases of a step, as the clock numbers them."""
@@ -64,6 +63,8 @@ class Iteration:
     has_copy: bool = False
     is_copied: bool = False
     """Forward or backward has begun, so that later copies are part of them."""
+    is_evaluated: bool = False
+    """A forward pass without gradients had the batch, and none with gradients since."""
     is_ended: bool = False
 
 
@@ -98,16 +99,12 @@ class ScriptSteps(Harmless):
         self._is_in_optimizer = False
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
-        self._search: SynchronisationSearch | None = None
-        """Search for lines that wait for the device, in the first steps of an optimizer."""
         self._rows = RowsOfSteps()
         self.is_off = False
 
     def abandon(self) -> None:
         """Marks nothing more."""
         self.is_off = True
-        if self._search is not None:
-            self._search.close()
 
     # Batches
 
@@ -130,8 +127,8 @@ class ScriptSteps(Harmless):
         self._joins = self._is_aside = False
         iteration = self._iteration
         if iteration is not None:
-            is_unused = not (iteration.is_ended or iteration.has_backward or iteration.loader is None)
-            if is_unused and self.level > Level.batches and torch.is_grad_enabled():
+            is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
+            if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
                 self._joins = loader in self._trained if iteration.loader is loader else others
@@ -197,6 +194,8 @@ class ScriptSteps(Harmless):
             return
         iteration = self._iteration
         is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
+        if iteration is not None:
+            iteration.is_evaluated = not torch.is_grad_enabled()
         if not torch.is_grad_enabled():
             self._num_without_grad += is_between and not is_done
             if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
@@ -317,7 +316,8 @@ class ScriptSteps(Harmless):
         if iteration.num_steps or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
             self._end(iteration)
         elif iteration.loader is not None:
-            self._aside.add(iteration.loader)
+            if iteration.loader not in self._trained:
+                self._aside.add(iteration.loader)
             self._pause()
 
     def _end(self, iteration: Iteration) -> None:
@@ -329,20 +329,14 @@ class ScriptSteps(Harmless):
         )
         if iteration.loader is not None:
             self._record.trained_with(iteration.loader, iteration.samples)
-        if self._search is not None and self.level == Level.optimizer and is_whole:
-            self._search.step_ended()
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
 
     def _pause(self) -> None:
-        if self._search is not None:
-            self._search.pause()
         self._record.enter("validate")
         self.clock.interrupt()
 
     def _resume(self) -> None:
-        if self._search is not None:
-            self._search.go_on()
         self._record.enter("train")
 
     def _take(self, *, wait: bool = False) -> None:
@@ -363,7 +357,6 @@ class ScriptSteps(Harmless):
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
-            self._search = SynchronisationSearch(self._record.synchronised)
             self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
 
     def _mark(self, phase: int) -> None:
