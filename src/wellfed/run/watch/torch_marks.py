@@ -182,12 +182,12 @@ class TorchMarks:
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._steps.optimizer(is_done=False)
+            self._steps.optimizer(optimizer, is_done=False)
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._steps.optimizer(is_done=True)
+        self._steps.optimizer(optimizer, is_done=True)
         if self._steps.is_off:
             return
         self._num_steps += 1
