@@ -48,6 +48,15 @@ def script(**loader: object) -> RunRecord:
     [
         (("loader.backend=auto", "loader.num_workers=4"), {}, ["DataLoader(num_workers=4, persistent_workers=True)"]),
         (("loader.num_workers=4",), {"persistent_workers": True}, ["DataLoader(num_workers=4)"]),
+        (
+            ("loader.num_workers=4",),
+            {"is_iterable": True, "persistent_workers": True},
+            [
+                "DataLoader(num_workers=4)",
+                "split the stream by get_worker_info(), else each worker repeats all samples",
+            ],
+        ),
+        (("loader.num_workers=1",), {"is_iterable": True, "persistent_workers": True}, ["DataLoader(num_workers=1)"]),
         (("loader.persistent_workers=true",), {"num_workers": 2}, ["DataLoader(persistent_workers=True)"]),
         (
             ("loader.pin_memory=true", "loader.device_prefetch=2"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from wellfed import AccelerateWatch, RayTrainWatch, TrainerWatch
 from wellfed.record import RunRecord
+from wellfed.run.watch.watched_script import WatchedScript
 
 
 class Slow(Dataset[Any]):
@@ -93,6 +96,45 @@ def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(int(row["samples"]) for row in rows[1:]) == pytest.approx(2 * 160, abs=16)
     assert is_starved(record)
     assert "Report" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("torch_as_before")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_trainer_after_one_that_failed(tmp_path: Path) -> None:
+    """transformers calls no callback when a training raises."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Broken(Slow):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            raise OSError("unreadable")
+
+    watches = []
+    for name, data in (("first", Broken()), ("second", Slow(32))):
+        watches.append(TrainerWatch(name, tmp_path))
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "out"), per_device_train_batch_size=4, num_train_epochs=1, report_to=[], use_cpu=True
+        )
+        trainer = transformers.Trainer(Classifier(), arguments, train_dataset=data, callbacks=[watches[-1]])
+        with pytest.raises(OSError, match="unreadable") if name == "first" else nullcontext():
+            trainer.train()
+    records = {one.workload: one for one in map(RunRecord.read, (tmp_path / "watch" / "runs").iterdir())}
+    assert {name: (one.status, one.steps) for name, one in records.items()} == {
+        "first": ("failed", 0),
+        "second": ("ok", 8),
+    }
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_nothing_is_kept_after_the_block(tmp_path: Path) -> None:
+    def watches() -> int:
+        gc.collect()
+        return sum(type(one) is WatchedScript for one in gc.get_objects())
+
+    before = watches()
+    with AccelerateWatch("loop", tmp_path):
+        assert watches() == before + 1
+    assert watches() == before
 
 
 @pytest.mark.usefixtures("torch_as_before")

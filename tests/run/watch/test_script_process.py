@@ -44,6 +44,14 @@ atexit.register(lambda: print("at the end"))
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 print("main")
 """,
+    "has executors": """
+import atexit, threading, time
+from concurrent.futures import ThreadPoolExecutor
+atexit.register(lambda: print("at the end"))
+pool, later = ThreadPoolExecutor(2), ThreadPoolExecutor(1)
+later.submit(lambda: (time.sleep(0.2), print("later")))
+print(pool.submit(lambda: 1).result())
+""",
     "spawns": """
 import multiprocessing, pickle
 class Thing:

@@ -466,21 +466,199 @@ def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver
     assert "slow_callbacks" in findings_of(record)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
-def test_lines_that_wait_for_the_card_are_named(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    card = on_card(tmp_path, fake_driver, launch_us=100, kernel_us=100)
-    words = ["--images", "1200", "--epochs", "1", "--item"]
-    alone = ended(SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
-    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+def test_warnings_and_modes_are_left_alone(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Nor is a device waited for after an error, which may be its own."""
+    (tmp_path / "train.py").write_text(
+        """
+import torch, warnings
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(TensorDataset(torch.zeros(40, 4)), batch_size=4):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = model(x.cuda()).sum()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    print(torch.cuda.get_sync_debug_mode(), warnings.filters, warnings.showwarning)
+torch.cuda.synchronize = lambda *of: print("waits")
+raise ValueError("of the script")
+"""
+    )
+    card = on_card(tmp_path, fake_driver)
+    alone, done = ended("train.py", cwd=tmp_path, **card), ended(*WATCH, "train.py", cwd=tmp_path, **card)
+    assert "of the script" in alone.stderr
+    without_addresses = [re.sub("0x[0-9a-f]+", "", one.stdout) for one in (alone, done)]
+    assert without_addresses[0] == without_addresses[1]
+    assert record_of(tmp_path).status == "failed"
+    assert record_of(tmp_path).steps >= 3
+
+
+def test_loaders_and_models_of_any_kind_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import functools, torch
+torch.manual_seed(0)
+from torch.utils.data import DataLoader
+class Cached(DataLoader):
+    def _get_iterator(self):
+        return iter([torch.ones(2, 4)] * 3)
+class Unhashable(DataLoader):
+    def __eq__(self, other):
+        return True
+class Model(torch.nn.Linear):
+    pass
+model = Model(4, 1)
+Model.__call__ = functools.partial(lambda x: model.forward(x))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for loader in (Cached(range(3)), Unhashable(torch.ones(8, 4), batch_size=2)):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+print(model.weight.tolist())
+"""
+    )
+    alone, done = ended("train.py", cwd=tmp_path), ended(*WATCH, "train.py", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
     assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
-    (number,) = [
-        number
-        for number, line in enumerate((SCRIPTS / "classify.py").read_text().splitlines(), 1)
-        if line.strip() == "loss.item()"
-    ]
-    places = record_of(tmp_path).synchronisations
-    assert places is not None
-    found = {place["place"].rpartition("/")[2]: place["per_step"] for place in places}
-    assert found[f"classify.py:{number}"] == 1
-    assert all(place.startswith("classify.py:") for place in found)
+    assert record_of(tmp_path).steps == 7
+    assert "Batches of a DataLoader could not be seen" in done.stderr
+
+
+def test_a_loader_that_is_tried_ends_with_the_scripts_use_of_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import gc, multiprocessing, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    loader = DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=4, num_workers=1, persistent_workers=True)
+    for (x,) in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    del loader
+    gc.collect()
+    print(len(multiprocessing.active_children()))
+"""
+    )
+    done = ended(*WATCH, "--predict", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0\n0\n0\n"), done.stderr
+    assert re.search(r"num_workers=1, prefetch_factor=2, persistent_workers=True\) +\d", done.stderr)
+
+
+def test_workers_of_a_stream_are_advised_with_a_split(tmp_path: Path) -> None:
+    """Without one each worker repeats all samples."""
+    (tmp_path / "train.py").write_text(
+        """
+import time, torch
+from torch.utils.data import DataLoader, IterableDataset
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(480):
+            time.sleep(0.003)
+            yield torch.randn(4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(Stream(), batch_size=8):
+    model(x).sum().backward()
+    time.sleep(0.008)
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "--predict", "train.py", cwd=tmp_path)
+    record = record_of(tmp_path)
+    (finding,) = [one for one in record.findings if one["id"] == "loading_in_main_process"]
+    workers, split = finding["change"]
+    assert workers.startswith("DataLoader(num_workers=")
+    assert split == "split the stream by get_worker_info(), else each worker repeats all samples"
+    assert split in done.stderr
+    assert set(re.findall(r"^DataLoader\(num_workers=(\d+)", done.stderr, re.MULTILINE)) == {"0", "1"}
+
+
+def test_a_batch_of_validation_within_training(tmp_path: Path) -> None:
+    """Its time is no wait of the training."""
+    (tmp_path / "train.py").write_text(
+        """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+class Slow(TensorDataset):
+    def __getitems__(self, indices):
+        time.sleep(0.05)
+        return [self[index] for index in indices]
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+val = DataLoader(Slow(torch.randn(64, 4)), batch_size=64)
+for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=8)):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    time.sleep(0.01)
+    optimizer.step()
+    if i % 3 == 2:
+        (y,) = next(iter(val))
+        with torch.no_grad():
+            model(y)
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    record, rows = record_of(tmp_path), rows_of(tmp_path)
+    assert {row["samples"] for row in rows} == {"8"}
+    assert record.steps == 60
+    assert record.time is not None
+    assert record.time["wait_frac"] < 0.3
+    assert record.phases["validate"]["times"] == 20
+    assert record.phases["validate"]["total_s"] > 18 * 0.05  # the first is recognised after its time
+
+
+def test_a_model_that_is_trained_more_often(tmp_path: Path) -> None:
+    """The other one's time is part of a step."""
+    (tmp_path / "train.py").write_text(
+        """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+critic, maker = torch.nn.Linear(4, 1), Slow(4, 4)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+of_maker = torch.optim.SGD(maker.parameters(), lr=0.01)
+for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(240, 4)), batch_size=8)):
+    of_critic.zero_grad()
+    critic(x).mean().backward()
+    of_critic.step()
+    if i % 5 == 4:
+        of_maker.zero_grad()
+        critic(maker(x)).mean().backward()
+        of_maker.step()
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert [int(row["step"]) for row in rows] == list(range(1, 31))
+    assert {(row["samples"], row["num_micro"]) for row in rows} == {("8", "1")}
+    with_maker = [row for row in rows if int(row["step"]) % 5 == 1 and int(row["step"]) > 10]
+    assert len(with_maker) == 4
+    assert all(float(row["compute_ms"]) >= 50 for row in with_maker)
+
+
+def test_steps_with_one_batch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+(x,) = next(iter(DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=8)))
+for _ in range(50):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    record = record_of(tmp_path)
+    assert (record.steps, record.samples) == (50, 400)

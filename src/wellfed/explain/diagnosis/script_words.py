@@ -14,6 +14,8 @@ _WITHOUT_WORKERS = (
     f"Workers hardly pay: receiving a batch from one takes about {HANDOVER_MS:g} ms. Larger batches, or whole batches "
     "at once (a Dataset with __getitems__), cost less a sample."
 )
+SPLIT = "split the stream by get_worker_info(), else each worker repeats all samples"
+"""Change that more than one worker of an IterableDataset needs. Without it training has other data."""
 _OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
@@ -94,6 +96,8 @@ def _changes(overrides: Sequence[str], record: RunRecord) -> Iterator[str]:
         loader.setdefault("persistent_workers", "true")
     if loader:
         yield f"DataLoader({', '.join(f'{name}={_LITERALS.get(value, value)}' for name, value in loader.items())})"
+    if before.get("is_iterable") and loader.get("num_workers", "0") not in ("0", "1", "null"):
+        yield SPLIT
     for knob, value in values.items():
         known = _CODE.get(knob)
         if known is not None and value != "null":

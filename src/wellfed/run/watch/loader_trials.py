@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from wellfed.errors import type_and_line
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.script_words import SPLIT
 from wellfed.explain.report.text_table import TextTable
 from wellfed.run.screen import Terminal
 from wellfed.units import show_factor, show_ms
@@ -54,6 +55,8 @@ def show_trials(console: Terminal, loader: Any, evidence: Evidence) -> None:
     if loader is None or fed_ms is None or step_ms is None:
         console.print(" --predict: no DataLoader fed enough steps of training to predict from.")
         return
+    if loader._dataset_kind:
+        console.print(f" Its dataset is iterable. More workers are not tried: {SPLIT}.")
     console.print(f" The DataLoader of the script, up to {TRIAL_S:g} s a setting; a fed step takes {show_ms(fed_ms)}:")
     table, trials = TextTable("setting", "a batch", "a step, predicted", "against this run"), list[LoaderTrial]()
     for settings in _candidates(loader, evidence):
@@ -123,7 +126,10 @@ def _remade(loader: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _candidates(loader: Any, evidence: Evidence) -> Iterator[Mapping[str, Any]]:
-    """Yields the script's own setting, then other numbers of workers and a longer queue, pinned on a GPU."""
+    """Yields the script's own setting, then other numbers of workers and a longer queue, pinned on a GPU.
+
+    For an IterableDataset only one worker is tried: several repeat all samples, unless it splits them.
+    """
     own: dict[str, Any] = {"num_workers": loader.num_workers}
     if loader.num_workers:
         own.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)
@@ -132,10 +138,11 @@ def _candidates(loader: Any, evidence: Evidence) -> Iterator[Mapping[str, Any]]:
     yield own
     cores = max(1, int(evidence.cores or 1))
     pins = {"pin_memory": True} if evidence.on_gpu else {}
-    for workers in sorted({0, 1, 2, cores - 1, cores, 2 * cores} - {loader.num_workers}):
+    numbers = {1} if loader._dataset_kind else {0, 1, 2, cores - 1, cores, 2 * cores}
+    for workers in sorted(numbers - {loader.num_workers}):
         if 0 <= workers <= _MOST_WORKERS:
             yield {"num_workers": workers, **({"persistent_workers": True} if workers else {}), **pins}
-    if loader.num_workers or cores > 1:
+    if loader.num_workers or (cores > 1 and not loader._dataset_kind):
         workers = loader.num_workers or cores
         yield {"num_workers": workers, "prefetch_factor": 8, "persistent_workers": True, **pins}
 

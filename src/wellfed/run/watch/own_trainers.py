@@ -13,6 +13,11 @@ from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.run.watch.watched_script import WatchedScript
 
 
+def own_name() -> str:
+    """Returns the name of the running script."""
+    return Path(sys.argv[0]).name or "training"
+
+
 class AccelerateWatch:
     """Watch of the training within a ``with`` block: ``with AccelerateWatch():`` around the loop.
 
@@ -26,7 +31,7 @@ class AccelerateWatch:
             name: name of the training in its report; None = the script's.
             log_dir: folder in which ``watch/runs/`` has the run folders.
         """
-        self._name, self._log_dir = name or Path(sys.argv[0]).name or "training", Path(log_dir)
+        self._name, self._log_dir = name or own_name(), Path(log_dir)
         self._watched: WatchedScript | None = None
 
     def __enter__(self) -> Self:

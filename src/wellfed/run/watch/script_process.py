@@ -124,9 +124,12 @@ def _exit_code(ended: SystemExit) -> int:
 
 
 def _join_threads() -> None:
-    """Waits for the script's threads, as Python does at its end."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
+    """Waits for the script's threads, as Python does at its end. Executors then take no more work, and end theirs."""
+    hooks = threading._threading_atexits  # type: ignore[attr-defined]
+    while hooks:
+        hooks.pop()()
+    while threads := [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]:
+        for thread in threads:
             thread.join()
 
 

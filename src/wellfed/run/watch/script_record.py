@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import EventKind, PlanEntry, RunRecord, SynchronisationEntry, git_state
+from wellfed.record import EventKind, PlanEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.watch.script_process import Script, ScriptEnd
@@ -49,8 +50,10 @@ class SeenLoader:
     def __init__(self, loader: Any, *, is_kept: bool) -> None:
         self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
         self.batch_size = getattr(loader, "batch_size", None)
-        self.loader = loader if is_kept else None
-        """The DataLoader itself, if it is kept for trials."""
+        self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
+        """It reads an IterableDataset, of which each worker has a copy."""
+        self.loader = _without_workers(loader) if is_kept else None
+        """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
 
 class ScriptRecord:
@@ -58,7 +61,7 @@ class ScriptRecord:
 
     Args:
         origin_s: monotonic time of the script's start.
-        keeps_loader: whether the DataLoader is kept beyond the script's own use of it.
+        keeps_loader: whether a copy of the DataLoader is kept beyond the script's own use of it.
     """
 
     def __init__(self, script: Script, log_dir: Path, *, origin_s: float, keeps_loader: bool = False) -> None:
@@ -141,10 +144,6 @@ class ScriptRecord:
         sizes = {name: mib(size) for name, size in by_dtype.items()}
         self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
 
-    def synchronised(self, places: list[SynchronisationEntry]) -> None:
-        """Records the lines where the host waited for the device."""
-        self.record.synchronisations = places
-
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
         count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
@@ -153,7 +152,7 @@ class ScriptRecord:
 
     @property
     def loader(self) -> Any:
-        """The DataLoader that most samples of training came from, if it is kept."""
+        """A copy of the DataLoader that most samples of training came from, if it is kept."""
         return None if self._seen is None else self._seen.loader
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
@@ -265,7 +264,8 @@ class ScriptRecord:
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
         workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
-        self.record.config = {**self.record.config, "workload": workload, "loader": {"backend": "torch", **found}}
+        loader = {"backend": "torch", **found, "is_iterable": self._seen.is_iterable}
+        self.record.config = {**self.record.config, "workload": workload, "loader": loader}
 
     def _read(self, samples: Sequence[Sample]) -> None:
         self.journal.telemetry(samples)
@@ -285,6 +285,13 @@ class ScriptRecord:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _without_workers(loader: Any) -> Any:
+    """Returns a copy of a DataLoader with the same data and samplers, and without its running workers."""
+    copied = copy.copy(loader)
+    copied._iterator = None
+    return copied
 
 
 def _cpu_s() -> float:

@@ -2,7 +2,8 @@
 
 An *iteration* is what follows one batch of a DataLoader up to the next. A step is one iteration, or several if
 gradients are accumulated. Iterations without a backward pass are a validation. Without a DataLoader, an iteration
-begins with a forward pass.
+begins with a forward pass. So does another one after the end of an iteration: of the same optimizer it is a step with
+the same batch, of another one (a GAN that trains one of its models more often) it is part of the next step.
 
 Three levels: before any backward pass, each batch counts as a step. Then each iteration with a backward pass does. From
 the first step of an optimizer on, the iterations up to such a step do. Reaching a level drops the steps so far.
@@ -14,9 +15,10 @@ import multiprocessing
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -29,7 +31,6 @@ from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
 from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
-from wellfed.train.step.synchronisation_search import SynchronisationSearch
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
 """Phases of a step, as the clock numbers them."""
@@ -58,12 +59,19 @@ class Iteration:
     epoch: int = 0
     took: BuildTime | None = None
     num_steps: int = 0
-    """Steps of optimizers so far."""
+    """Steps of optimizers with this batch so far."""
+    optimizers: set[int] = field(default_factory=set)
+    """Ids of these optimizers."""
+    has_step: bool = False
+    is_more: bool = False
+    """It follows an ended one with the same batch, for another optimizer. Its time is part of the next step."""
     has_backward: bool = False
     has_replay: bool = False
     has_copy: bool = False
     is_copied: bool = False
     """Forward or backward has begun, so that later copies are part of them."""
+    is_evaluated: bool = False
+    """A forward pass without gradients had the batch, and none with gradients since."""
     is_ended: bool = False
 
 
@@ -93,21 +101,17 @@ class ScriptSteps(Harmless):
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
-        self._steps_of_iteration = 1
-        """Steps of optimizers in the latest iteration that had any."""
+        self._steps_of_iterations = deque([1], maxlen=2)
+        """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
         self._is_in_optimizer = False
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
-        self._search: SynchronisationSearch | None = None
-        """Search for lines that wait for the device, in the first steps of an optimizer."""
         self._rows = RowsOfSteps()
         self.is_off = False
 
     def abandon(self) -> None:
         """Marks nothing more."""
         self.is_off = True
-        if self._search is not None:
-            self._search.close()
 
     # Batches
 
@@ -130,8 +134,8 @@ class ScriptSteps(Harmless):
         self._joins = self._is_aside = False
         iteration = self._iteration
         if iteration is not None:
-            is_unused = not (iteration.is_ended or iteration.has_backward or iteration.loader is None)
-            if is_unused and self.level > Level.batches and torch.is_grad_enabled():
+            is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
+            if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
                 self._joins = loader in self._trained if iteration.loader is loader else others
@@ -174,6 +178,8 @@ class ScriptSteps(Harmless):
         """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
             self._asked_by = None
+            if self._iteration is not None and self._iteration.is_ended:
+                self._iteration.samples = 0  # a pass from here on has a batch that was read ahead, and counted
             self.clock.interrupt()
 
     # Passes
@@ -198,17 +204,17 @@ class ScriptSteps(Harmless):
         iteration = self._iteration
         is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
         if not torch.is_grad_enabled():
+            if iteration is not None and not iteration.is_copied:
+                iteration.is_evaluated = True
             self._num_without_grad += is_between and not is_done
             if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
                 self._pause()
             return
         self._num_without_grad = 0
-        if is_between and not is_done:
-            if iteration is not None:
-                self._close(iteration)
-            iteration = self._begin_without_loader()
+        if not is_done:
+            iteration = self._training_iteration()
         if iteration is not None and not iteration.is_copied:
-            iteration.is_copied = True
+            iteration.is_copied, iteration.is_evaluated = True, False
             if not iteration.has_copy:
                 self.clock.copied()
         self._mark(OTHER if is_done else FORWARD)
@@ -234,7 +240,7 @@ class ScriptSteps(Harmless):
         self._mark(BACKWARD)
 
     @harmless
-    def optimizer(self, *, is_done: bool) -> None:
+    def optimizer(self, optimizer: object, *, is_done: bool) -> None:
         """Marks begin or end of an optimizer's step."""
         if not self._is_mine():
             return
@@ -242,12 +248,16 @@ class ScriptSteps(Harmless):
         if not is_done:
             self._mark(OPTIMIZER)
             return
-        iteration = self._training_iteration()
+        iteration = self._iteration or self._begin_without_loader()
+        if iteration.is_more and not iteration.has_step and id(optimizer) in iteration.optimizers:
+            self._steps_of_iterations.append(iteration.num_steps)  # a step of its own
+            iteration.is_more, iteration.num_steps, iteration.optimizers = False, 0, set()
         iteration.num_steps += 1
-        iteration.is_copied = True
+        iteration.optimizers.add(id(optimizer))
+        iteration.is_copied = iteration.has_step = True
         self._mark(OTHER)
         self._raise_to(Level.optimizer)
-        if iteration.num_steps >= self._steps_of_iteration and not iteration.is_ended:
+        if iteration.num_steps >= min(self._steps_of_iterations) and not iteration.is_ended:
             self._end(iteration)
 
     @harmless
@@ -262,7 +272,7 @@ class ScriptSteps(Harmless):
         """Marks begin or end of writing a file with torch.save, whose time belongs to no step."""
         if not self._is_mine() or self._rows.step == 0:
             return
-        if self._iteration is not None and self._iteration.num_steps and not self._iteration.is_ended:
+        if self._iteration is not None and self._iteration.has_step and not self._iteration.is_ended:
             self._end(self._iteration)
         if is_done:
             self._record.checkpoint_ends()
@@ -271,9 +281,12 @@ class ScriptSteps(Harmless):
         self.clock.interrupt()
 
     def _training_iteration(self) -> Iteration:
-        return self._begin_without_loader() if self._iteration is None else self._iteration
+        """Returns the open iteration. A pass after the end of one begins another, with the same batch."""
+        iteration = self._iteration
+        return self._begin_without_loader() if iteration is None or iteration.is_ended else iteration
 
     def _begin_without_loader(self) -> Iteration:
+        ended, self._iteration = self._iteration, None
         self._record.begin()
         if not self._trained:
             self._record.note(NO_LOADER)
@@ -281,10 +294,13 @@ class ScriptSteps(Harmless):
         self._use_events()
         self.clock.ask()
         self.clock.got()
-        self.clock.copy_begins(0)
+        self.clock.copy_begins(0 if ended is None else ended.epoch)
         self.clock.copied()
-        self._iteration = Iteration(None, samples=0 if self._trained else 1, is_copied=True)
-        return self._iteration
+        self._iteration = begun = Iteration(None, samples=0 if self._trained else 1, is_copied=True)
+        if ended is not None:
+            begun.is_more, begun.samples, begun.epoch = True, ended.samples, ended.epoch
+            begun.num_steps, begun.optimizers = ended.num_steps, set(ended.optimizers)
+        return begun
 
     # Iterations and their steps
 
@@ -311,38 +327,32 @@ class ScriptSteps(Harmless):
         """Ends an iteration with the request of the next batch."""
         self._iteration = None
         if iteration.num_steps:
-            self._steps_of_iteration = iteration.num_steps
+            self._steps_of_iterations.append(iteration.num_steps)
         if iteration.is_ended:
             return
-        if iteration.num_steps or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
+        if iteration.has_step or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
             self._end(iteration)
         elif iteration.loader is not None:
-            self._aside.add(iteration.loader)
+            if iteration.loader not in self._trained:
+                self._aside.add(iteration.loader)
             self._pause()
 
     def _end(self, iteration: Iteration) -> None:
         iteration.is_ended = True
         self._rows.num_ended += 1
-        is_whole = iteration.num_steps > 0 or iteration.has_replay or self.level < Level.optimizer
-        is_due = self.clock.end(
-            step=0, samples=iteration.samples, micro_batch=iteration.samples, num_micro=int(is_whole)
-        )
+        is_whole = iteration.has_step or iteration.has_replay or self.level < Level.optimizer
+        is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
+        is_due = self.clock.end(step=0, samples=samples, micro_batch=samples, num_micro=int(is_whole))
         if iteration.loader is not None:
             self._record.trained_with(iteration.loader, iteration.samples)
-        if self._search is not None and self.level == Level.optimizer and is_whole:
-            self._search.step_ended()
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
 
     def _pause(self) -> None:
-        if self._search is not None:
-            self._search.pause()
         self._record.enter("validate")
         self.clock.interrupt()
 
     def _resume(self) -> None:
-        if self._search is not None:
-            self._search.go_on()
         self._record.enter("train")
 
     def _take(self, *, wait: bool = False) -> None:
@@ -363,7 +373,6 @@ class ScriptSteps(Harmless):
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
-            self._search = SynchronisationSearch(self._record.synchronised)
             self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
 
     def _mark(self, phase: int) -> None:
@@ -372,16 +381,17 @@ class ScriptSteps(Harmless):
             mark((phase, time.monotonic()))
 
     @harmless
-    def finish(self) -> None:
-        """Ends the last iteration, and waits for the device to pass all steps."""
+    def finish(self, *, has_error: bool) -> None:
+        """Ends the last iteration, and waits for the device to pass all steps; not after an error, which may hang."""
         if self.is_off:
             return
-        if self._iteration is not None:
-            self._close(self._iteration)
-        self.abandon()
-        if self._has_events:
-            torch.cuda.synchronize()
-        self._take(wait=True)
+        self.is_off = True
+        with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
+            if self._iteration is not None:
+                self._close(self._iteration)
+            if self._has_events and not has_error:
+                torch.cuda.synchronize()
+            self._take(wait=not has_error)
 
 
 def _size(batch: Any, loader: SeenLoader) -> int:

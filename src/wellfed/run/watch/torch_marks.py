@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from wellfed.batches import BuildTime
+from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import cuda_events
 from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
@@ -32,6 +33,7 @@ _MOST_SEARCHES = 4
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
+OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
 
 
@@ -90,27 +92,41 @@ class TorchMarks:
         self._undo.callback(restore)
 
     def _iterates(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps, seen = self._steps, self._seen
-
         def iterate(loader: Any) -> Any:
-            if steps.is_off:
+            if self._steps.is_off:
                 return original(loader)
-            self._watch_copies()
-            known = seen.get(loader)
-            if known is None:
-                known = seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
-            steps.iterated(known)
+            known = self._begun(loader)
             found = original(loader)
-            seen[found] = known
+            try:
+                if known is not None:
+                    self._seen[found] = known
+            except Exception as error:  # noqa: BLE001  an iterator of any type
+                self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
             return found
 
         return iterate
+
+    def _begun(self, loader: Any) -> SeenLoader | None:
+        """Marks that a pass over a DataLoader begins. Returns None if it cannot be recognised."""
+        try:
+            self._watch_copies()
+            known = self._seen.get(loader)
+            if known is None:
+                known = self._seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+        except Exception as error:  # noqa: BLE001  a subclass of any kind, and the script must not end by this
+            self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
+            return None
+        self._steps.iterated(known)
+        return known
 
     def _takes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps, seen = self._steps, self._seen
 
         def take(iterator: Any) -> Any:
-            loader = None if steps.is_off else seen.get(iterator)
+            try:
+                loader = None if steps.is_off else seen.get(iterator)
+            except Exception:  # noqa: BLE001  an iterator of any type
+                loader = None
             if loader is None:
                 return original(iterator)
             steps.asked(loader)
@@ -166,12 +182,12 @@ class TorchMarks:
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._steps.optimizer(is_done=False)
+            self._steps.optimizer(optimizer, is_done=False)
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._steps.optimizer(is_done=True)
+        self._steps.optimizer(optimizer, is_done=True)
         if self._steps.is_off:
             return
         self._num_steps += 1
@@ -182,7 +198,7 @@ class TorchMarks:
             if self._num_steps == _DESCRIBED_AT:
                 self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
-            self._record.note(f"{NO_MODULE} ({type(error).__name__}: {error})")
+            self._record.note(f"{NO_MODULE} ({type_and_line(error)})")
 
     # Outermost modules
 
@@ -217,9 +233,10 @@ class TorchMarks:
 
     def _watch_calls(self, kind: Any) -> None:
         own, steps = vars(kind).get("__call__"), self._steps
+        bound = getattr(type(own), "__get__", lambda own, module: own)  # as Python calls what is no descriptor
 
         def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
-            call = (super(kind, module).__call__) if own is None else own.__get__(module)  # type: ignore[misc]
+            call = super(kind, module).__call__ if own is None else bound(own, module)  # type: ignore[misc]
             if torch.compiler.is_compiling() or self._is_within or steps.is_off:
                 return call(*arguments, **named)
             self._is_within = True
@@ -251,7 +268,7 @@ class TorchMarks:
                 return original(tensor, *arguments, **named)
             steps.copying(is_done=False)
             found = original(tensor, *arguments, **named)
-            if found.is_cuda:
+            if getattr(found, "is_cuda", False):
                 steps.copying(is_done=True)
             return found
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.extras import absence, is_installed
-from wellfed.run.watch.own_trainers import AccelerateWatch
+from wellfed.run.watch.own_trainers import own_name
+from wellfed.run.watch.script_process import Script, ScriptEnd
+from wellfed.run.watch.watched_script import WatchedScript
 
 
 def _base() -> type:
@@ -29,20 +31,16 @@ class TrainerWatch(_base()):  # type: ignore[misc]
         """
         if not is_installed("transformers"):
             raise ModuleNotFoundError(f"TrainerWatch {' '.join(absence('transformers'))}")
-        self._name, self._log_dir = name, log_dir
-        self._watch: AccelerateWatch | None = None
+        self._name, self._log_dir = name or own_name(), Path(log_dir)
+        self._watch: WatchedScript | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Begins the watch; ends one whose training has failed."""
-        self._end()
-        self._watch = AccelerateWatch(self._name, self._log_dir)
-        self._watch.__enter__()
+        """Begins the watch; ends one whose training has failed, for which transformers calls nothing."""
+        self._watch = WatchedScript(Script(self._name), self._log_dir, is_replaced=True)
+        self._watch.start()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Ends the watch."""
-        self._end()
-
-    def _end(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.__exit__(None, None, None)
+            watch.finish(ScriptEnd(0))

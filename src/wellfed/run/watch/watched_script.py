@@ -9,8 +9,9 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wellfed.errors import reason_of
 from wellfed.ranks import own_rank
@@ -35,18 +36,20 @@ class WatchedScript:
     Args:
         log_dir: folder in which ``watch/runs/`` has the run folders.
         predicts: whether to time the script's DataLoader with other settings at the end.
+        is_replaced: whether the next watch that starts ends this one, since nothing else does after an error.
     """
 
-    _at_work: ClassVar[bool] = False
-    """Whether a watch of this process has begun and not ended."""
+    current: ClassVar[WatchedScript | None] = None
+    """Watch of this process that has begun and not ended."""
 
-    def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False) -> None:
+    def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False, is_replaced: bool = False) -> None:
         self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
         self._origin_s = time.monotonic()
         self._pid = os.getpid()
         self._record: ScriptRecord | None = None
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
+        self._is_replaced = is_replaced
         self._num_forks = 0
         self._problem = ""
         """Reason why nothing is watched."""
@@ -55,17 +58,21 @@ class WatchedScript:
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
         self._propagates = _LOG.propagate
+        self._filters: list[Any] = []
+        """Our own filter of warnings, once it is in use."""
 
     def start(self) -> None:
         """Begins the watch once torch is imported. Does nothing within another watch, or on another rank."""
-        self._is_inner = WatchedScript._at_work
+        left = WatchedScript.current
+        if left is not None and left._is_replaced:
+            left.finish(ScriptEnd(1, RuntimeError("the training raised an error, or was left")))
+        self._is_inner = WatchedScript.current is not None
         if self._is_inner or own_rank() > 0:
             return
-        WatchedScript._at_work = True
+        WatchedScript.current = self
         _LOG.addHandler(self._handler)
         _LOG.propagate = False  # the script's own log must not hold our messages
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_parent=self._forked, after_in_child=self._is_child)
+        _watch_forks()
         when_torch_is_imported(self._safely(self._install))
 
     def _install(self) -> None:
@@ -80,9 +87,9 @@ class WatchedScript:
 
     def finish(self, end: ScriptEnd) -> None:
         """Ends the watch, completes the files, and shows the last screen on stderr."""
-        if self._is_inner or own_rank() > 0:
+        if WatchedScript.current is not self:
             return
-        WatchedScript._at_work = False
+        WatchedScript.current = None
         if os.getpid() == self._pid:
             self._safely(lambda: self._finish(end))()
         _LOG.removeHandler(self._handler)
@@ -92,7 +99,7 @@ class WatchedScript:
         record, steps = self._record, self._steps
         if self._marks is not None:
             if steps is not None:
-                steps.finish()
+                steps.finish(has_error=end.error is not None)
             self._marks.remove()
         if record is None or not record.is_open:
             if steps is None or not steps.has_failed:  # else it is reported already
@@ -129,12 +136,15 @@ class WatchedScript:
         )
         print(f"wellfed watch: no training was seen: {why}{more}.", file=sys.stderr)
 
-    def _forked(self) -> None:
+    def has_forked(self) -> None:
+        """Counts a fork of this process."""
         self._num_forks += 1
-        if sys.version_info >= (3, 12):  # our threads must not make the script's forks warn
+        if sys.version_info >= (3, 12) and warnings.filters[:1] != self._filters:
+            # Our threads must not make the script's forks warn. A change of filters repeats warnings already shown.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+            self._filters = list(warnings.filters[:1])
 
-    def _is_child(self) -> None:
+    def is_forked(self) -> None:
         """Ends the watch in a forked process, unless it may be the one that trains, as a daemon's."""
         if self._record is not None and self._record.is_open:
             if self._steps is not None:
@@ -151,6 +161,22 @@ class WatchedScript:
                 _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
 
         return called
+
+
+@cache
+def _watch_forks() -> None:
+    """Calls the current watch after each fork from here on. Python can not forget such functions."""
+
+    def has_forked() -> None:
+        if WatchedScript.current is not None:
+            WatchedScript.current.has_forked()
+
+    def is_forked() -> None:
+        if WatchedScript.current is not None:
+            WatchedScript.current.is_forked()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_parent=has_forked, after_in_child=is_forked)
 
 
 def _short(folder: Path) -> Path:

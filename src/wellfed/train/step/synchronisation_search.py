@@ -134,8 +134,6 @@ def _folder_of(package: str) -> str:
 
 
 _OURS, _TORCH, _LIGHTNING = map(_folder_of, ("wellfed", "torch", "lightning"))
-_WATCH = os.path.join(_OURS, "run", "watch", "")
-"""Code that stands for methods of torch in a watched script."""
 _COMPILES = tuple(os.path.join(_TORCH, package) for package in ("_dynamo", "_inductor"))
 _PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], "<")
 
@@ -144,7 +142,7 @@ _PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"],
 def side_of(file: str) -> Side:
     """Returns the owner of a file's code."""
     if file.startswith(_OURS):
-        return "machinery" if file.startswith(_WATCH) else "wellfed"
+        return "wellfed"
     if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:
         return "machinery"
     if not INSTALLED.isdisjoint(Path(file).parts):
