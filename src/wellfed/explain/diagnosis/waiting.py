@@ -129,6 +129,8 @@ def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
     builds = evidence.column("build_ms")
     if not limits.FEWEST_SLOW <= len(slow) <= limits.SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
         return False
+    if not np.isfinite(builds[slow]).any():
+        return False
     is_built_slowly = float(np.nanmedian(builds[slow])) > limits.SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
     return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
 
