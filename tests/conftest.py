@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.fake_cuda.machine import FakeCuda
 from tests.fake_cuda.marker import pytest_runtest_protocol, simulated_machine
 from tests.fake_nvml.driver import FakeDriver
 from tests.kit.required_tools import find_tool
+from wellfed.process import STOPS
 
 __all__ = ["pytest_runtest_protocol"]
 
@@ -52,6 +54,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """Restores them: a run that was stopped ignores further signals, and so would processes that are started later."""
+    before = [(number, signal.getsignal(number)) for number in STOPS]
+    yield
+    for number, handler in before:
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
