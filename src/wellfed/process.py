@@ -46,10 +46,13 @@ def without_collections() -> Iterator[None]:
 
 
 def fork() -> int:
-    """Forks as ``os.fork``; flushes output before, so that only the parent writes it."""
+    """Forks as ``os.fork``. Only the parent writes output that was buffered, and finalises garbage from before."""
     flush()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads are not copied
-        return os.fork()
+        own = os.fork()
+    if not own:
+        gc.freeze()  # a store's destructor would join threads that the child lacks, and abort it
+    return own
 
 
 @contextlib.contextmanager

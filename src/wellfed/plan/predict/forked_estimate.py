@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import pickle
@@ -95,7 +94,6 @@ def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], N
     try:
         end_by_signals()
         let_through()
-        gc.freeze()  # only the parent finalises garbage from before the fork
         with contextlib.suppress(OSError):  # no stderr
             os.dup2(2, 1)
         sys.stdout = sys.stderr
