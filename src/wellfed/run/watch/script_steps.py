@@ -44,14 +44,14 @@ _FEWEST_OF_VALIDATION = 3
 
 
 class Level(IntEnum):
-    """What has been seen of the training so far."""
+    """Latest kind of call that was seen in the training so far."""
 
     batches, backward, optimizer = range(3)
 
 
 @dataclass(slots=True)
 class Iteration:
-    """What follows one batch."""
+    """Work on one batch."""
 
     loader: SeenLoader | None
     """DataLoader of the batch; None without one."""
