@@ -4,7 +4,7 @@
 
 Both hold out the last interaction by time of each user for the test and the one before for the validation, rank the
 whole catalogue, train vectors of 64 in batches of 2,048 with one uniform negative for each interaction, and validate
-after each epoch. Learning rates are the best of `RATES` on validation. RecBole's package brings the data; ours reads
+after each epoch. Learning rates are those of `RATES`, set by hand. RecBole's package brings the data; ours reads
 the same ratings (`fetch_ml100k.py`). Rates are triplets/s over the steps alone; "loading" has no model. All are
 processes of their own, in turns.
 """

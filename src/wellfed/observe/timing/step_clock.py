@@ -101,7 +101,7 @@ class DeviceEvent(Protocol):
     """Interface of `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self, stream: Any = None) -> None:
-        """Puts a mark on a stream; None = the current one, which takes torch a microsecond to find."""
+        """Puts a mark on a stream; None = the current one, which torch has to find first."""
 
     def query(self) -> bool:
         """Returns whether the device has passed the mark."""

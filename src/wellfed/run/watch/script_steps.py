@@ -14,7 +14,6 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -28,12 +27,10 @@ import torch
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import cuda_events
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
 from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
 
-FORWARD, BACKWARD, OPTIMIZER, OTHER = range(4)
-"""Phases of a step, as the clock numbers them."""
 OTHER_THREAD = (
     "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
 )
@@ -376,9 +373,8 @@ class ScriptSteps(Harmless):
             self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
 
     def _mark(self, phase: int) -> None:
-        mark: Callable[[tuple[int, float]], None] | None = getattr(self.clock, "mark", None)
-        if mark is not None and self._iteration is not None and not self._iteration.is_ended:
-            mark((phase, time.monotonic()))
+        if self._iteration is not None and not self._iteration.is_ended:
+            self.clock.mark((phase, self.clock.now_s()))
 
     @harmless
     def finish(self, *, has_error: bool) -> None:

@@ -125,7 +125,7 @@ class TorchMarks:
         def take(iterator: Any) -> Any:
             try:
                 loader = None if steps.is_off else seen.get(iterator)
-            except Exception:  # noqa: BLE001  an iterator of any type
+            except Exception:  # noqa: BLE001  an iterator of any type; the record has the note of its beginning
                 loader = None
             if loader is None:
                 return original(iterator)
