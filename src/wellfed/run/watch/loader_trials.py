@@ -69,7 +69,7 @@ def show_trials(console: Terminal, loader: Any, evidence: Evidence) -> None:
             factor = f"{show_factor(step_ms / predicted_ms)} times as fast"
             table.add_row(trial.code, show_ms(trial.batch_ms), show_ms(predicted_ms), factor)
     console.print(table)
-    own_ms = trials[0].step_ms(fed_ms) or math.inf
+    own_ms = trials[0].step_ms(fed_ms) or step_ms  # if the own setting failed: as in the script
     best = min(trials, key=lambda trial: trial.step_ms(fed_ms) or math.inf)
     best_ms = best.step_ms(fed_ms)
     if best_ms is None or own_ms < _LEAST_GAIN * best_ms:
