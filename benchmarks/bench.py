@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import psutil  # noqa: E402
 
-from benchmarks.measuring import finish  # noqa: E402
+from benchmarks.measuring import NOT_INSTALLED, finish  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -101,7 +101,7 @@ def run(name: str, rounds: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     if failure:
         rows = [{"theme": name, "what": " ".join(["python", f"benchmarks/{script}", *words]), "verdict": failure}]
     elif others_frac > BUSY_FRAC:
-        rows = [row if row["verdict"] == "not installed" else {**row, "verdict": "busy"} for row in rows]
+        rows = [row if row["verdict"] == NOT_INSTALLED else {**row, "verdict": "busy"} for row in rows]
     return {
         "rows": rows,
         "curves": [{"theme": name, **curve, "busy": others_frac > BUSY_FRAC} for curve in found.get("curves", ())],

@@ -17,10 +17,11 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.timing.interval import student_t_975
 from wellfed.record import git_state
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as at a user's second command
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 240
 """Columns of a record; a list or object that is longer is broken."""
-NOT_INSTALLED = "not installed"
+NOT_INSTALLED, NO_PEER = "not installed", "no peer"
 _MACHINE = ("cpu", "cpu_quota_cores", "ram_gib", "gpus", "load", "load_before", "os")
 _VERSIONS = ("python", "torch", "lightning", "numpy")
 
@@ -88,6 +89,12 @@ def compared(
         row |= {"theirs": _short(statistics.median(theirs)), "times": _short(times), "ci95": [*map(_short, ci95)]}
         rows.append({**row, "verdict": verdict})
     return rows
+
+
+def alone(what: str, unit: str, ours: Sequence[float]) -> dict[str, Any]:
+    """Returns a row of the table of `bench.py` for figures that no peer has."""
+    row = {"what": what, "unit": unit, "peer": "", "n": len(ours), "ours": _short(statistics.median(ours))}
+    return {**row, "verdict": NO_PEER}
 
 
 def _short(value: float) -> float:

@@ -7,7 +7,8 @@ One sweep over trials that are all alike (an axis that changes nothing), with wo
 runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 
 With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
-search by Optuna in one process (`by_hand.py`), if it is installed.
+search by Optuna in one process (`by_hand.py`), if it is installed. Also their seconds beside the steps of the trials,
+and for the sweep beside the runs that confirm the best.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from measuring import compared, finish, has, turned
+from measuring import alone, compared, finish, has, turned
 
 from wellfed.study import ledger
 
@@ -49,6 +50,8 @@ COMMANDS = {
                         "--evaluates"],
 }  # fmt: skip
 """Whole commands, by name; a search of ours validates and tests each trial, a sweep only times steps."""
+
+BESIDE = "{} beside its steps"
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -83,15 +86,24 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
+def trials_s(folder: Path) -> float:
+    """Seconds of the steps of a study's trials, and of the whole runs that confirm them."""
+    rows = ledger.read(folder).rows
+    assert {row.status for row in rows} == {"ok"}, rows
+    return sum(steps_s(folder / row.folder) if row.kind == "trial" else row.seconds for row in rows)
+
+
 def whole(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each of `COMMANDS` that can run here, one a round."""
+    """Seconds of each of `COMMANDS` that can run here, and of a study beside its steps, one a round."""
     names = [name for name in COMMANDS if has("optuna") or name == "sweep"]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in (*names, *map(BESIDE.format, names[:2]))}
     for number in range(rounds):
         for name in turned(names, number):
             with tempfile.TemporaryDirectory() as cwd:
                 script, *words = COMMANDS[name]
                 found[name].append(command([str(ROOT / script), *words], cwd))
+                if (beside := BESIDE.format(name)) in found:
+                    found[beside].append(found[name][-1] - trials_s(next(Path(cwd).glob("logs/recsys/*/*"))))
         print(number, {name: round(seconds[-1], 2) for name, seconds in found.items()}, flush=True)
     return found
 
@@ -142,6 +154,7 @@ def _main_whole(chosen: argparse.Namespace) -> None:
             title = f"{what} of {TRIALS} trials of {TRIAL_STEPS} steps"
             peers = {"Optuna in one process": found.get(peer)}
             rows += compared(title, "s", found[name], peers, less_is_better=True)
+            rows.append(alone(f"{title}, beside the steps", "s", found[BESIDE.format(name)]))
     results = [{"what": name, "n": len(seconds), "median_s": median(seconds)} for name, seconds in found.items()]
     says = ", ".join(f"{row['what']} {row['median_s']:.1f} s" for row in results)
     finish("sweep_whole", results, f"Whole commands: {says}.", chosen.out, config=COMMANDS, compared=rows)
