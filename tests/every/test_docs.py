@@ -24,6 +24,7 @@ from wellfed.config.compose import compose
 from wellfed.data.loader_parts import loader_of, without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
+from wellfed.explain.report.verdict_words import word_of
 from wellfed.observe.loggers import journal
 from wellfed.observe.telemetry import metrics
 from wellfed.sample_rng import SampleRng
@@ -402,6 +403,17 @@ def test_a_table_of_findings_links_to_every_page_once(name: str):
     found = [re.fullmatch(r"\[`(\w+)`\]\((\S+)\.md\)", cell) for cell in table(name, "id")]
     assert sorted(cell.groups() for cell in found if cell) == sorted((rule, f"{prefix}{rule}") for rule in RULES)
     assert None not in found
+
+
+def test_the_verdicts_of_the_page_are_those_of_the_screen():
+    rows = table("docs/findings/index.md", "verdict")
+    *worded, _ = rows
+    for verdict in worded:
+        for finding in re.findall(r"\[(\w+)\]", rows[verdict]):
+            assert word_of({"id": finding, "severity": "high"}).upper() == verdict
+    named = set(re.findall(r"\[(\w+)\]", "".join(rows.values())))
+    others = {name for name in RULES if word_of({"id": name, "severity": "high"}) == name.replace("_", " ").capitalize()}
+    assert named | others == set(RULES)
 
 
 def test_the_site_groups_the_pages_of_findings_as_the_rules_are():
