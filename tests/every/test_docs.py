@@ -243,7 +243,6 @@ def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
     assert results[0] == results[1] == {"accuracy": int((inputs.argmax(1) == labels).sum()) / 10}
 
 
-
 EXAMPLES = ("docs/first_workload.md", "docs/tutorial.md", "docs/recipes/")
 """Pages that tests/every/test_readme.py and test_recipes.py follow."""
 LAUNCHERS_OF_EXTRAS = ("hydra/launcher=submitit_", "hydra/launcher=ray", "hydra.launcher.")
@@ -412,7 +411,9 @@ def test_the_verdicts_of_the_page_are_those_of_the_screen():
         for finding in re.findall(r"\[(\w+)\]", rows[verdict]):
             assert word_of({"id": finding, "severity": "high"}).upper() == verdict
     named = set(re.findall(r"\[(\w+)\]", "".join(rows.values())))
-    others = {name for name in RULES if word_of({"id": name, "severity": "high"}) == name.replace("_", " ").capitalize()}
+    others = {
+        name for name in RULES if word_of({"id": name, "severity": "high"}) == name.replace("_", " ").capitalize()
+    }
     assert named | others == set(RULES)
 
 
