@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import tomllib
@@ -402,6 +403,27 @@ def test_a_table_of_findings_links_to_every_page_once(name: str):
     found = [re.fullmatch(r"\[`(\w+)`\]\((\S+)\.md\)", cell) for cell in table(name, "id")]
     assert sorted(cell.groups() for cell in found if cell) == sorted((rule, f"{prefix}{rule}") for rule in RULES)
     assert None not in found
+
+
+MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md"))
+"""Findings whose pages show a run before and after the override."""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_page_shows_the_rates_of_its_record_before_and_after(name: str):
+    text = page(f"docs/findings/{name}.md")
+    (path,) = re.findall(r"\.\./\.\./(benchmarks/records/\w+(?:-\w+)*_before_after_\w+\.json)", text)
+    kept = [step for step in json.loads(page(path))["results"] if step["by"] == "findings" and step["kept"]]
+    place = next(place for place, step in enumerate(kept) if step["why"] == name)
+    before, after = kept[place - 1 : place + 1]
+    assert name in before["findings"]
+    typed = " ".join(word for word in after["typed"] if word not in before["typed"])
+    for label, step in (("before", before), (f"`{typed}`", after)):
+        (cells,) = re.findall(
+            rf"^\| {re.escape(label)} \| ([\d,]+) \w+/s \|(?: (\d+) % \|)?$", text, flags=re.MULTILINE
+        )
+        busy = step["util_pct_mean"]
+        assert cells == (f"{step['samples_per_s']:,.0f}", "" if busy is None else f"{busy:.0f}")
 
 
 def test_the_verdicts_of_the_page_are_those_of_the_screen():

@@ -18,6 +18,6 @@ def check(evidence: Evidence) -> Finding | None:
     text = (
         f"The model trains {number:,} tensors of {mean:,.0f} values on average. Gradients and optimizer handle each by "
         "itself, at a cost that hardly depends on its size. Adam, AdamW and SGD of torch are fused, so they update all "
-        "in one call (unless workload.optimizer.fused=false); fewer and larger parameters save the gradients' share, too."
+        "in one call (unless workload.optimizer.fused=false); fewer and larger parameters save the gradients' share."
     )
     return Finding("many_tensors", text, {"parameter_tensors": number, "values_per_tensor": mean}, is_note=True)
