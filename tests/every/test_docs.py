@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import tomllib
@@ -24,6 +25,7 @@ from wellfed.config.compose import compose
 from wellfed.data.loader_parts import loader_of, without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
+from wellfed.explain.report.verdict_words import word_of
 from wellfed.observe.loggers import journal
 from wellfed.observe.telemetry import metrics
 from wellfed.sample_rng import SampleRng
@@ -159,7 +161,7 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of the pages on the contract define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", "".join(map(page, CONTRACT)), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 7
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
@@ -240,15 +242,6 @@ def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
             evaluation.update(model, part)
         results.append(evaluation.compute())
     assert results[0] == results[1] == {"accuracy": int((inputs.argmax(1) == labels).sum()) / 10}
-
-
-def test_the_evaluation_of_the_page_writes_how_classes_were_confused(examples: dict[str, Any], tmp_path: Path):
-    evaluation = examples["Confusion"]()
-    evaluation.reset()
-    evaluation.update(torch.nn.Identity(), (torch.eye(3)[[0, 1, 1]], torch.tensor([0, 1, 2])))
-    assert evaluation.compute() == {"accuracy": pytest.approx(2 / 3)}
-    (path,) = evaluation.artifacts(tmp_path).values()
-    assert path.read_text().splitlines() == ["true,predicted,samples", "0,0,1", "1,1,1", "2,1,1"]
 
 
 EXAMPLES = ("docs/first_workload.md", "docs/tutorial.md", "docs/recipes/")
@@ -410,6 +403,40 @@ def test_a_table_of_findings_links_to_every_page_once(name: str):
     found = [re.fullmatch(r"\[`(\w+)`\]\((\S+)\.md\)", cell) for cell in table(name, "id")]
     assert sorted(cell.groups() for cell in found if cell) == sorted((rule, f"{prefix}{rule}") for rule in RULES)
     assert None not in found
+
+
+MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md"))
+"""Findings whose pages show a run before and after the override."""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_page_shows_the_rates_of_its_record_before_and_after(name: str):
+    text = page(f"docs/findings/{name}.md")
+    (path,) = re.findall(r"\.\./\.\./(benchmarks/records/\w+(?:-\w+)*_before_after_\w+\.json)", text)
+    kept = [step for step in json.loads(page(path))["results"] if step["by"] == "findings" and step["kept"]]
+    place = next(place for place, step in enumerate(kept) if step["why"] == name)
+    before, after = kept[place - 1 : place + 1]
+    assert name in before["findings"]
+    typed = " ".join(word for word in after["typed"] if word not in before["typed"])
+    for label, step in (("before", before), (f"`{typed}`", after)):
+        (cells,) = re.findall(
+            rf"^\| {re.escape(label)} \| ([\d,]+) \w+/s \|(?: (\d+) % \|)?$", text, flags=re.MULTILINE
+        )
+        busy = step["util_pct_mean"]
+        assert cells == (f"{step['samples_per_s']:,.0f}", "" if busy is None else f"{busy:.0f}")
+
+
+def test_the_verdicts_of_the_page_are_those_of_the_screen():
+    rows = table("docs/findings/index.md", "verdict")
+    *worded, _ = rows
+    for verdict in worded:
+        for finding in re.findall(r"\[(\w+)\]", rows[verdict]):
+            assert word_of({"id": finding, "severity": "high"}).upper() == verdict
+    named = set(re.findall(r"\[(\w+)\]", "".join(rows.values())))
+    others = {
+        name for name in RULES if word_of({"id": name, "severity": "high"}) == name.replace("_", " ").capitalize()
+    }
+    assert named | others == set(RULES)
 
 
 def test_the_site_groups_the_pages_of_findings_as_the_rules_are():

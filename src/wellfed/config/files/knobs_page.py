@@ -22,7 +22,7 @@ from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 PROJECT_GROUPS = ("workload", "experiment", "logger")
 """Groups whose options differ from project to project."""
 _HEAD = """\
-# Configuration
+# What does each knob mean?
 
 Made by `python -m wellfed.config.files.knobs_page > docs/configuration.md` from
 [the schema](../src/wellfed/config/schema.py) and the files under `configs/`. A test fails if they differ.

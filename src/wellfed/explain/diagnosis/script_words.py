@@ -54,7 +54,10 @@ _PHRASES = (
     (" With a fetch in the data, threads avoid this.", ""),
     ("loader.skip_ids leaves them out from the start", "leave them out of the Dataset"),
     ("loader.skip_ids leaves them out", "or leave them out of the Dataset"),
-    ("+workload.optimizer.fused=true", "fused=True"),
+    (
+        "are fused, so they update all in one call (unless workload.optimizer.fused=false)",
+        "update all in one call with fused=True",
+    ),
     ("optimizers with fused=true", "optimizers with fused=True"),
     ("(gpu.channels_last)", "(memory_format=torch.channels_last)"),
     (" (gpu.precision=32-true)", ""),

@@ -7,6 +7,7 @@ from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.rules.compute import busy_thread, few_threads, many_tensors, wide_batches
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.script_words import in_words
 from wellfed.observe.telemetry.machines import HOST
 
 
@@ -49,6 +50,8 @@ def test_many_small_tensors_are_noted_and_large_ones_are_not():
     found = many_tensors.check(of_process(parameter_tensors=3000, parameter_values=51_000))
     assert found.is_note
     assert "trains 3,000 tensors of 17 values on average" in found.message
+    assert "are fused, so they update all in one call" in found.message  # as a run makes them
+    assert "update all in one call with fused=True;" in in_words(found.message)  # a script may not
     assert many_tensors.check(of_process(parameter_tensors=3000, parameter_values=3_000_000_000)) is None
 
 

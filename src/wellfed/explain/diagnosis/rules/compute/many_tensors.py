@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     text = (
         f"The model trains {number:,} tensors of {mean:,.0f} values on average. Gradients and optimizer handle each by "
-        "itself, at a cost that hardly depends on its size. Adam, AdamW and SGD of torch update all in one call with "
-        "+workload.optimizer.fused=true; fewer and larger parameters save the gradients' share, too."
+        "itself, at a cost that hardly depends on its size. Adam, AdamW and SGD of torch are fused, so they update all "
+        "in one call (unless workload.optimizer.fused=false); fewer and larger parameters save the gradients' share."
     )
     return Finding("many_tensors", text, {"parameter_tensors": number, "values_per_tensor": mean}, is_note=True)
