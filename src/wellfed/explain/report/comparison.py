@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
@@ -286,12 +287,12 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
     """Returns the time of each part of a mean step."""
     clock = "device_" if evidence.on_gpu else ""
     columns = (
-        (name, evidence.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
+        (name, evidence.steps.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
     )
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
-    mean_ms = None if evidence.time is None else evidence.time.get("step_ms_mean")
+    mean_ms = None if evidence.record.time is None else evidence.record.time.get("step_ms_mean")
     for name in COMPUTE_PHASES:  # timed in some steps alone, so the shares in the record decide
-        of_timed, share = found.get(name), evidence.phase_fracs.get(name)
+        of_timed, share = found.get(name), phase_shares(evidence.record.time).get(name)
         found[name] = None
         if of_timed is not None and of_timed.value > 0 and share is not None and mean_ms is not None:
             scale = share * mean_ms / of_timed.value
@@ -367,7 +368,7 @@ def _watched(both: Comparison) -> Iterator[Compared]:
     gpus = _either(both.a.gpus, both.b.gpus)
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
-        curves = [one.curve(name, gpu) for one in (both.a, both.b)]
+        curves = [one.telemetry.curve(name, gpu) for one in (both.a, both.b)]
         means = [Estimate.of_mean(curve) for curve in curves]
         shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]
         yield Compared(what, shown, Ratio.of(*means))

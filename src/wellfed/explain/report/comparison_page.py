@@ -64,10 +64,12 @@ def _mean_step(pairs: Sequence[Comparison], letters: Sequence[str]) -> Iterator[
 
 def _busy(runs: Runs) -> Iterator[PagePicture]:
     """Draws the utilisation while the runs trained, each over the other; nothing if none was watched."""
-    on_gpu = any(run.gpus for run in runs.values())
+    on_gpu = any(run.telemetry.gpus for run in runs.values())
     name = "util_pct" if on_gpu else "cpu_pct"
     what, unit, scale = ("GPU utilisation", "%", 1.0) if on_gpu else ("CPU cores busy", "cores", 0.01)
-    found = {letter: readings(run.curves, name, run.gpus if on_gpu else [HOST]) for letter, run in runs.items()}
+    found = {
+        letter: readings(run.curves, name, run.telemetry.gpus if on_gpu else [HOST]) for letter, run in runs.items()
+    }
     curves = [curve for each in found.values() for curve in each.values()]
     if not curves:
         return
@@ -106,9 +108,9 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
 def _steps(runs: Runs) -> Iterator[PagePicture]:
     """Draws the time of each step of the runs over each other."""
     times = {
-        letter: (run.all_steps["step"], run.all_ms)
+        letter: (run.all_steps["step"], run.steps.all_ms)
         for letter, run in runs.items()
-        if len(run.all_ms) > 1 and len(run.all_steps.get("step", ())) == len(run.all_ms)
+        if len(run.steps.all_ms) > 1 and len(run.all_steps.get("step", ())) == len(run.steps.all_ms)
     }
     curves = _overlaid(runs, times)
     if curves:

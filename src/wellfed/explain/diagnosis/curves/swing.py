@@ -7,14 +7,14 @@ themselves one period later by more than chance. Chance is measured on noise wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.record import RunRecord, SwingEntry
+from wellfed.record import RunRecord
 
 Part = Literal["wait", "step", "gap"]
 """Part of a step: waiting for its batch, the rest of it, or the gap before it."""
@@ -53,23 +53,6 @@ _CLOSE = 0.02
 _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
 """Minimum R2, minimum R2 with few periods, and the number of periods that are not few. [m] 40 % of jitter leaves 0.25
 at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
-
-
-def main_swing(
-    of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
-) -> SwingEntry | None:
-    """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of the GPUs.
-
-    Args:
-        period_s: returns the seconds of a number of steps.
-    """
-    if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
-        first = of_steps[0]
-        return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deepest = max(of_gpus.values(), key=lambda found: found.depth, default=None)
-    if deepest is None or deepest.depth < LEAST_DEPTH:
-        return None
-    return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
 
 
 def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:

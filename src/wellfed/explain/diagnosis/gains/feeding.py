@@ -215,7 +215,7 @@ def simulated_steps(
 def is_starved(evidence: Evidence) -> bool:
     """Returns whether steps wait for data long enough for a finding, and the ceiling does not contradict it."""
     factor = evidence.ceiling_factor
-    if evidence.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
+    if evidence.steps.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
         return False
     if factor is None or factor > limits.CEILING_FACTOR:
         return True
@@ -226,23 +226,24 @@ def is_starved(evidence: Evidence) -> bool:
 def steady_wait_frac(evidence: Evidence) -> float:
     """Returns the share of time spent waiting, without the first steps of epochs, which may start workers."""
     steady = steady_steps(evidence)
-    total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
-    return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
+    total = float(np.sum((evidence.steps.wait_ms + evidence.steps.rest_ms)[steady]))
+    return float(np.sum(evidence.steps.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
 
 
 def feeding_of(evidence: Evidence) -> Feeding | None:
     """Returns the feeding of a run; None if steps or batches were not timed."""
-    step_ms, cores = evidence.step_ms, evidence.cores
-    if step_ms is None or evidence.time is None or step_ms <= 0:
+    step_ms, cores = evidence.steps.mean_ms, evidence.cores
+    if step_ms is None or evidence.record.time is None or step_ms <= 0:
         return None
     steady = steady_steps(evidence)
     if steady.any():
-        step_ms = float(np.mean((evidence.wait_ms + evidence.rest_ms)[steady]))
+        step_ms = float(np.mean((evidence.steps.wait_ms + evidence.steps.rest_ms)[steady]))
     wait_ms = steady_wait_frac(evidence) * step_ms
     fed_ms = max(step_ms - wait_ms, 1e-6)
     workers = evidence.num_workers
-    build_ms, build_cpu_ms = evidence.build_ms, evidence.build_cpu_ms
-    cpu_pct = evidence.mean("cpu_pct")
+    build_ms, cpu_frac = (evidence.record.loading.get(name) for name in ("build_ms_mean", "cpu_frac"))
+    build_cpu_ms = None if cpu_frac is None or build_ms is None else cpu_frac * build_ms
+    cpu_pct = evidence.telemetry.mean("cpu_pct")
     cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
     is_estimate = build_ms is None
     if build_ms is None:  # while steps wait, each worker is always busy
@@ -254,8 +255,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    others = evidence.mean_others_cores or 0.0
-    builds = evidence.column("build_ms")
+    others = evidence.telemetry.mean_others_cores
+    builds = evidence.steps.column("build_ms")
     builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
     return Feeding(
         step_ms=step_ms,
@@ -264,13 +265,13 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms=build_cpu_ms,
         cpu_ms=cpu_ms,
         cores=cores or 1.0,
-        others=others,
+        others=others or 0.0,
         num_workers=workers,
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
         # Without readings of other programs, these may have slowed building since.
-        alone_ms=None if evidence.mean_others_cores is None else evidence.record.loading.get("build_ms_alone"),
+        alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
@@ -318,7 +319,7 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
 def workers_take_cores(evidence: Evidence) -> bool:
     """Returns whether workers took CPU from the steps: all cores are full, and steps are slower than the ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
-    cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
+    cpu_pct, loader_pct = evidence.telemetry.mean("cpu_pct"), evidence.telemetry.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
     if cpu_pct < 100 * limits.CPU_FULL_FRAC * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
@@ -330,9 +331,9 @@ def workers_take_cores(evidence: Evidence) -> bool:
 
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
     """Returns which steps are not the first of an epoch; all without workers, or without epochs in the table."""
-    epochs = evidence.column("epoch")
-    if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
-        return np.ones(len(evidence.wait_ms), bool)
+    epochs = evidence.steps.column("epoch")
+    if not evidence.num_workers or len(epochs) != len(evidence.steps.wait_ms):
+        return np.ones(len(evidence.steps.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
 
