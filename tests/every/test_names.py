@@ -38,7 +38,7 @@ def test_no_file_name_stands_twice():
 
 
 def test_every_file_opens_with_a_sentence():
-    """Its first line ends one, or is the first of a paragraph that does."""
+    """The first paragraph of each docstring ends with a full stop or a colon."""
     for path in FILES:
         opening = ast.get_docstring(ast.parse(path.read_text()))
         assert opening, path

@@ -85,7 +85,7 @@ def test_each_rank_takes_its_part_of_the_order_that_one_would_have() -> None:
 @example(world=4096, batch_size=4097, num_samples=12_291, micro=1)
 @example(world=5, batch_size=2, num_samples=1, micro=1)
 def test_shares_and_micro_batches_add_up_to_the_step(world: int, batch_size: int, num_samples: int, micro: int) -> None:
-    """Of the first step and of the last, whose shares may be empty."""
+    """The first step and the last are checked, whose shares may be empty."""
     order = EpochOrder(num_samples, batch_size, seed=1, shuffle=False)
     for batch in {0, order.num_batches - 1}:
         whole, seen, sizes = order.share(0, batch), 0, set()
@@ -117,7 +117,7 @@ class ManyRanks(Ranks):
 @pytest.mark.parametrize("is_sharded", [False, True])
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_micro_batches_of_all_ranks_count_is_one_step(world: int, is_sharded: bool) -> None:
-    """Of a sharded model all ranks do as many, since each is a collective."""
+    """With a sharded model all ranks make equally many passes, since each is a collective."""
     size = 5 * world + 3
     step = StepPasses.__new__(StepPasses)  # of which only the split is asked
     step._ranks, step._micro = ManyRanks(world, has_equal_parts=is_sharded), MicroBatches(2)
@@ -219,7 +219,7 @@ def test_a_step_of_fewer_samples_than_ranks_is_refused_with_a_way_out(effective:
 
 
 def planned(world: int, effective: int, data: DataFacts, **memory: int) -> RunPlan:
-    """Of nodes with eight cards each."""
+    """Each node has eight cards."""
     facts = machine(*map(card, range(8)), cores=64.0)
     config = config_of(effective=effective, world=world, **memory)
     device = plan_device(config, {}, facts)

@@ -103,8 +103,7 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
 def is_too_short(values: Series) -> bool:
     """Returns whether a curve has swung, but too few times to show a period."""
     low, high = np.percentile(values, (5, 95))
-    third = (high - low) / 3
-    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    state = _state(values, low, high)
     turns = np.count_nonzero(np.diff(state[state != 0]))
     is_short = len(values) < MIN_SAMPLES or turns < 2 * MIN_PERIODS
     return bool(high - low >= LEAST_DEPTH and turns >= _LEAST_TURNS and is_short)
@@ -112,10 +111,9 @@ def is_too_short(values: Series) -> bool:
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
     """Returns the mean cycle of a two-level curve, from rise to rise; None for other curves, or uneven cycles."""
-    third = (high - low) / 3
-    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    state = _state(values, low, high)
     known = np.flatnonzero(state)
-    if third == 0 or 1 - len(known) / len(state) > _MOST_BETWEEN:
+    if low == high or 1 - len(known) / len(state) > _MOST_BETWEEN:
         return None
     rises = known[1:][(state[known[1:]] == 1) & (state[known[:-1]] == -1)]
     cycles_s = np.diff(time_s[rises])
@@ -125,6 +123,12 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
     return float(np.mean(cycles_s))
+
+
+def _state(values: Series, low: float, high: float) -> Series:
+    """Returns 1 for values in the upper third between both levels, -1 in the lower third, and 0 in the middle."""
+    third = (high - low) / 3
+    return np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
 
 
 def _by_likeness(time_s: Series, values: Series) -> float | None:
