@@ -161,23 +161,22 @@ class Feeding:
         """Predicts the gain of ``workers`` with ``prefetch`` batches each; None = the current number."""
         if workers > self.num_workers and self.contention is not None:
             return Gain(1.0, 1.0, 1.0)
-        prefetch = prefetch or self.prefetch
+        ahead, builds = prefetch or self.prefetch, self.builds or (self.build_ms,)
+        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+
+        def simulated(slack: float) -> npt.NDArray[np.float64]:
+            scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
+            return simulated_steps(builds, scale, self.fed_ms, workers, ahead)
+
         limit_ms = self.step_ms_with(workers)
-        factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
+        factor = self.step_ms / max(limit_ms, float(np.mean(simulated(1.0))))
         low = 1.0
         if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
-            slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
+            slowest_ms = float(np.quantile(simulated(_SLACK), 1 - _TAIL))
             low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
         factor = min(self.bound, max(1.0, factor))
         return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
-
-    def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
-        """Returns the mean milliseconds of a step in each of the simulated runs."""
-        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
-        builds = self.builds or (self.build_ms,)
-        scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
-        return simulated_steps(builds, scale, self.fed_ms, workers, prefetch)
 
 
 @lru_cache(maxsize=64)
