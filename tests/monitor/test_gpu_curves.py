@@ -252,7 +252,9 @@ def test_a_slow_logger_gets_means_and_costs_little(trainer: Callable[..., pl.Tra
     assert all("host/rss_gib" in call or "step/compute_ms" in call for call in slow.calls)
 
 
-@pytest.mark.parametrize("hook", ["Watch.start", "Steps.done", "Steps.got", "Watch.enter", "Watch.summary", "Watch.stop"])
+@pytest.mark.parametrize(
+    "hook", ["Watch.start", "Steps.done", "Steps.got", "Watch.enter", "Watch.summary", "Watch.stop"]
+)
 def test_an_error_of_ours_harms_nothing(
     trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:

@@ -330,7 +330,7 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 
 def _watched(both: Comparison) -> Iterator[Compared]:
     """Yields the utilisation of each GPU, or of the processor if there is none."""
-    gpus = _either(both.a.gpus, both.b.gpus)
+    gpus = _either(both.a.telemetry.gpus, both.b.telemetry.gpus)
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
         curves = [one.telemetry.curve(name, gpu) for one in (both.a, both.b)]

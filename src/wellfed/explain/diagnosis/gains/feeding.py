@@ -240,7 +240,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
     wait_ms = steady_wait_frac(evidence) * step_ms
     fed_ms = max(step_ms - wait_ms, 1e-6)
     workers = evidence.num_workers
-    build_ms, cpu_frac = (evidence.record.loading.get(name) for name in ("build_ms_mean", "cpu_frac"))
+    build_ms, cpu_frac = evidence.record.loading.get("build_ms_mean"), evidence.record.loading.get("cpu_frac")
     build_cpu_ms = None if cpu_frac is None or build_ms is None else cpu_frac * build_ms
     cpu_pct = evidence.telemetry.mean("cpu_pct")
     cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
