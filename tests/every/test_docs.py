@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import itertools
 import re
 import shlex
 import tomllib
@@ -276,7 +275,7 @@ def typed_commands(text: str) -> list[list[str]]:
 
 
 def single_runs(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of each run that a command line stands for: axes of a multirun spelled out."""
+    """Yields overrides of single runs in which each value of each axis of a multirun occurs."""
     known = [re.sub(r"\$\w+", "1", text) for text in overrides if not text.startswith(LAUNCHERS_OF_EXTRAS)]
     axes = [
         [f"{parsed.input_line.partition('=')[0]}={value}" for value in values_of(parsed)]
@@ -284,8 +283,10 @@ def single_runs(overrides: list[str]) -> Iterator[list[str]]:
         else [parsed.input_line]
         for parsed in OverridesParser.create().parse_overrides(known)
     ]
-    for point in itertools.product(*axes):
-        yield list(point)
+    first = [values[0] for values in axes]
+    yield first
+    for place, values in enumerate(axes):
+        yield from ([*first[:place], value, *first[place + 1 :]] for value in values[1:])
 
 
 def values_of(parsed: Any) -> list[str]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
+from tests.kit.examples import examples
 from tests.kit.few import few, slow
 from tests.kit.machines import card, machine
 from wellfed.batches import Delivery
@@ -56,30 +57,30 @@ class Rows:
         raise AssertionError("data with `fetch` is asked for whole batches")
 
 
-def test_each_rank_takes_its_part_of_the_order_that_one_would_have() -> None:
-    for world in WORLDS:
-        size = world + 5
-        common: Any = {"num_samples": 3 * size + 7, "batch_size": size, "seed": 3}
-        alone = EpochOrder(**common)
-        parts: list[list[torch.Tensor]] = [[] for _ in range(alone.num_batches)]
-        lengths: set[int] = set()
-        for rank in range(world):  # each draws the order itself
-            own = EpochOrder(**common, rank=rank, world_size=world)
-            for batch in range(3):
-                share = own.share(2, batch)
-                assert share.total == size
-                assert not share.is_padding
-                lengths.add(len(share.indices))
-                parts[batch].append(share.indices)
-            rest = own.share(2, 3)
-            if not rest.is_padding:
-                parts[3].append(rest.indices)
-        assert lengths == {1, 2}
-        for batch, shares in enumerate(parts):
-            assert torch.cat(shares).equal(alone.share(2, batch).indices), (world, batch)
+@pytest.mark.parametrize("world", [8, 64, 512, slow(4096)])
+def test_each_rank_takes_its_part_of_the_order_that_one_would_have(world: int) -> None:
+    size = world + 5
+    common: Any = {"num_samples": 3 * size + 7, "batch_size": size, "seed": 3}
+    alone = EpochOrder(**common)
+    parts: list[list[torch.Tensor]] = [[] for _ in range(alone.num_batches)]
+    lengths: set[int] = set()
+    for rank in range(world):  # each draws the order itself
+        own = EpochOrder(**common, rank=rank, world_size=world)
+        for batch in range(3):
+            share = own.share(2, batch)
+            assert share.total == size
+            assert not share.is_padding
+            lengths.add(len(share.indices))
+            parts[batch].append(share.indices)
+        rest = own.share(2, 3)
+        if not rest.is_padding:
+            parts[3].append(rest.indices)
+    assert lengths == {1, 2}
+    for batch, shares in enumerate(parts):
+        assert torch.cat(shares).equal(alone.share(2, batch).indices), batch
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(world=many, batch_size=many, num_samples=st.integers(1, 20_000), micro=st.integers(1, 64))
 @example(world=4096, batch_size=4096, num_samples=20_000, micro=64)
 @example(world=4096, batch_size=4097, num_samples=12_291, micro=1)
