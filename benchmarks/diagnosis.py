@@ -97,7 +97,7 @@ def is_right(planted: Run, fault: Fault) -> bool:
 
 def others_cores(run: Run) -> float:
     """Cores that other programs kept at work while the run trained."""
-    return 0.0 if run.evidence is None else run.evidence.mean_others_cores or 0.0
+    return 0.0 if run.evidence is None else run.evidence.telemetry.mean_others_cores or 0.0
 
 
 def has_company(run: Run) -> bool:

@@ -57,8 +57,8 @@ class Run:
         """Samples/s from the first step after the warm-up to the last, all that came between included."""
         if self.evidence is None:
             return None
-        samples, evidence = self.evidence.column("samples"), self.evidence
-        wall_ms = (evidence.step_ms or 0.0) * len(samples) + float(evidence.gap_ms.sum())
+        samples, evidence = self.evidence.steps.column("samples"), self.evidence
+        wall_ms = (evidence.steps.mean_ms or 0.0) * len(samples) + float(evidence.steps.gap_ms.sum())
         return 1e3 * float(samples.sum()) / wall_ms if len(samples) > 1 and wall_ms else None
 
     @property

@@ -222,11 +222,11 @@ def judged(name: str, jitter: float, seed: int) -> dict[str, Any]:
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         evidence, came_s = run(case, jitter, seed, Path(folder))
-    found = [(swing.settings[0], swing.where) for swing in evidence.swings_of_steps]
+    found = [(swing.settings[0], swing.where) for swing in evidence.swings.of_steps]
     findings = [finding.id for finding in run_rules(evidence)]
     wanted = set(case.expected)
     if found and found[0] in wanted:
-        period_s = evidence.period_s(evidence.swings_of_steps[0].lag)
+        period_s = evidence.steps.period_s(evidence.swings.of_steps[0].lag)
         came = came_s[found[0][0]]
         true_s = (came[-1] - came[0]) / (len(came) - 1)
     else:
@@ -236,7 +236,7 @@ def judged(name: str, jitter: float, seed: int) -> dict[str, Any]:
         "jitter": jitter,
         "seed": seed,
         "swings": [
-            [*each, swing.lag, round(swing.r2, 3)] for each, swing in zip(found, evidence.swings_of_steps, strict=True)
+            [*each, swing.lag, round(swing.r2, 3)] for each, swing in zip(found, evidence.swings.of_steps, strict=True)
         ],
         "findings": findings,
         "is_right": set(found) == wanted and (not wanted or found[0] in wanted),

@@ -20,12 +20,12 @@ ANSWERS = r"""{{ cookiecutter | tojson }}"""
 
 
 def is_template(folder: Path) -> bool:
-    """Whether the folder holds this kind of template; a leftover or an unrelated repository does not."""
+    """Returns whether the folder holds this kind of template, not a leftover or an unrelated repository."""
     return (folder / "cookiecutter.json").is_file() and (folder / "tools" / "scaffold.py").is_file()
 
 
 def candidates(answers: Mapping[str, object]) -> Iterator[Path]:
-    """Where the template may be, the surest first.
+    """Yields the folders that may be the template, the surest first.
 
     A relative ``_repo_dir`` is relative to where cookiecutter was started. The parent process stands in the template
     itself, so it is asked before PWD, which a script that changes folders leaves behind; where it can't be asked, PWD
@@ -41,7 +41,7 @@ def candidates(answers: Mapping[str, object]) -> Iterator[Path]:
 
 
 def parents_folder(pid: int) -> Path:
-    """The working folder of a process.
+    """Returns the working folder of a process.
 
     Raises:
         OSError: the system does not tell.
@@ -76,7 +76,7 @@ def clone(answers: Mapping[str, object], target: Path) -> str:
 
 
 def main(text: str) -> int:
-    """The exit code of the scaffold, or 1 with a message where no template was found."""
+    """Runs the scaffold and returns its exit code; 1, with a message, if no template was found."""
     answers = json.loads(text)
     with tempfile.TemporaryDirectory(prefix="template-") as made:
         looked_at = []

@@ -62,7 +62,7 @@ DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "
 
 
 def faults(answers: Mapping[str, object]) -> list[str]:
-    """What is wrong with the answers, a line each: value, rule, way out; empty where all is well."""
+    """Returns a line for each fault of the answers: value, rule, way out; empty without a fault."""
     found = [
         f"{key}={answers[key]!r}: it must be one line without control characters. Write it in one line."
         for key in ("project_name", "description", "author")
@@ -121,7 +121,7 @@ def _package_faults(package: str, workload: str) -> list[str]:
 
 
 def _other(name: str, joint: str) -> str:
-    """A name close to ``name`` that no rule refuses."""
+    """Returns a name close to ``name`` that no rule refuses."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     shortened = joint.join(["my", *words] if words else ["my", "nets"])[:30].strip(joint)
     return shortened if len(shortened) > len("my_") else joint.join(["my", "nets"])

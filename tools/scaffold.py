@@ -64,7 +64,7 @@ Answers = Mapping[str, Any]
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints in ``folder``, whatever GIT_DIR and the like say there and whoever owns the folder.
+    """Returns what git prints in ``folder``. Variables such as GIT_DIR and the owner of the folder have no effect.
 
     Raises:
         ScaffoldError: git is missing or fails.
@@ -81,7 +81,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def paths(template: Path) -> list[str]:
-    """The files that git tracks and that are there; without a repository (a zip archive) those not in .gitignore."""
+    """Returns the present files that git tracks. Without a repository (a zip archive): all that .gitignore leaves."""
     if (template / ".git").exists():
         names = git(template, "ls-files", "-z").split("\0")
         return sorted(name for name in names if name and (template / name).is_file())
@@ -98,7 +98,7 @@ def paths(template: Path) -> list[str]:
 
 
 def read(template: Path) -> Files:
-    """All files of the template.
+    """Returns all files of the template.
 
     Raises:
         ScaffoldError: one can't be read, or there is none.
@@ -115,12 +115,12 @@ def read(template: Path) -> Files:
 
 
 def examples(source: Files) -> list[str]:
-    """Names of the example workloads."""
+    """Returns the names of the example workloads."""
     return sorted({path.split("/")[2] for path in source if re.match(r"src/workloads/[^/]+/", path)})
 
 
 def of_example(path: str, name: str) -> bool:
-    """Whether the file belongs to that example alone."""
+    """Returns whether the file belongs to that example alone."""
     name = re.escape(name)
     return bool(
         re.match(rf"(src|tests)/workloads/{name}/", path)
@@ -343,7 +343,7 @@ def slug_of(name: str) -> str:
 
 
 def answers_for(template: Path, name: str, given: Iterable[str]) -> dict[str, Any]:
-    """All answers: ``key=value`` as given, cookiecutter.json's defaults for the rest.
+    """Returns all answers: ``key=value`` as given, cookiecutter.json's defaults for the rest.
 
     Raises:
         ScaffoldError: a key or a choice that is none, or names that can't work.

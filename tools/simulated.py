@@ -28,7 +28,7 @@ SIZES_GIB = {"8gb": 8, "16gb": 16, "24gb": 24, "80gb": 80}
 
 
 def main(words: list[str]) -> int:
-    """The command's exit code; 2 where there can be no such machine."""
+    """Runs the command and returns its exit code; 2 if such a machine can't be simulated here."""
     parser = argparse.ArgumentParser(
         prog="python tools/simulated.py",
         description=(__doc__ or "").splitlines()[0],
@@ -95,7 +95,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def why_not() -> str | None:
-    """Why this computer can't simulate a GPU; compiles what is needed."""
+    """Compiles the simulated driver. Returns why this computer can't simulate a GPU; None if it can."""
     if sys.platform != "linux":
         return f"the simulated cards are Linux libraries, and this is {sys.platform}"
     if shutil.which("cc") is None:
@@ -119,7 +119,7 @@ def why_not() -> str | None:
 
 
 def run(command: list[str], variables: dict[str, str]) -> int:
-    """Its exit code; signals are the command's business."""
+    """Runs the command, passes signals on to it, and returns its exit code."""
     process = subprocess.Popen(command, env={**os.environ, **variables})
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # the terminal sends Ctrl-C to the command too

@@ -23,6 +23,8 @@ from typing import Any
 
 PACKAGES = ("src/wellfed/", "src/hydra_plugins/")
 """Folders of the engine; Hydra finds plugins only in the namespace of the second."""
+DATA = {"docs/findings/": "share/wellfed/findings/"}
+"""Folder of the template -> folder of the environment that pip puts its Markdown files into."""
 OLDEST = (1980, 1, 1, 0, 0, 0)
 """Time of all entries: the earliest that a zip archive can hold."""
 
@@ -31,13 +33,17 @@ def build(files: Mapping[str, bytes]) -> tuple[str, bytes]:
     """Returns the name and content of the wheel.
 
     Args:
-        files: of the template, by path from its root; only `PACKAGES`, pyproject.toml, README.md and LICENSE count.
+        files: of the template, by path from its root; only `PACKAGES`, `DATA`, pyproject.toml, README.md and LICENSE
+            count.
     """
     project = tomllib.loads(files["pyproject.toml"].decode("utf-8"))["project"]
     name, version = project["name"], project["version"]
     info = f"{name}-{version}.dist-info"
     entries = {path.removeprefix("src/"): files[path] for path in files if path.startswith(PACKAGES)}
     tops = sorted({path.partition("/")[0] for path in entries})
+    for source, folder in DATA.items():
+        found = [path for path in files if path.startswith(source) and path.endswith(".md")]
+        entries |= {f"{name}-{version}.data/data/{folder}{path.removeprefix(source)}": files[path] for path in found}
     entries |= {
         f"{info}/METADATA": _metadata(project, files["README.md"].decode("utf-8")),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tools/wheel.py\nRoot-Is-Purelib: true\nTag: py3-none-any\n",

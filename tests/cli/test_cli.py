@@ -144,7 +144,7 @@ def test_sweep_and_search_are_words_of_train(monkeypatch, typed, run, script):
 
 
 def outside_of_projects(monkeypatch):
-    """As the command is started: neither a variable nor a script of a project says which one is meant."""
+    """Removes variable and script that name a project, as if a shell had started the command."""
     monkeypatch.delenv("WELLFED_PROJECT")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
 

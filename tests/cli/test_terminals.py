@@ -56,22 +56,22 @@ COMMANDS = [
 
 
 @has_terminals
+@pytest.mark.parametrize("columns", [80, slow(160)])
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_no_word_is_broken_or_lost(folder: Path, words: list[str]) -> None:
+def test_no_word_is_broken_or_lost(folder: Path, words: list[str], columns: int) -> None:
     command = [sys.executable, "-m", "wellfed", *words]
     piped = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
     assert "\x1b" not in piped
     whole = {word.strip(",:") for word in piped.split()}
-    for columns in (80, 160):
-        terminal = SmallTerminal(command, environment(NO_COLOR="1"), columns=columns)
-        assert terminal.end() == 0
-        assert not COLOUR.search(terminal.sent)
-        lines = terminal.screen()
-        assert max(map(len, lines)) <= columns
-        shown = {word.strip(",:") for line in lines for word in line.split()}
-        memory = re.compile(r"\d+\.\d")  # available memory differs between two calls
-        lost = {word for word in whole - shown if len(word) < columns - 4 and not memory.fullmatch(word)}
-        assert lost <= LEFT_OUT
+    terminal = SmallTerminal(command, environment(NO_COLOR="1"), columns=columns)
+    assert terminal.end() == 0
+    assert not COLOUR.search(terminal.sent)
+    lines = terminal.screen()
+    assert max(map(len, lines)) <= columns
+    shown = {word.strip(",:") for line in lines for word in line.split()}
+    memory = re.compile(r"\d+\.\d")  # available memory differs between two calls
+    lost = {word for word in whole - shown if len(word) < columns - 4 and not memory.fullmatch(word)}
+    assert lost <= LEFT_OUT
 
 
 @has_terminals

@@ -29,7 +29,7 @@ ROWS = covering_array(OPTIONS)
 
 
 def words(row: Mapping[str, str]) -> list[str]:
-    """As typed. Dropout draws its masks by micro-batch, so it is off where runs are compared."""
+    """Returns the overrides. Dropout draws its masks by micro-batch, so it is off where runs are compared."""
     model = yaml.safe_load((CONFIGS / "workload" / f"{row['workload']}.yaml").read_text())["model"]
     return [f"{group}={option}" for group, option in row.items()] + ["workload.model.dropout=0.0"] * (
         "dropout" in model
@@ -67,7 +67,7 @@ def test_they_compose(row: Row):
 
 @cache
 def losses(workload: str) -> dict[str, float]:
-    """Of the runs so far, by their names."""
+    """Returns the losses of the runs so far, by their names."""
     return {}
 
 

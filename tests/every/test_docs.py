@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import itertools
 import json
 import re
 import shlex
@@ -121,7 +120,7 @@ def test_every_status_and_kind_of_error_is_described():
 
 
 def test_every_event_is_described_and_written_somewhere():
-    """That nobody writes another is mypy's to see."""
+    """mypy refuses any other kind in the code."""
     kinds = get_args(record.EventKind)
     assert set(kinds) == set(names(table("docs/record.md", "event")))
     code = "".join(path.read_text() for path in (ROOT / "src" / "wellfed").rglob("*.py") if path.name != "record.py")
@@ -159,7 +158,7 @@ def test_every_part_of_the_contract_is_described():
 
 @pytest.fixture
 def examples() -> dict[str, Any]:
-    """What the code blocks of the pages on the contract define."""
+    """Returns what the code blocks of the pages on the contract define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", "".join(map(page, CONTRACT)), flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 7
     space: dict[str, Any] = {}
@@ -253,9 +252,9 @@ WORDS_OF_FIT = ("target_util_pct=",)
 
 
 def typed_commands(text: str) -> list[list[str]]:
-    """What a page shows to be typed, as words: lines of its blocks, continued ones joined, and code within sentences.
+    """Returns the commands of a page as words: lines of its blocks, continued ones joined, and code within sentences.
 
-    Only what calls Python or make; a ``<place>`` or ``...`` to be filled in makes a sentence's code no command.
+    Only calls of Python or make count. Code of a sentence with a ``<place>`` or ``...`` to fill in is no command.
     """
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -269,7 +268,7 @@ def typed_commands(text: str) -> list[list[str]]:
 
 
 def single_runs(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of each run that a command line stands for: axes of a multirun spelled out."""
+    """Yields overrides of single runs in which each value of each axis of a multirun occurs."""
     known = [re.sub(r"\$\w+", "1", text) for text in overrides if not text.startswith(LAUNCHERS_OF_EXTRAS)]
     axes = [
         [f"{parsed.input_line.partition('=')[0]}={value}" for value in values_of(parsed)]
@@ -277,12 +276,14 @@ def single_runs(overrides: list[str]) -> Iterator[list[str]]:
         else [parsed.input_line]
         for parsed in OverridesParser.create().parse_overrides(known)
     ]
-    for point in itertools.product(*axes):
-        yield list(point)
+    first = [values[0] for values in axes]
+    yield first
+    for place, values in enumerate(axes):
+        yield from ([*first[:place], value, *first[place + 1 :]] for value in values[1:])
 
 
 def values_of(parsed: Any) -> list[str]:
-    """Of an axis; of an interval its bounds."""
+    """Returns the values of an axis, or the bounds of an interval."""
     if parsed.is_interval_sweep():
         return [str(parsed.value().start), str(parsed.value().end)]
     return list(parsed.sweep_string_iterator())

@@ -63,10 +63,10 @@ def test_every_rule_with_overrides_has_a_recorded_run(found: list[Found]) -> Non
 
 @pytest.mark.parametrize("starts", ["one", slow("all")])
 def test_every_override_composes(found: list[Found], starts: str) -> None:
-    """Of each finding with each set of knobs: behind one recorded start, or behind all."""
+    """Each set of knobs is added to the overrides of one recorded run; with ``all``, of each run and finding."""
     seen = set()
     for one, _, own, change in found:
-        key = (one, *(own if starts == "all" else ()), *(word.partition("=")[0] for word in change))
+        key = (*((one, *own) if starts == "all" else ()), *(word.partition("=")[0] for word in change))
         if change and key not in seen:
             seen.add(key)
             composed = compose([*own, *change])

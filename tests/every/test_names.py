@@ -1,6 +1,6 @@
 """Names have one meaning each: no class and no file of the engine is called as another one is."""
 
-import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,11 +20,10 @@ def twice(found: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
 
 def test_no_class_name_stands_twice():
     classes = [
-        (node.name.lstrip("_"), path)
+        (name.lstrip("_"), path)
         for path in FILES
         if STARTING_POINT not in path.parents
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
+        for name in re.findall(r"^class (\w+)", path.read_text(), flags=re.MULTILINE)
     ]
     assert len(classes) > 150
     assert twice(classes) == {}
@@ -38,10 +37,10 @@ def test_no_file_name_stands_twice():
 
 
 def test_every_file_opens_with_a_sentence():
-    """Its first line ends one, or is the first of a paragraph that does."""
+    """The first paragraph of each docstring ends with a full stop or a colon."""
     for path in FILES:
-        opening = ast.get_docstring(ast.parse(path.read_text()))
+        opening = re.match(r'"""(.+?)"""', path.read_text(), flags=re.DOTALL)
         assert opening, path
-        first = " ".join(opening.partition("\n\n")[0].split())
+        first = " ".join(opening[1].partition("\n\n")[0].split())
         assert first.endswith((".", ":")), f"{path}: {first}"
         assert first[0].isupper() or first.startswith("`"), f"{path}: {first}"

@@ -37,7 +37,7 @@ class Block:
 
     @property
     def is_make(self) -> bool:
-        """Its lines are make's. Each would install a .venv of its own, which takes minutes: .ci/run and CI do that."""
+        """Whether all its lines are make's. Each would install a .venv, which takes minutes: .ci/run and CI do that."""
         return self.language == "bash" and all(line.startswith(("make ", "#")) for line in self.text.splitlines())
 
 
@@ -87,13 +87,13 @@ def copy_of_project(copy: Path) -> Path:
 
 
 def edit(block: Block, project: Path) -> None:
-    """As the README says: the block is all of the file, which is there already."""
+    """Replaces a file that exists already by the block."""
     assert (project / block.path).is_file(), f"the example edits what is not there: {block.path}"
     (project / block.path).write_text(block.text, encoding="utf-8")
 
 
 def run(command: str, project: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """The command as typed in the copy, where ``python`` is the Python of the tests."""
+    """Runs a command as typed in the copy, where ``python`` is the Python of the tests."""
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=project,

@@ -290,7 +290,7 @@ def test_a_recipe_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_within_sentences_can_be_typed(name: str) -> None:
-    """Those that belong to no block; a run of the page's own files is one of its blocks."""
+    """They belong to no block; a run of the page's own files is one of its blocks."""
     text = re.sub(r"^```.*?^```", "", (FOLDER / f"{name}.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     for words in typed_commands(re.sub(r"`(?:!|\w+=\S+ )(?=python )", "`", text)):
         if not re.search(r"src/predict|workload=|%%", " ".join(words)):

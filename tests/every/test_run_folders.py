@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cut(path: Path) -> None:
-    """As a killed process leaves a file."""
+    """Cuts the file, as a killed process does."""
     content = path.read_bytes()
     path.write_bytes(content[: -len(content.splitlines()[-1]) // 2])
 
@@ -119,7 +119,7 @@ def test_a_record_that_cannot_be_read_is_told(
 def test_a_folder_that_may_not_be_looked_into_is_told(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for another user; root may look into any."""
+    """The folder belongs to another user; root may read any."""
 
     def closing(ask: Callable[..., Any]) -> Callable[..., Any]:
         def closed(self: Path, *words: Any, **options: Any) -> Any:

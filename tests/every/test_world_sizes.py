@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
+from tests.kit.examples import examples
 from tests.kit.few import few, slow
 from tests.kit.machines import card, machine
 from wellfed.batches import Delivery
@@ -56,36 +57,36 @@ class Rows:
         raise AssertionError("data with `fetch` is asked for whole batches")
 
 
-def test_each_rank_takes_its_part_of_the_order_that_one_would_have() -> None:
-    for world in WORLDS:
-        size = world + 5
-        common: Any = {"num_samples": 3 * size + 7, "batch_size": size, "seed": 3}
-        alone = EpochOrder(**common)
-        parts: list[list[torch.Tensor]] = [[] for _ in range(alone.num_batches)]
-        lengths: set[int] = set()
-        for rank in range(world):  # each draws the order itself
-            own = EpochOrder(**common, rank=rank, world_size=world)
-            for batch in range(3):
-                share = own.share(2, batch)
-                assert share.total == size
-                assert not share.is_padding
-                lengths.add(len(share.indices))
-                parts[batch].append(share.indices)
-            rest = own.share(2, 3)
-            if not rest.is_padding:
-                parts[3].append(rest.indices)
-        assert lengths == {1, 2}
-        for batch, shares in enumerate(parts):
-            assert torch.cat(shares).equal(alone.share(2, batch).indices), (world, batch)
+@pytest.mark.parametrize("world", [8, 64, 512, slow(4096)])
+def test_each_rank_takes_its_part_of_the_order_that_one_would_have(world: int) -> None:
+    size = world + 5
+    common: Any = {"num_samples": 3 * size + 7, "batch_size": size, "seed": 3}
+    alone = EpochOrder(**common)
+    parts: list[list[torch.Tensor]] = [[] for _ in range(alone.num_batches)]
+    lengths: set[int] = set()
+    for rank in range(world):  # each draws the order itself
+        own = EpochOrder(**common, rank=rank, world_size=world)
+        for batch in range(3):
+            share = own.share(2, batch)
+            assert share.total == size
+            assert not share.is_padding
+            lengths.add(len(share.indices))
+            parts[batch].append(share.indices)
+        rest = own.share(2, 3)
+        if not rest.is_padding:
+            parts[3].append(rest.indices)
+    assert lengths == {1, 2}
+    for batch, shares in enumerate(parts):
+        assert torch.cat(shares).equal(alone.share(2, batch).indices), batch
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(world=many, batch_size=many, num_samples=st.integers(1, 20_000), micro=st.integers(1, 64))
 @example(world=4096, batch_size=4096, num_samples=20_000, micro=64)
 @example(world=4096, batch_size=4097, num_samples=12_291, micro=1)
 @example(world=5, batch_size=2, num_samples=1, micro=1)
 def test_shares_and_micro_batches_add_up_to_the_step(world: int, batch_size: int, num_samples: int, micro: int) -> None:
-    """Of the first step and of the last, whose shares may be empty."""
+    """The first step and the last are checked, whose shares may be empty."""
     order = EpochOrder(num_samples, batch_size, seed=1, shuffle=False)
     for batch in {0, order.num_batches - 1}:
         whole, seen, sizes = order.share(0, batch), 0, set()
@@ -117,7 +118,7 @@ class ManyRanks(Ranks):
 @pytest.mark.parametrize("is_sharded", [False, True])
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_micro_batches_of_all_ranks_count_is_one_step(world: int, is_sharded: bool) -> None:
-    """Of a sharded model all ranks do as many, since each is a collective."""
+    """With a sharded model all ranks make equally many passes, since each is a collective."""
     size = 5 * world + 3
     step = StepPasses.__new__(StepPasses)  # of which only the split is asked
     step._ranks, step._micro = ManyRanks(world, has_equal_parts=is_sharded), MicroBatches(2)
@@ -219,7 +220,7 @@ def test_a_step_of_fewer_samples_than_ranks_is_refused_with_a_way_out(effective:
 
 
 def planned(world: int, effective: int, data: DataFacts, **memory: int) -> RunPlan:
-    """Of nodes with eight cards each."""
+    """Each node has eight cards."""
     facts = machine(*map(card, range(8)), cores=64.0)
     config = config_of(effective=effective, world=world, **memory)
     device = plan_device(config, {}, facts)

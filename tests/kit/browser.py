@@ -50,9 +50,9 @@ def with_script(page: str, code: str) -> str:
 
 
 def opened(chromium: Path, page: Path, scratch: Path, *, width: int, is_dark: bool = False) -> dict[str, Any]:
-    """What a copy of the page measures of itself: what is wider than the screen, text that is cut or lies on other
-    text, sizes of pictures, and lines of the console. The copy alone has a script; a window can't be as narrow as a
-    phone, a frame can."""
+    """Returns what a copy of the page measures of itself: parts wider than the screen, text that is cut or lies on
+    other text, sizes of pictures, and lines of the console. Only the copy has a script. A window can't be as narrow as
+    a phone, a frame can."""
     scratch.mkdir(exist_ok=True)
     (scratch / "measured.html").write_text(with_script(page.read_text(encoding="utf-8"), MEASURE), encoding="utf-8")
     (scratch / "frame.html").write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")

@@ -32,7 +32,7 @@ def on_card(
     card: dict[str, Any] | None = None,
     **given: Any,
 ) -> Evidence:
-    """Of a healthy run on a full card of 24 GiB; what ``card`` names is what NVML reported, None: it did not."""
+    """Returns the evidence of a healthy run on a full card of 24 GiB. ``card``: figures of NVML; None: not reported."""
     figures = {"util_pct": 98.0, "sm_active_pct": 90.0, "tensor_active_pct": 30.0, "dram_active_pct": 30.0} | (
         card or {}
     )

@@ -17,9 +17,9 @@ class Card:
     budget: int
     rest: int
     fixed: int
-    """Of forward and backward, whatever the size."""
+    """Bytes of forward and backward that do not depend on the size."""
     optimizer: int
-    """Of the optimizer's part, above ``rest``."""
+    """Bytes of the optimizer's part, above ``rest``."""
     per_sample: float
     half_rate_size: float = float("inf")
     """Size at which half of the highest samples/s is reached; inf = the rate grows with the size for ever."""

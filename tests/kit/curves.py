@@ -64,12 +64,12 @@ class Curve(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def score(self) -> Tensor:
-        """What it has come to."""
+        """Returns the score so far."""
         epochs = int(self.calls) / 4
         return torch.tensor(float("nan") if self.fault == "not_finite" and epochs else self.top * (1 - 0.9**epochs))
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Any; the figure is the score."""
+        """Returns any loss; the metric is the score."""
         if self.training:
             self.calls += 1
             time.sleep(self.pause_s)

@@ -36,7 +36,7 @@ def evidence(
     columns: dict[str, Any] | None = None,
     **record: Any,
 ) -> Evidence:
-    """Of a run whose steps of 128 samples take so long; ``copy_ms`` given: on a GPU.
+    """Returns the evidence of a run whose steps of 128 samples take this long; with ``copy_ms``: on a GPU.
 
     Args:
         ceiling: over the rate.

@@ -10,19 +10,19 @@ import torch.distributed as dist
 
 
 def join(number: int, folder: Path, size: int = 2) -> None:
-    """What each process calls first."""
+    """Joins the process group; each process calls it first."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
 
 
 def leave(number: int, folder: Path, found: Any) -> None:
-    """What each process calls last."""
+    """Saves the result and leaves the process group; each process calls it last."""
     torch.save(found, folder / f"{number}.pt")
     dist.destroy_process_group()
 
 
 def of_ranks(target: Callable[[int, Path], None], folder: Path, size: int = 2) -> list[Any]:
-    """What each rank has left with; all of them must end well within a minute."""
+    """Runs the ranks and returns the result of each; all must end well within a minute."""
     start = multiprocessing.get_context("fork").Process
     processes = [start(target=target, args=(number, folder)) for number in range(size)]
     for process in processes:

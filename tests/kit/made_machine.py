@@ -71,7 +71,7 @@ _STEPS, _EPOCH = 150, 50
 
 @dataclass(frozen=True)
 class MadeMachine:
-    """What everything costs; milliseconds of one step or batch."""
+    """Cost of everything, in milliseconds of one step or batch."""
 
     seed: int
     cores: int
@@ -82,18 +82,18 @@ class MadeMachine:
     getitem_ms: float
     """CPU time of a batch sample by sample."""
     fetch_ms: float | None
-    """Of a whole one; None: the data has no fetch."""
+    """CPU time of a whole batch; None: the data has no fetch."""
     outside_ms: float
-    """That a batch waits for a disk."""
+    """Time that a batch waits for a disk."""
     lock_frac: float
-    """Of building, under Python's lock."""
+    """Share of building under Python's lock."""
     handover_ms: float
-    """A batch of another process."""
+    """Time to receive a batch from another process."""
     copy_ms: float
     encoder_ms: float | None
-    """That features cost where they are not kept; None: there are none."""
+    """Cost of features that are not kept; None: there are none."""
     split_factor: float
-    """Of the step, in four parts."""
+    """Factor on a step in four parts."""
     compiled_factor: float
     restart_ms: float
     noise: float
@@ -103,7 +103,7 @@ class MadeMachine:
 
     @classmethod
     def draw(cls, seed: int) -> MadeMachine:
-        """One of any kind."""
+        """Returns a random machine."""
         dice = random.Random(seed)
         spread = lambda low, high: low * (high / low) ** dice.random()  # noqa: E731
         has_card, getitem_ms = dice.random() < 0.5, spread(0.3, 200)
@@ -128,7 +128,7 @@ class MadeMachine:
         )
 
     def starts(self) -> Iterator[tuple[str, ...]]:
-        """What people begin with."""
+        """Yields the overrides that a user may start with."""
         yield "loader=baseline", "memory=dynamic"
         yield "loader=baseline", "memory=dynamic", "loader.num_workers=4", "loader.prefetch_factor=2"
         yield "loader=baseline", "memory=accumulate", f"loader.num_workers={2 * self.cores}", "loader.prefetch_factor=1"
@@ -137,7 +137,7 @@ class MadeMachine:
 
     @cached_property
     def _timed(self) -> dict[Any, dict[str, BackendTime]]:
-        """By what decides which backends are timed, and with how many workers."""
+        """Times of the backends, by all that decides which are timed, and with how many workers."""
         return {}
 
     @cached_property
@@ -150,7 +150,7 @@ class MadeMachine:
         return DataFacts(100_000, has_fetch=self.fetch_ms is not None, **rows)
 
     def plan(self, words: Sequence[str]) -> tuple[RunConfig, RunPlan]:
-        """As a run would make it.
+        """Returns configuration and plan, as a run would make them.
 
         Raises:
             ConfigError: the words contradict each other.

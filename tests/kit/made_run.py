@@ -26,7 +26,7 @@ def made_run(
     log_every: int = 10,
     **record: Any,
 ) -> RunRecord:
-    """Of even steps with some noise; a GPU's utilisation swings between 9 and 90 % with the period, else rests at 60.
+    """Writes a run of even steps with some noise. Utilisation swings from 9 to 90 % with the period, else it is 60 %.
 
     Args:
         metrics: splits of each metric.

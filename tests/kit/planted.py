@@ -43,7 +43,7 @@ def datasets(num: int = 4096, fetch: bool = True, read_s: float = 0.0) -> Datase
 
 
 def crash() -> None:
-    """As native code does."""
+    """Crashes the process, as native code does."""
     ctypes.string_at(0)
 
 
@@ -121,7 +121,7 @@ class Heavy(Line):
         self.mib, self.held = mib, torch.empty(0)
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """As `Line`."""
+        """Returns the loss of `Line`, and holds memory."""
         if not len(self.held):
             self.held = torch.ones(self.mib * 2**18)
         return super().loss(batch)

@@ -27,7 +27,7 @@ class PlayedTrials(Executor):
         )
         self._play, self._curve = play, curve
         self.pruned: dict[str, str] = {}
-        """Why a trial was pruned, by its key."""
+        """Reason for which a trial was pruned, by its key."""
         self.ran: list[Row] = []
         """Rows of the trials that were begun, in order."""
 

@@ -28,8 +28,7 @@ from wellfed.train.step.gradients import GradientAverage
 
 @dataclass
 class Lack:
-    """Where memory does not suffice: on which rank, from which call of the model on, for more than so many samples, and
-    how often."""
+    """Lack of memory: its place, the rank, the first call of the model, the most samples that fit, and how often."""
 
     place: str = ""
     rank: int = 0
@@ -37,15 +36,15 @@ class Lack:
     above: int = 0
     times: float = math.inf
     calls: int = 0
-    """Of the model so far."""
+    """Calls of the model so far."""
 
     def is_at(self, place: str, size: int) -> bool:
-        """``size``: samples that have to fit there."""
+        """Returns whether memory is lacking there for ``size`` samples."""
         is_here = place == self.place and self.rank == int(os.environ["RANK"])
         return is_here and self.calls >= self.since and size > self.above and self.times > 0
 
     def come_to(self, place: str, device: torch.device, size: int = 1000) -> None:
-        """Ask for memory that is not there, if this is the place."""
+        """Raises the error of a lack of memory, if this is its place."""
         if not self.is_at(place, size):
             return
         self.times -= 1

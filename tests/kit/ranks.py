@@ -17,7 +17,7 @@ LIMIT_S = 300
 
 
 def train_ranks(folder: Path, world: int, environment: Mapping[str, str] = os.environ, **settings: Any) -> list[Any]:
-    """What each rank has left (see `tests.kit.rank`); an error if one hangs or dies.
+    """Runs the ranks and returns the result of each (see `tests.kit.rank`). Raises an error if one hangs or dies.
 
     Args:
         environment: where the processes find their cards.

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stored:
-    """What is in the file of a run."""
+    """Content of the file of a run."""
 
     entries: list[dict[str, Any]]
     """All records as ``{"num": ..., "type": <type>, <type>: {...}}``."""
@@ -30,7 +30,7 @@ class Stored:
 
     @property
     def axes(self) -> dict[str, str]:
-        """By pattern the metric it is drawn against."""
+        """Metric that each pattern is drawn against."""
         found = self.of_type("metric")
         return {_name(entry): entry["step_metric"] for entry in found if "step_metric" in entry}
 

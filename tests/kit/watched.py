@@ -40,20 +40,20 @@ class Watched:
     events: list[dict[str, object]]
 
     def read(self, *, slow: bool = True, edge: bool = False) -> dict[int, dict[str, float]]:
-        """By GPU."""
+        """Returns the figures by GPU."""
         return {gpu: dict(values) for gpu, values in self.source.read(slow=slow, edge=edge)}
 
     def later(self, seconds: float = 5.0, *, slow: bool = True) -> dict[int, dict[str, float]]:
-        """Read after this time."""
+        """Reads after this time."""
         self.driver.advance(seconds)
         return self.read(slow=slow)
 
     def kinds(self) -> list[object]:
-        """What was told, in a word each."""
+        """Returns the kind of each event."""
         return [event.get("trouble", event["kind"]) for event in self.events]
 
     def end(self) -> None:
-        """Nothing of the driver's may be held then."""
+        """Closes the source, and checks that it holds nothing of the driver."""
         self.source.close()
         assert self.driver.num_gpm_samples() == 0
         assert self.driver.num_users() == 0
@@ -76,11 +76,11 @@ class Heard:
         self.events.append({"kind": kind, **facts})
 
     def of(self, gpu: int) -> list[Sample]:
-        """Samples of one GPU, or of the host."""
+        """Returns the samples of one GPU, or of the host."""
         return [sample for sample in list(self.samples) if sample.gpu == gpu]
 
     def troubles(self) -> list[object]:
-        """What was told, in a word each."""
+        """Returns the kind of each event."""
         return [event.get("trouble", event["kind"]) for event in list(self.events)]
 
 

@@ -23,7 +23,7 @@ from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 from wellfed import GPUCurves
 from wellfed.monitor.gpu_curves import thinned
-from wellfed.monitor.loop_watch import LoopWatch
+from wellfed.monitor.loop_watch import LoopSteps
 from wellfed.observe.telemetry.series import Sample
 
 pytestmark = pytest.mark.filterwarnings(
@@ -252,11 +252,13 @@ def test_a_slow_logger_gets_means_and_costs_little(trainer: Callable[..., pl.Tra
     assert all("host/rss_gib" in call or "step/compute_ms" in call for call in slow.calls)
 
 
-@pytest.mark.parametrize("hook", ["start", "step_done", "got", "enter", "summary", "stop"])
+@pytest.mark.parametrize(
+    "hook", ["Watch.start", "Steps.done", "Steps.got", "Watch.enter", "Watch.summary", "Watch.stop"]
+)
 def test_an_error_of_ours_harms_nothing(
     trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
-    monkeypatch.setattr(f"wellfed.monitor.loop_watch.LoopWatch.{hook}", lambda *given, **named: 1 / 0)
+    monkeypatch.setattr(f"wellfed.monitor.loop_watch.Loop{hook}", lambda *given, **named: 1 / 0)
     made = trainer(GPUCurves())
     with caplog.at_level(logging.WARNING):
         made.fit(Model(), train(10), DataLoader(Slow(2)))
@@ -319,7 +321,7 @@ def test_without_loggers_nothing_is_gathered_for_them(
     trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered: list[int] = []
-    monkeypatch.setattr(LoopWatch, "latest", lambda self, number: gathered.append(number) or [])
+    monkeypatch.setattr(LoopSteps, "latest", lambda self, number: gathered.append(number) or [])
     trainer(GPUCurves(quiet=True)).fit(Model(), train(200, 0))
     assert len(gathered) <= 5
     assert sum(gathered) == 200

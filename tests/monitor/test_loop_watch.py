@@ -42,11 +42,11 @@ def torch_with_cuda(monkeypatch):
 def steps(watch, number):
     watch.enter("train")
     for _ in range(number):
-        watch.use_events()
-        watch.ask()
-        watch.got()
-        watch.copied()
-        watch.step_done()
+        watch.steps.use_events()
+        watch.steps.ask()
+        watch.steps.got()
+        watch.steps.copied()
+        watch.steps.done()
 
 
 def test_steps_are_timed_by_the_host_where_torch_is_not_there(monkeypatch):
@@ -54,11 +54,11 @@ def test_steps_are_timed_by_the_host_where_torch_is_not_there(monkeypatch):
     assert cuda_events() is None
     watch = LoopWatch(interval_s=0.5)
     steps(watch, 10)
-    watch.finish_steps()
-    found = watch.latest(4)
+    watch.steps.finish()
+    found = watch.steps.latest(4)
     assert [row.step for row in found] == [10, 9, 8, 7]
     assert all(row.copy_ms is None for row in found)
-    assert watch.latest(0) == []
+    assert watch.steps.latest(0) == []
     assert watch.summary().steps.steps == 7
     assert "torch" not in sys.modules
 
@@ -67,9 +67,9 @@ def test_steps_are_timed_by_events_where_torch_uses_a_device(torch_with_cuda):
     watch = LoopWatch(interval_s=0.5)
     steps(watch, 10)
     assert torch_with_cuda.synchronised == 0
-    watch.finish_steps()
+    watch.steps.finish()
     assert torch_with_cuda.synchronised == 1
-    assert {(row.copy_ms, row.compute_ms) for row in watch.latest(10)} == {(1.0, 1.0)}
+    assert {(row.copy_ms, row.compute_ms) for row in watch.steps.latest(10)} == {(1.0, 1.0)}
 
 
 @pytest.mark.parametrize(("host_steps", "is_seen"), [(2, True), (10, False)])
@@ -79,13 +79,13 @@ def test_a_device_that_is_used_from_the_first_steps_on_is_seen(torch_with_cuda, 
     steps(watch, host_steps)
     torch_with_cuda.is_used = True
     steps(watch, 5)
-    assert (watch.latest(1)[0].copy_ms is not None) == is_seen
+    assert (watch.steps.latest(1)[0].copy_ms is not None) == is_seen
 
 
 def test_what_nobody_marks_is_unknown():
     watch = LoopWatch(interval_s=0.5)
     assert watch.summary().unknown == {"wait_frac"}
-    watch.ask()
+    watch.steps.ask()
     assert watch.summary().unknown == frozenset()
 
 

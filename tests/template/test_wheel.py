@@ -70,7 +70,7 @@ def test_it_is_what_setuptools_builds(ours: Path, theirs: Path):
 
 def test_neither_examples_nor_tests_nor_configurations_are_in_it(ours: Path):
     tops = {name.partition("/")[0] for name in entries(ours)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"wellfed", "hydra_plugins"}
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"wellfed", "hydra_plugins"}
     examples = {path.name for path in (ROOT / "src/workloads").iterdir() if path.is_dir()}
     assert not [name for name in entries(ours) if examples & set(name.split("/"))]
 
@@ -133,11 +133,14 @@ def test_it_is_installed_and_as_recorded(tool: str, ours: Path, tmp_path: Path, 
     assert WHEEL.format(version) == ours.name
     site = Path(where).parents[1]
     assert site.is_relative_to(place)
-    files = entries(ours)
-    assert files.keys() <= {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
-    for name, content in files.items():
+    data = f"wellfed-{version}.data/data/"
+    for name, content in entries(ours).items():
         if not name.endswith("RECORD"):
-            assert (site / name).read_bytes() == content, name
+            file = place / name.removeprefix(data) if name.startswith(data) else site / name
+            assert file.read_bytes() == content, name
+    code = "from pathlib import Path; from wellfed.explain.report.finding_pages import page_of_finding as page; "
+    said = run(python, "-c", f"{code}print(page('slow_copy', Path()))", cwd=place, home=tmp_path).out
+    assert said.strip() == "share/wellfed/findings/slow_copy.md"
 
 
 @pytest.mark.slow

@@ -27,6 +27,66 @@ _COST_FRAC, _OFTEN_S = 0.01, 1.0
 means over longer intervals."""
 
 
+class LoggerFeed:
+    """Passes readings and times of steps to a Trainer's loggers. Used in the training thread alone, since few loggers
+    are thread-safe."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._sent_steps = 0
+        self._sent_at_s = self._send_at_s = self._row_cost_s = 0.0
+        self._lost: set[int] = set()
+        """Ids of the loggers that have failed."""
+        self._drawn: set[str] = set()
+        """Figures that wandb has an axis for."""
+
+    def begin(self) -> None:
+        """Begins with the steps of another fit."""
+        self._sent_steps = 0
+        self._sent_at_s = self._send_at_s = time.monotonic()
+
+    def send(self, watch: LoopWatch, trainer: Any, *, is_last: bool) -> None:
+        """Passes on what is new, if it is time for it, or if it is the last."""
+        now_s = time.monotonic()
+        if not (is_last or now_s >= self._send_at_s):
+            return
+        rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
+        steps = watch.steps.latest(watch.steps.number - self._sent_steps)
+        passed_s = now_s - self._sent_at_s
+        self._sent_at_s, self._sent_steps, self._send_at_s = now_s, watch.steps.number, now_s + _OFTEN_S
+        loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
+        if not loggers or not (rounds or steps):
+            return
+        affordable = int(_COST_FRAC * passed_s / self._row_cost_s) if self._row_cost_s else 1
+        rows = thinned(rounds, max(1, min(affordable, math.ceil(passed_s / self._interval_s))))
+        parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.steps.unknown]
+        times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
+        means = {name: fmean(values) for name, values in times.items() if values and None not in values}
+        for logger in loggers:
+            try:
+                for row in rows:
+                    self._log(logger, row, trainer.global_step)
+                if means:
+                    logger.log_metrics(means, step=trainer.global_step)
+            except Exception as error:  # noqa: BLE001  a broken logger
+                self._lost.add(id(logger))
+                _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
+        took_s = time.monotonic() - now_s
+        self._row_cost_s = took_s / max(1, len(rows) + bool(means))
+        self._send_at_s = now_s + max(_OFTEN_S, took_s / _COST_FRAC)
+
+    def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
+        if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
+            logger.log_metrics(row, step=step)
+            return
+        experiment = logger.experiment  # of wandb: a separate row over its own axis, without the logger's step
+        for name in row.keys() - self._drawn:
+            is_axis = name == TIME_AXIS
+            experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))
+        self._drawn |= set(row)
+        experiment.log(dict(row))
+
+
 def _bases() -> tuple[type, ...]:
     """Returns the Callback class of each installed Lightning, since a Trainer accepts only its own."""
     loaded = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
@@ -53,12 +113,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     _shown: LoopSummary | None = None
     _loop: Any = None
     """Loop of the Trainer whose methods set marks."""
-    _sent_steps = 0
-    _sent_at_s = _send_at_s = _row_cost_s = 0.0
-    _lost: frozenset[int] = frozenset()
-    """Ids of the loggers that have failed."""
-    _drawn: frozenset[str] = frozenset()
-    """Figures that wandb has an axis for."""
+    _feed: LoggerFeed | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -89,10 +144,11 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             only=set(trainer.device_ids) if on_cuda else None,
         )
         if on_cuda:
-            watch.use_events()
+            watch.steps.use_events()
         watch.fed_by(trainer.train_dataloader)
-        self._seen, self._sent_steps = None, 0
-        self._sent_at_s = self._send_at_s = time.monotonic()
+        self._seen = None
+        self._feed = LoggerFeed(self._interval_s) if self._feed is None else self._feed
+        self._feed.begin()
         watch.start()
         watch.enter("train")
         self._mark_fetches(trainer.fit_loop.epoch_loop)
@@ -106,33 +162,29 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             self._loop = loop
 
     @harmless
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enter_training()
-
-    @harmless
     def ask(self) -> None:
         """Marks that the Trainer requests a batch."""
         if self._watch is not None:
-            self._watch.ask()
+            self._watch.steps.ask()
 
     @harmless
     def got(self) -> None:
         """Marks that the Trainer has the batch."""
         if self._watch is not None:
-            self._watch.got()
+            self._watch.steps.got()
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if (watch := self._watch) is not None:
-            if "wait_frac" in watch.unknown:  # no marks of fetching
-                watch.clock.ask()
-                watch.got()
-            watch.copied()
+            if "wait_frac" in watch.steps.unknown:  # no marks of fetching
+                watch.steps.clock.ask()
+                watch.steps.got()
+            watch.steps.copied()
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._watch is not None:
-            self._watch.step_done()
+            self._watch.steps.done()
             self._send(trainer)
 
     @harmless
@@ -145,12 +197,12 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         self._send(trainer)
 
     @harmless
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._enter_training()
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any, *more: Any) -> None:
+        if self._watch is not None:
+            self._watch.enter("train")
 
-    @harmless
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._enter_training()  # the time of saving belongs to no step
+    on_validation_end = on_train_epoch_start
+    on_save_checkpoint = on_train_epoch_start  # the time of saving belongs to no step
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -167,15 +219,11 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             self._end(trainer, is_ok=False)
         self._show(trainer)  # the progress bar is closed only here
 
-    def _enter_training(self) -> None:
-        if self._watch is not None:
-            self._watch.enter("train")
-
     def _end(self, trainer: Any, *, is_ok: bool) -> None:
         if (watch := self._watch) is None:
             return
         if is_ok:
-            watch.finish_steps()
+            watch.steps.finish()
         watch.stop()
         self._send(trainer, is_last=True)
         self._seen = watch.summary()
@@ -190,45 +238,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         print("\n".join(f"GPUCurves{of}: {line}" for line in seen.lines()), flush=True)
 
     def _send(self, trainer: Any, *, is_last: bool = False) -> None:
-        """Passes readings and times to the loggers. Runs in the training thread, since few loggers are thread-safe."""
-        watch, now_s = self._watch, time.monotonic()
-        if watch is None or not (is_last or now_s >= self._send_at_s):
-            return
-        rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
-        steps = watch.latest(watch.num_steps - self._sent_steps)
-        passed_s = now_s - self._sent_at_s
-        self._sent_at_s, self._sent_steps, self._send_at_s = now_s, watch.num_steps, now_s + _OFTEN_S
-        loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
-        if not loggers or not (rounds or steps):
-            return
-        affordable = int(_COST_FRAC * passed_s / self._row_cost_s) if self._row_cost_s else 1
-        rows = thinned(rounds, max(1, min(affordable, math.ceil(passed_s / self._interval_s))))
-        parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.unknown]
-        times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
-        means = {name: fmean(values) for name, values in times.items() if values and None not in values}
-        for logger in loggers:
-            try:
-                for row in rows:
-                    self._log(logger, row, trainer.global_step)
-                if means:
-                    logger.log_metrics(means, step=trainer.global_step)
-            except Exception as error:  # noqa: BLE001  a broken logger
-                self._lost |= {id(logger)}
-                _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
-        took_s = time.monotonic() - now_s
-        self._row_cost_s = took_s / max(1, len(rows) + bool(means))
-        self._send_at_s = now_s + max(_OFTEN_S, took_s / _COST_FRAC)
-
-    def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
-        if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
-            logger.log_metrics(row, step=step)
-            return
-        experiment = logger.experiment  # of wandb: a separate row over its own axis, without the logger's step
-        for name in row.keys() - self._drawn:
-            is_axis = name == TIME_AXIS
-            experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))
-        self._drawn |= set(row)
-        experiment.log(dict(row))
+        if self._watch is not None and self._feed is not None:
+            self._feed.send(self._watch, trainer, is_last=is_last)
 
 
 def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], None]:

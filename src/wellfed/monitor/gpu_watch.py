@@ -72,7 +72,7 @@ class GPUWatch(Harmless):
         node = 0 if launch is None else launch.node
         table = open_csv_for(self._csv, node, self._warn)
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
-        self._watch.unknown.add("copy_frac")  # the loop's body copies, as part of the step
+        self._watch.steps.unknown.add("copy_frac")  # the loop's body copies, as part of the step
         self._watch.start()
         self._pass = self._interrupted = None
         self._is_open = True
@@ -85,9 +85,9 @@ class GPUWatch(Harmless):
             return
         self._is_open = False
         if is_ok:
-            self._watch.finish_steps()
+            self._watch.steps.finish()
         self._watch.stop()
-        if "wait_frac" in self._watch.unknown and is_ok:  # no batch was requested
+        if "wait_frac" in self._watch.steps.unknown and is_ok:  # no batch was requested
             self._watch.note("No batch came through watch.batches(loader) in this block, so no step was timed.")
         if not self._quiet:
             print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
@@ -107,7 +107,7 @@ class GPUWatch(Harmless):
             )
             return
         if self._pass is of:
-            watch.step_done()
+            watch.steps.done()
         else:  # a new pass, or one that another has interrupted
             if self._interrupted is of:
                 self._warn(
@@ -117,14 +117,14 @@ class GPUWatch(Harmless):
             self._pass, self._interrupted = of, self._pass or self._interrupted
             watch.fed_by(loader)
             watch.enter("train")
-        watch.use_events()
-        watch.ask()
+        watch.steps.use_events()
+        watch.steps.ask()
 
     @harmless
     def _got(self) -> None:
         if self._watch is not None and self._is_open and self._is_mine():
-            self._watch.got()
-            self._watch.copied()
+            self._watch.steps.got()
+            self._watch.steps.copied()
 
     @harmless
     def _end_pass(self, of: object) -> None:

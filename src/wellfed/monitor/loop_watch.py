@@ -38,8 +38,60 @@ _MOST_UNSENT = 1_000
 """Maximum number of rounds of readings that wait for the loggers. Beyond it the oldest are dropped."""
 
 
+class LoopSteps:
+    """Times the steps of a loop by its marks. Only one thread may set them."""
+
+    def __init__(self, origin_s: float, progress: Progress) -> None:
+        self._origin_s, self._progress = origin_s, progress
+        self._has_events = False
+        self.clock = StepClock(origin_s=origin_s)
+        self.timed: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
+        self.number = 0
+        """Number of steps done."""
+        self.unknown = {"wait_frac"}
+        """Figures of `LoopSummary.unknown` that the loop has not marked."""
+
+    def ask(self) -> None:
+        """Marks that the loop requests its next batch."""
+        self.unknown.discard("wait_frac")
+        self.clock.ask()
+
+    def got(self) -> None:
+        """Marks that the loop has the batch."""
+        self.clock.got()
+        self.clock.copy_begins(0)
+
+    def copied(self) -> None:
+        """Marks that the batch is on the device or being copied; compute follows."""
+        self.clock.copied()
+
+    def done(self) -> None:
+        """Marks that a step is launched (GPU) or done (CPU)."""
+        self.number += 1
+        is_warmup = self.number <= WARMUP_STEPS
+        self.clock.end(step=self.number, samples=1, micro_batch=1, num_micro=1, warmup=is_warmup)
+        self._progress.step_done(self.number)
+        self.timed += self.clock.rows()
+
+    def use_events(self) -> None:
+        """Times further steps by device events, if the loop has begun to use a device through torch."""
+        if not self._has_events and self.number <= WARMUP_STEPS and (new_event := cuda_events()) is not None:
+            self._has_events = True
+            self.clock = StepClock(origin_s=self._origin_s, new_event=new_event)
+
+    def finish(self) -> None:
+        """Waits for the device to pass all steps."""
+        if self._has_events:
+            sys.modules["torch"].cuda.synchronize()
+            self.timed += self.clock.rows(wait=True)
+
+    def latest(self, number: int) -> list[StepRow]:
+        """Returns up to ``number`` timed steps, the latest first."""
+        return list(islice(reversed(self.timed), number))
+
+
 class LoopWatch:
-    """Readings and steps of one loop, from `start` to `stop`. Only one thread may set marks."""
+    """Readings and steps of one loop, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -58,13 +110,8 @@ class LoopWatch:
         self.origin_s = time.monotonic() if origin_s is None else origin_s
         self._interval_s, self._table, self._only = interval_s, table, only
         self._progress = Progress(time_s=self.time_s)
-        self._has_events = False
-        self.clock = StepClock(origin_s=self.origin_s)
+        self.steps = LoopSteps(self.origin_s, self._progress)
         self._sampler: Sampler | None = None
-        self._rows: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
-        self.num_steps = 0
-        self.unknown = {"wait_frac"}
-        """Figures of `LoopSummary.unknown` that the loop has not marked."""
         self._lock = threading.Lock()
         self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
@@ -105,43 +152,9 @@ class LoopWatch:
 
     def enter(self, phase: Phase) -> None:
         """Marks that the loop begins or ends training. Time in between counts to no step."""
-        self.clock.interrupt()
+        self.steps.clock.interrupt()
         if phase != self._progress.phase:
             self._progress.enter(phase)
-
-    def ask(self) -> None:
-        """Marks that the loop requests its next batch."""
-        self.unknown.discard("wait_frac")
-        self.clock.ask()
-
-    def got(self) -> None:
-        """Marks that the loop has the batch."""
-        self.clock.got()
-        self.clock.copy_begins(0)
-
-    def copied(self) -> None:
-        """Marks that the batch is on the device or being copied; compute follows."""
-        self.clock.copied()
-
-    def step_done(self) -> None:
-        """Marks that a step is launched (GPU) or done (CPU)."""
-        self.num_steps += 1
-        is_warmup = self.num_steps <= WARMUP_STEPS
-        self.clock.end(step=self.num_steps, samples=1, micro_batch=1, num_micro=1, warmup=is_warmup)
-        self._progress.step_done(self.num_steps)
-        self._rows += self.clock.rows()
-
-    def use_events(self) -> None:
-        """Times further steps by device events, if the loop has begun to use a device through torch."""
-        if not self._has_events and self.num_steps <= WARMUP_STEPS and (new_event := cuda_events()) is not None:
-            self._has_events = True
-            self.clock = StepClock(origin_s=self.origin_s, new_event=new_event)
-
-    def finish_steps(self) -> None:
-        """Waits for the device to pass all steps."""
-        if self._has_events:
-            sys.modules["torch"].cuda.synchronize()
-            self._rows += self.clock.rows(wait=True)
 
     def fed_by(self, loader: object) -> None:
         """Records the loader's number of workers, if it has one."""
@@ -152,10 +165,6 @@ class LoopWatch:
         """Adds a remark to the summary."""
         self._notes.append(text)
 
-    def latest(self, number: int) -> list[StepRow]:
-        """Returns up to ``number`` timed steps, the latest first."""
-        return list(islice(reversed(self._rows), number))
-
     def summary(self) -> LoopSummary:
         """Returns the figures so far: readings in training, or all readings if no phase was marked."""
         with self._lock:
@@ -165,8 +174,8 @@ class LoopWatch:
         found = {gpu: utilisation_of(*curve) for gpu, curve in curves.items()}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
-            summarise(self._rows),
-            frozenset(self.unknown),
+            summarise(self.steps.timed),
+            frozenset(self.steps.unknown),
             levels,
             tuple(gpu for gpu in self._gpus if gpu not in levels),
             self.num_workers,

@@ -48,7 +48,7 @@ def test_what_is_written(project: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_only_the_names_are_changed(project: Path):
-    """What `make check` says of the files here holds for those that are written."""
+    """The written files pass `make check`, like those of the repository."""
     add.write_workload("mine")
     for file in FILES:
         name = "workload.yaml" if file.endswith(".yaml") else Path(file).name
@@ -196,7 +196,7 @@ def test_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def beside(project: Path, tmp_path: Path) -> tuple[Path, dict[str, str], list[str]]:
-    """Where runs of an added workload stand, and what lets the entry scripts of this clone find it."""
+    """Returns the folder of an added workload's runs, and variables with which this clone's scripts find it."""
     add.write_workload("mine")
     return tmp_path, {"PYTHONPATH": str(project / "src")}, ["--config-dir", str(project / "configs")]
 

@@ -33,7 +33,7 @@ def begin(*words: object) -> subprocess.Popen[str]:
 
 
 def made(*words: object) -> Path:
-    """By a process that has ended: what it made is not in use."""
+    """Prepares data in another process, which ends, and returns its folder."""
     return Path(begin(*words).communicate()[0].strip())
 
 

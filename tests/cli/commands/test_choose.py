@@ -258,7 +258,7 @@ def test_a_disk_that_is_full_leaves_both_files_as_they_were(
 
 
 def test_secrets_stay_masked(tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
-    """Nobody of the files of a sweep knows them."""
+    """No file of the sweep has them."""
     sweep = made.sweep_file(
         {"loader": ("balanced",), "+workload.data.token": ("***1", "***2")},
         ("workload=recsys", "+workload.data.password='***'"),

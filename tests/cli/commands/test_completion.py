@@ -99,7 +99,7 @@ complete -p python
 
 
 def test_zsh_and_fish_complete_by_it(tmp_path: Path) -> None:
-    """Where these shells are; a terminal of zsh's is needed for what it shows, so that its function is only read."""
+    """Skipped without these shells. zsh shows completions on a terminal only, so its function is only parsed."""
     python = f"{sys.executable} -m wellfed"
     environ = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
     shells = {

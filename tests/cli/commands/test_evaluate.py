@@ -19,7 +19,7 @@ FOREIGN = {"global_step": 3, "state_dict": {"other": torch.zeros(500)}}
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Beside the record of a run whose weights it doesn't hold."""
+    """Writes a checkpoint of another program beside the record of a run."""
     path = tmp_path / "a b (1)" / "checkpoints" / "x=y.ckpt"
     path.parent.mkdir(parents=True)
     record = RunRecord.start("a b (1)")
@@ -82,7 +82,7 @@ def good(checkpoint: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of pytest are none of evaluate's, which looks for --config-dir there."""
+    """Hides pytest's own arguments from evaluate, which looks for --config-dir there."""
     monkeypatch.setattr(sys, "argv", ["evaluate.py"])
 
 

@@ -1,8 +1,6 @@
 """``python -m wellfed fit`` on a CPU."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -47,12 +45,6 @@ def test_a_row_is_empty_where_there_is_no_figure():
 def test_a_target_that_is_no_percentage_is_refused(text):
     with pytest.raises(ConfigError, match="Write target_util_pct=85"):
         app.main([*SMALL, f"target_util_pct={text}"])
-
-
-def test_a_typo_needs_no_torch():
-    script = "import sys; from wellfed.cli.main import main; print(main(['fit', 'gpu=9gb']), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "2 False"
 
 
 @pytest.mark.simulated(mib=8192, lost_after=40)

@@ -24,7 +24,7 @@ def with_shares(**more: Any) -> Evidence:
 
 
 def test_shares_add_up_to_compute_and_are_shown() -> None:
-    time = with_shares(compute_ms=9.5, host_ms=0.5).time
+    time = with_shares(compute_ms=9.5, host_ms=0.5).record.time
     shares = phase_shares(time)
     assert list(shares) == ["forward", "backward", "optimizer", OTHER]
     assert sum(shares.values()) == pytest.approx(0.95)
@@ -32,9 +32,9 @@ def test_shares_add_up_to_compute_and_are_shown() -> None:
 
 
 def test_without_figures_nothing_is_shown() -> None:
-    assert show_phases(evidence().time) == show_phases(None) == ""
-    assert phase_shares(evidence().time) == {}
-    assert evidence().all_phases_ms == {}
+    assert show_phases(evidence().record.time) == show_phases(None) == ""
+    assert phase_shares(evidence().record.time) == {}
+    assert evidence().steps.all_phases_ms == {}
 
 
 def timed(steps: int, timed_steps: list[int], *, on_gpu: bool) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_times_to_launch_are_never_the_phases_of_a_gpu() -> None:
     """The record may have no figures yet: the table decides which clock counts."""
     launched = {**timed(5, [1, 3], on_gpu=False), "copy_ms": np.ones(5)}
     assert phases_ms(launched) == {}
-    assert evidence(steps=5, columns=launched, time=None).all_phases_ms == {}
+    assert evidence(steps=5, columns=launched, time=None).steps.all_phases_ms == {}
     assert phases_ms({**launched, "copy_ms": np.full(5, np.nan)}) != {}
     assert phases_ms(timed(5, [], on_gpu=True)) == {}
 
@@ -87,7 +87,7 @@ def test_times_to_launch_are_never_the_phases_of_a_gpu() -> None:
 def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> None:
     first = run_rules(with_shares(ceiling=1.0))[0]
     assert first.id == "healthy"
-    assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().time)}.")
+    assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().record.time)}.")
     assert first.evidence["backward_frac"] == 0.5
     assert "backward_frac" not in run_rules(evidence(ceiling=1.0))[0].evidence
 

@@ -20,7 +20,7 @@ def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):
     (tmp_path / "steps.csv").write_text("step,epoch,wait_ms,copy_ms,compute_ms,host_ms\n1,0,5,,10,0.1\n2,0,5,,10,0.1\n")
     found = Evidence.read(tmp_path)
     assert found.record == record
-    assert found.step_ms == pytest.approx(15.1)
+    assert found.steps.mean_ms == pytest.approx(15.1)
     assert not found.on_gpu
     assert found.copy_frac == 0
 
@@ -29,7 +29,7 @@ def test_the_warm_up_is_in_no_figure(tmp_path):
     given = evidence(steps=30)
     throughput = {**given.record.throughput, "warmup_steps": 3}
     given.record.throughput = throughput
-    assert len(given.column("wait_ms")) == 27
+    assert len(given.steps.column("wait_ms")) == 27
     assert len(given.all_steps["wait_ms"]) == 30
 
 
@@ -60,10 +60,10 @@ def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
     rows += [f"{at / 2},{at},train,0,{90 if at < 20 or at > 60 else ''},200" for at in range(100) if not 30 < at < 50]
     (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
     found = Evidence.read(tmp_path)
-    assert found.mean("util_pct", 0) == 90
-    assert found.util_pct == 90
-    assert found.mean("sm_active_pct", 0) is None
-    assert found.swings_of_gpus == {}
+    assert found.telemetry.mean("util_pct", 0) == 90
+    assert found.telemetry.util_pct == 90
+    assert found.telemetry.mean("sm_active_pct", 0) is None
+    assert found.swings.of_gpus == {}
     assert [finding.id for finding in run_rules(found) if not finding.is_note] == []
 
 
@@ -82,13 +82,12 @@ def test_figures_of_a_running_run_are_newer_in_the_tables(tmp_path):
 
 def test_nothing_of_what_is_not_there_is_a_figure():
     bare = Evidence(RunRecord("run"))
-    assert bare.step_ms is None
-    assert bare.build_ms is None
+    assert bare.steps.mean_ms is None
     assert bare.ceiling_factor is None
-    assert bare.util_pct is None
+    assert bare.telemetry.util_pct is None
     assert bare.cores is None
     assert bare.num_workers == 0
-    assert len(bare.column("wait_ms")) == 0
+    assert len(bare.steps.column("wait_ms")) == 0
 
 
 def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_path):
@@ -121,10 +120,10 @@ def test_a_table_without_samples_gives_no_rate(tmp_path):
 def test_others_take_of_a_quota_only_what_the_rest_of_the_machine_cannot_hold():
     curves = {HOST: {"others_cpu_pct": np.array([0.0, np.nan, 180.0, 6200.0, 6380.0, 6400.0])}}
     whole = evidence(cores=64.0, curves=curves, machine={"cpu_quota_cores": 64.0, "host_cores": 64})
-    assert whole.others_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
+    assert whole.telemetry.others_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
     part = evidence(curves=curves, machine={"cpu_quota_cores": 2.0, "host_cores": 64})
-    np.testing.assert_allclose(part.others_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
-    assert part.mean_others_cores == pytest.approx(3.8 / 5)
-    assert evidence(machine={"cpu_quota_cores": 2.0}).mean_others_cores is None
+    np.testing.assert_allclose(part.telemetry.others_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
+    assert part.telemetry.mean_others_cores == pytest.approx(3.8 / 5)
+    assert evidence(machine={"cpu_quota_cores": 2.0}).telemetry.mean_others_cores is None
     small = evidence(curves=curves, machine={"cpu_quota_cores": 2.0})  # of a record that does not know the machine
-    assert small.others_cores.max(initial=0, where=np.isfinite(small.others_cores)) == 2.0
+    assert small.telemetry.others_cores.max(initial=0, where=np.isfinite(small.telemetry.others_cores)) == 2.0

@@ -187,5 +187,5 @@ def test_a_run_of_few_steps_or_none_is_said_to_be_too_short():
 def test_a_run_without_its_tables_is_judged_by_its_record():
     bare = Evidence(evidence(ceiling=1.01).record)
     assert ids(bare) == ["unknown"]
-    assert bare.step_ms is not None
-    np.testing.assert_allclose(bare.step_ms, 10.1)
+    assert bare.steps.mean_ms is not None
+    np.testing.assert_allclose(bare.steps.mean_ms, 10.1)

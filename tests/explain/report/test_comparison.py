@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.report.comparison import Comparison, Estimate, Ratio
+from wellfed.explain.report.comparison import Compared, Comparison, Estimate, Ratio
 from wellfed.observe.telemetry.machines import HOST
 
 FIGURES = st.floats(1e-3, 1e6)
@@ -21,6 +21,10 @@ def both(a: dict[str, Any] | None = None, b: dict[str, Any] | None = None) -> Co
     """Two runs of the same workload, changed."""
     same = {"workload": "recsys", "seed": 1}
     return Comparison(evidence(**same | (a or {})), evidence(**same | (b or {})))
+
+
+def differing(found: list[Compared]) -> list[tuple[str, ...]]:
+    return [(one.name, *one.shown) for one in found]
 
 
 def shown(found: Comparison) -> dict[str, list[str]]:
@@ -192,12 +196,12 @@ def test_settings_plan_machine_and_metrics_are_compared_one_by_one() -> None:
     a.machine = {"versions": {"torch": "2.12"}, "gpus": [{"name": "Card"}], "cpu": "same"}
     b.machine = {"versions": {"torch": "2.13"}, "cpu": "same"}
     a.git, b.git = ({"commit": 2 * f"{letter}0123456", "dirty": letter == "b", "diff": ""} for letter in "ab")
-    assert found.settings == [("loader.n", "1", "null")]
-    assert [(one.knob, one.values, one.reasons[0]) for one in found.plan] == [
+    assert differing(found.settings) == [("loader.n", "1", "null")]
+    assert [(one.name, one.shown, one.reasons[0]) for one in found.plan] == [
         ("loader.backend", ["threads", "inline"], "set: "),
         ("new", ["not planned", "2"], ""),
     ]
-    assert found.machine == [
+    assert differing(found.machine) == [
         ("gpus", "Card", "null"),
         ("version of torch", "2.12", "2.13"),
         ("commit", "a0123456a012", "b0123456b012, changed"),
@@ -212,7 +216,8 @@ def test_a_setting_that_both_plans_made_the_same_does_not_differ() -> None:
     plan = {"loader.num_workers": 0, "loader.backend": "inline"}
     a, b = ({"config": {"loader": {"num_workers": one, "backend": "auto"}}, "plan": plan} for one in (None, 0))
     assert both(a, b).settings == []
-    assert both(a, b | {"plan": plan | {"loader.num_workers": 1}}).settings == [("loader.num_workers", "null", "0")]
+    found = both(a, b | {"plan": plan | {"loader.num_workers": 1}})
+    assert differing(found.settings) == [("loader.num_workers", "null", "0")]
 
 
 def test_metrics_after_other_steps_are_said_to_be_so() -> None:

@@ -16,7 +16,7 @@ from tests.study.board.test_sweep_pictures import EVIL, QUOTE
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report import comparison_page
-from wellfed.explain.report.comparison import Comparison, compared, difference_rows
+from wellfed.explain.report.comparison import Comparison, compared, compared_rows
 from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.pictures.picture_parts import binned
 from wellfed.observe.telemetry.machines import HOST
@@ -130,7 +130,7 @@ def test_several_runs_lie_over_each_other_and_stand_beside_each_other() -> None:
     (chart,) = [chart for chart in found.charts if chart["u"][1] == "ms"]
     assert [curve[0] for curve in chart["c"]] == ["A", "B", "C"]
     assert [curve[5][0] for curve in chart["c"]] == [15.1, 10.1, 11.1]
-    (row,) = difference_rows(compared(runs), "plan")
+    (row,) = compared_rows(compared(runs), "plan")
     assert (row.name, list(row.values)) == ("loader.num_workers", ["0", "1", "2"])
 
 

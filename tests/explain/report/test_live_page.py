@@ -105,7 +105,7 @@ def page_of(folder: Path, **made: Any) -> str:
 
 @pytest.fixture(scope="module")
 def used(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a page found out about itself in a frame as that of wandb's panel, and the console."""
+    """Returns what a page measured of itself in a frame like that of wandb's panel, and its console."""
     folder = tmp_path_factory.mktemp("page")
     page = page_of(folder, steps=1200, gpus=2, period_s=9.5)
     (folder / "used.html").write_text(with_script(page, USED), encoding="utf-8")

@@ -3,6 +3,7 @@
 import re
 from email.message import Message
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -60,9 +61,17 @@ def test_findings_link_to_their_pages_where_these_are(tmp_path: Path, monkeypatc
     assert "<h3>of_a_plugin <small>" in page
 
     monkeypatch.setattr(project, "ENGINE", tmp_path / "site-packages" / "wellfed")
+    monkeypatch.setattr(finding_pages.sysconfig, "get_path", lambda name: str(tmp_path / f"{name} of the environment"))
     text, page = written()
     assert "findings/" not in text + page
     assert "<small>too_few_workers</small>" in page
+
+    installed = tmp_path / "data of the environment" / "share" / "wellfed" / "findings" / "too_few_workers.md"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    text, _ = written()
+    ((_, link),) = re.findall(r"^- \[(\w+)\]\((\S+)\) \(", text, flags=re.MULTILINE)
+    assert (folder / unquote(link)).samefile(installed)
 
     metadata = Message()
     metadata["Project-URL"] = "Source, https://example.org/source"

@@ -13,7 +13,7 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.explain.report.comparison import Comparison, compared, difference_rows, figure_rows
+from wellfed.explain.report.comparison import Comparison, compared, compared_rows
 from wellfed.explain.report.comparison_page import MOST_RUNS
 from wellfed.explain.report.run_lines import headline, state_lines
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
@@ -89,13 +89,13 @@ def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
     yield from (pair.verdict for pair in pairs)
     yield from dict.fromkeys(line for pair in pairs for line in pair.caveats)
     yield ""
-    rows = [*figure_rows(pairs, "figures"), *figure_rows(pairs, "metrics")]
+    rows = [*compared_rows(pairs, "figures"), *compared_rows(pairs, "metrics")]
     if len(pairs) == 1:
         yield _table(("", "A", "B", "B to A"), [(row.name, *row.values, row.notes[1]) for row in rows])
     else:
         yield _table(("", *runs), [(row.name, *row.values) for row in rows])
-    planned = {row.name: (f"{row.name} (plan)", *row.values) for row in difference_rows(pairs, "plan")}
-    settings = {row.name: (row.name, *row.values) for row in difference_rows(pairs, "settings")} | planned
+    planned = {row.name: (f"{row.name} (plan)", *row.values) for row in compared_rows(pairs, "plan")}
+    settings = {row.name: (row.name, *row.values) for row in compared_rows(pairs, "settings")} | planned
     if settings:
         yield ""
         yield _table(("differs", *runs), settings.values())

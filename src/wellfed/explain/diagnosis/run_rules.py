@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.explain.diagnosis.compute_phases import show_phases
-from wellfed.explain.diagnosis.curves.swing import main_swing
+from wellfed.explain.diagnosis.compute_phases import phase_shares, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules.between_steps import (
@@ -55,7 +54,6 @@ from wellfed.explain.diagnosis.rules.verdict import (
     utilisation_swings,
 )
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
-from wellfed.explain.diagnosis.swing_text import utilisation_swing
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
@@ -120,7 +118,7 @@ _EXPLAINED_FRAC = 0.5
 def conclude(evidence: Evidence) -> None:
     """Stores swing and findings in the record of the evidence."""
     record = evidence.record
-    record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
+    record.swing = evidence.swings.entry()
     found = run_rules(evidence)
     if is_script(record):
         found = [in_script_words(finding, record) for finding in found]
@@ -141,7 +139,7 @@ def run_rules(evidence: Evidence) -> list[Finding]:
         return found
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
-        text = utilisation_swing(evidence)
+        text = evidence.swings.describe_utilisation()
         if text is not None and text not in found[0].message:
             found[0] = replace(found[0], message=f"{found[0].message} {text}")
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
@@ -155,7 +153,7 @@ def run_rules(evidence: Evidence) -> list[Finding]:
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
     """Returns the largest gap if too little of the wall time was spent in steps at the ceiling's rate."""
-    frac = evidence.at_ceiling_frac
+    frac = evidence.wall.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
         return None
     named = [check(evidence, _EXPLAINED_FRAC * (1 - frac)) for check in OF_GAPS]
@@ -164,11 +162,11 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
 
 def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
     """Returns the finding with the share of each phase of compute, if they were measured."""
-    shares = evidence.phase_fracs
+    shares = phase_shares(evidence.record.time)
     if not shares:
         return finding
     figures = {f"{name.replace(' ', '_')}_frac": share for name, share in shares.items()}
-    message = f"{finding.message} Shares of a step: {show_phases(evidence.time)}."
+    message = f"{finding.message} Shares of a step: {show_phases(evidence.record.time)}."
     return replace(finding, message=message, evidence={**finding.evidence, **figures})
 
 
@@ -181,7 +179,7 @@ def _without_gain(finding: Finding) -> Finding:
 
 def _of_steps(evidence: Evidence) -> list[Finding]:
     """Returns the findings of `OF_STEPS`, with the share of the steps in the wall time if that is small."""
-    frac = evidence.steps_frac
+    frac = evidence.wall.steps_frac
     is_small = frac is not None and frac < LEAST_AT_CEILING_FRAC
     found = []
     for rule in OF_STEPS:

@@ -73,11 +73,11 @@ def waiting_for(evidence: Evidence, cause: Cause) -> CauseOfWaiting | None:
 def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figures, float]:
     """Returns the waiting in single slow steps: beginning of the message, figures, and share of the time lost."""
     slow = slow_steps(evidence, waiting.feeding)
-    waited_ms = evidence.wait_ms[slow]
-    share, longest_ms = float(waited_ms.sum() / evidence.wait_ms.sum()), float(waited_ms.max())
+    waited_ms = evidence.steps.wait_ms[slow]
+    share, longest_ms = float(waited_ms.sum() / evidence.steps.wait_ms.sum()), float(waited_ms.max())
     text = (
         f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
-        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(longest_ms / 1e3)} each"
+        f"{counted(len(slow), 'step')} of {len(evidence.steps.wait_ms)}, up to {show_duration(longest_ms / 1e3)} each"
     )
     figures: Figures = {"slow_steps": len(slow), "slowest_wait_ms": longest_ms, "share_of_waiting_frac": share}
     return text, figures, waiting.frac * share
@@ -115,18 +115,18 @@ def handover_ms(evidence: Evidence) -> float:
     """Returns the milliseconds most steps wait for a ready batch; 0 if no other process builds it."""
     if evidence.value("loader.backend") not in ("processes", "torch", "own") or not evidence.num_workers:
         return 0.0
-    return float(np.median(evidence.wait_ms)) if len(evidence.wait_ms) else 0.0
+    return float(np.median(evidence.steps.wait_ms)) if len(evidence.steps.wait_ms) else 0.0
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
     """Returns the indices of steps that waited far longer than others, without the first steps of epochs."""
-    return np.flatnonzero((evidence.wait_ms > limits.SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
+    return np.flatnonzero((evidence.steps.wait_ms > limits.SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
 def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
     """Returns whether most of the waiting is in few steps, each far longer than others."""
-    wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
-    builds = evidence.column("build_ms")
+    wait_ms, slow = evidence.steps.wait_ms, slow_steps(evidence, feeding)
+    builds = evidence.steps.column("build_ms")
     if not limits.FEWEST_SLOW <= len(slow) <= limits.SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
         return False
     if not np.isfinite(builds[slow]).any():
@@ -139,7 +139,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
     """Returns the samples that took very long in at least two epochs, with their milliseconds in each. Empty if no
     sample was read twice, if whole batches are fetched, or if chance might repeat as many."""
     columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
-    epoch, build_ms, slowest_ms, index, samples = map(evidence.column, columns)
+    epoch, build_ms, slowest_ms, index, samples = map(evidence.steps.column, columns)
     if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
         return {}
     # One sample took most of the time of a batch that took far longer than others.
@@ -157,7 +157,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
     """Returns the seconds between slow steps if they are periodic, unlike those of slow samples; else None."""
-    ended_at_s = evidence.column("time_s")
+    ended_at_s = evidence.steps.column("time_s")
     apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
     if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
         return None
@@ -174,7 +174,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     if feeding.waits_for_core:  # then batches are late that wait for a core
         return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
-    builds = evidence.column("build_ms")
+    builds = evidence.steps.column("build_ms")
     builds = builds[np.isfinite(builds)]
     spare_ms = workers * feeding.fed_ms - mean_ms
     if len(builds) < limits.FEWEST_STEPS or mean_ms > limits.CAPACITY_FRAC * workers * feeding.fed_ms:
@@ -215,14 +215,14 @@ def _most_prefetch(evidence: Evidence, workers: int) -> int:
 
 def reads_slowly(evidence: Evidence) -> bool:
     """Returns whether cores waited for a disk, or batches of the first epoch took far longer to build."""
-    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= limits.IOWAIT_CORES:
+    if (evidence.telemetry.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= limits.IOWAIT_CORES:
         return True
     return (cold_over_warm(evidence) or 1.0) >= limits.COLD_FACTOR
 
 
 def cold_over_warm(evidence: Evidence) -> float | None:
     """Returns the time to build a batch in the first epoch over that in later ones; None with too few batches."""
-    epochs, builds = evidence.column("epoch"), evidence.column("build_ms")
+    epochs, builds = evidence.steps.column("epoch"), evidence.steps.column("build_ms")
     if not len(epochs) or len(builds) != len(epochs):
         return None
     cold, warm = (part[np.isfinite(part)] for part in (builds[epochs == 0], builds[epochs > 0]))

@@ -11,19 +11,18 @@ from zlib import crc32
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.timing.interval import half_width
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES
-from wellfed.record import FindingEntry, RunRecord, differences
+from wellfed.record import RunRecord, differences
 from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
 
-PARTS = ("wait", "copy", "compute", "host")
-"""Kinds of a step's time, in this order."""
 _ROWS = ("wait", "copy", "compute", *COMPUTE_PHASES, "host")
-"""The same with the phases of compute."""
+"""Kinds of a step's time, with the phases of compute, in this order."""
 _LEAST_FRAC = 0.01
 """Minimum share of a step for a ratio of a part of it."""
 
@@ -107,26 +106,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Compared:
-    """Figure of both runs."""
+    """Figure, setting or planned value of both runs."""
 
     name: str
     shown: Sequence[str]
     """Texts of A and B; empty: not measured."""
     ratio: Ratio | None = None
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Knob whose planned values differ."""
-
-    knob: str
-    values: Sequence[str]
-    """Values of A and B."""
-    reasons: Sequence[str]
-
-
-Difference = tuple[str, str, str]
-"""(name, value in A, value in B) of a difference."""
+    reasons: Sequence[str] = ("", "")
+    """Reasons for both values, of a plan."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +168,14 @@ class Comparison:
         return list(_other_work(*self.records, self.letter, is_of_one_unit=self.is_of_one_unit))
 
     @cached_property
-    def settings(self) -> list[Difference]:
+    def settings(self) -> list[Compared]:
         """Settings that differ, by dotted name, unless both plans made them the same."""
         a, b = self.records
         same = {knob for knob, one in a.plan.items() if knob in b.plan and one["value"] == b.plan[knob]["value"]}
         return _shown([one for one in differences(a.config, b.config) if one[0] not in same])
 
     @cached_property
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[Compared]:
         """Knobs whose planned values differ, and why."""
         a, b = (record.plan for record in self.records)
         found = []
@@ -198,11 +185,11 @@ class Comparison:
                 values.append(show_value(plan[knob]["value"]) if knob in plan else "not planned")
                 reasons.append(f"{plan[knob]['source']}: {plan[knob]['because']}" if knob in plan else "")
             if values[0] != values[1]:
-                found.append(Planned(knob, values, reasons))
+                found.append(Compared(knob, values, reasons=reasons))
         return found
 
     @cached_property
-    def machine(self) -> list[Difference]:
+    def machine(self) -> list[Compared]:
         """Hardware, versions and code."""
         a, b = map(_machine, self.records)
         return _shown(differences(a, b))
@@ -224,12 +211,6 @@ class Comparison:
         names = [*a, *(name for name in b if name not in a)]
         return [Compared(name, [show_figure(of[name]) if name in of else "" for of in (a, b)]) for name in names]
 
-    @property
-    def findings(self) -> tuple[list[FindingEntry], list[FindingEntry]]:
-        """Findings of each."""
-        a, b = self.records
-        return a.findings, b.findings
-
 
 def compared(runs: Sequence[Evidence]) -> list[Comparison]:
     """Returns the first run beside each of the others."""
@@ -249,36 +230,21 @@ class ComparedRow:
     """Whether noise does not explain the ratio."""
 
 
-def figure_rows(pairs: Sequence[Comparison], kind: Literal["figures", "metrics"]) -> list[ComparedRow]:
-    """Returns measured figures of all runs, each with its ratio to that of A."""
+def compared_rows(
+    pairs: Sequence[Comparison], kind: Literal["figures", "metrics", "settings", "machine", "plan"]
+) -> list[ComparedRow]:
+    """Returns rows of all that some pair has: figures with their ratio to that of A, or what differs from A."""
     found: list[dict[str, Compared]] = [{one.name: one for one in getattr(pair, kind)} for pair in pairs]
     rows = []
     for name in dict.fromkeys(name for pair in found for name in pair):
-        own = next(pair[name].shown[0] for pair in found if name in pair)
-        each = [pair.get(name) for pair in found]
-        ratios = [one.ratio if one else None for one in each]
-        values = [own, *(one.shown[1] if one else "" for one in each)]
-        notes = ["", *("" if ratio is None else str(ratio) for ratio in ratios)]
-        rows.append(
-            ComparedRow(name, values, notes, [False, *(bool(ratio and ratio.is_told_apart) for ratio in ratios)])
-        )
-    return rows
-
-
-def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "machine", "plan"]) -> list[ComparedRow]:
-    """Returns what differs from A in any of the other runs."""
-    found = []
-    for pair in pairs:
-        if kind == "plan":
-            found.append({one.knob: (one.values, one.reasons) for one in pair.plan})
-        else:
-            found.append({name: ((a, b), ("", "")) for name, a, b in getattr(pair, kind)})
-    rows = []
-    for name in dict.fromkeys(name for pair in found for name in pair):
-        a = next(((values[0], notes[0]) for values, notes in (pair[name] for pair in found if name in pair)))
-        each = [(pair[name][0][1], pair[name][1][1]) if name in pair else a for pair in found]
-        values, notes = zip(a, *each, strict=True)
-        rows.append(ComparedRow(name, values, notes, [False] * len(values)))
+        (a, _), (reason, _) = next((pair[name].shown, pair[name].reasons) for pair in found if name in pair)
+        absent = "" if kind in ("figures", "metrics") else a  # a pair without the name does not differ
+        values, notes, is_apart = [a], [reason], [False]
+        for one in (pair.get(name) for pair in found):
+            values.append(absent if one is None else one.shown[1])
+            notes.append(reason if one is None else one.reasons[1] if one.ratio is None else str(one.ratio))
+            is_apart.append(bool(one and one.ratio and one.ratio.is_told_apart))
+        rows.append(ComparedRow(name, values, notes, is_apart))
     return rows
 
 
@@ -286,12 +252,12 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
     """Returns the time of each part of a mean step."""
     clock = "device_" if evidence.on_gpu else ""
     columns = (
-        (name, evidence.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
+        (name, evidence.steps.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
     )
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
-    mean_ms = None if evidence.time is None else evidence.time.get("step_ms_mean")
+    mean_ms = None if evidence.record.time is None else evidence.record.time.get("step_ms_mean")
     for name in COMPUTE_PHASES:  # timed in some steps alone, so the shares in the record decide
-        of_timed, share = found.get(name), evidence.phase_fracs.get(name)
+        of_timed, share = found.get(name), phase_shares(evidence.record.time).get(name)
         found[name] = None
         if of_timed is not None and of_timed.value > 0 and share is not None and mean_ms is not None:
             scale = share * mean_ms / of_timed.value
@@ -364,10 +330,10 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 
 def _watched(both: Comparison) -> Iterator[Compared]:
     """Yields the utilisation of each GPU, or of the processor if there is none."""
-    gpus = _either(both.a.gpus, both.b.gpus)
+    gpus = _either(both.a.telemetry.gpus, both.b.telemetry.gpus)
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
-        curves = [one.curve(name, gpu) for one in (both.a, both.b)]
+        curves = [one.telemetry.curve(name, gpu) for one in (both.a, both.b)]
         means = [Estimate.of_mean(curve) for curve in curves]
         shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]
         yield Compared(what, shown, Ratio.of(*means))
@@ -429,8 +395,8 @@ def _machine(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def _shown(found: Sequence[tuple[str, Any, Any]]) -> list[Difference]:
-    return [(name, show_value(a), show_value(b)) for name, a, b in found]
+def _shown(found: Sequence[tuple[str, Any, Any]]) -> list[Compared]:
+    return [Compared(name, [show_value(a), show_value(b)]) for name, a, b in found]
 
 
 def _rate(record: RunRecord) -> Estimate | None:

@@ -11,10 +11,10 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.report.comparison import PARTS, Comparison, device, difference_rows, figure_rows
-from wellfed.explain.report.pictures import step_time_picture
+from wellfed.explain.report.comparison import Comparison, compared_rows, device
 from wellfed.explain.report.pictures.metric_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.picture_parts import binned, readings
+from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 
@@ -38,11 +38,11 @@ def comparison_html(*pairs: Comparison) -> str:
             "colours": dict(zip(runs, _COLOURS, strict=False)),
             "verdicts": verdicts,
             "caveats": [line for line in caveats if not any(line in verdict for verdict in verdicts)],
-            "figures": figure_rows(pairs, "figures"),
-            "metrics": figure_rows(pairs, "metrics"),
-            "settings": difference_rows(pairs, "settings"),
-            "plan": difference_rows(pairs, "plan"),
-            "machine": difference_rows(pairs, "machine"),
+            "figures": compared_rows(pairs, "figures"),
+            "metrics": compared_rows(pairs, "metrics"),
+            "settings": compared_rows(pairs, "settings"),
+            "plan": compared_rows(pairs, "plan"),
+            "machine": compared_rows(pairs, "machine"),
             "device": device,
             "pictures": [*_mean_step(pairs, list(runs)), *_busy(runs), *_steps(runs), *_metrics(runs)],
         },
@@ -53,7 +53,7 @@ def _mean_step(pairs: Sequence[Comparison], letters: Sequence[str]) -> Iterator[
     """Draws the parts of a step of each run as bars, if any was timed."""
     rows, told = [], []
     for letter, found in zip(letters, [pairs[0].parts[0], *(pair.parts[1] for pair in pairs)], strict=True):
-        shown = [(step_time_picture.PARTS[name], found[name].value, name) for name in PARTS if name in found]
+        shown = [(colour, found[name].value, name) for name, colour in PARTS.items() if name in found]
         rows.append(Bar(letter, shown, show_ms(sum(ms for _, ms, _ in shown)) if shown else "not timed"))
         told.append(f"{letter}: " + ", ".join(f"{name} {show_ms(one.value)}" for name, one in found.items()))
     if any(row.parts for row in rows):
@@ -64,10 +64,12 @@ def _mean_step(pairs: Sequence[Comparison], letters: Sequence[str]) -> Iterator[
 
 def _busy(runs: Runs) -> Iterator[PagePicture]:
     """Draws the utilisation while the runs trained, each over the other; nothing if none was watched."""
-    on_gpu = any(run.gpus for run in runs.values())
+    on_gpu = any(run.telemetry.gpus for run in runs.values())
     name = "util_pct" if on_gpu else "cpu_pct"
     what, unit, scale = ("GPU utilisation", "%", 1.0) if on_gpu else ("CPU cores busy", "cores", 0.01)
-    found = {letter: readings(run.curves, name, run.gpus if on_gpu else [HOST]) for letter, run in runs.items()}
+    found = {
+        letter: readings(run.curves, name, run.telemetry.gpus if on_gpu else [HOST]) for letter, run in runs.items()
+    }
     curves = [curve for each in found.values() for curve in each.values()]
     if not curves:
         return
@@ -106,9 +108,9 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
 def _steps(runs: Runs) -> Iterator[PagePicture]:
     """Draws the time of each step of the runs over each other."""
     times = {
-        letter: (run.all_steps["step"], run.all_ms)
+        letter: (run.all_steps["step"], run.steps.all_ms)
         for letter, run in runs.items()
-        if len(run.all_ms) > 1 and len(run.all_steps.get("step", ())) == len(run.all_ms)
+        if len(run.steps.all_ms) > 1 and len(run.all_steps.get("step", ())) == len(run.steps.all_ms)
     }
     curves = _overlaid(runs, times)
     if curves:

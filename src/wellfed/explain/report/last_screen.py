@@ -312,7 +312,7 @@ def show_of_budget(used_gib: float, budget_gib: float | None) -> str:
 
 def _host(evidence: Evidence) -> Iterator[Text]:
     """Yields the cores that this run and other programs took."""
-    host, cores, others = evidence.record.host, evidence.cores, evidence.mean_others_cores
+    host, cores, others = evidence.record.host, evidence.cores, evidence.telemetry.mean_others_cores
     if not host or "cpu_pct" not in host:
         return
     of = "" if cores is None else f" of {cores:.3g} cores"

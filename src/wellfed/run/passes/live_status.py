@@ -178,7 +178,8 @@ class LiveStatus:
         if "cpu_pct" in values:
             of = "" if cores is None else f" of {cores:.3g}"
             yield Text(f"CPU {values['cpu_pct'] / 100:.1f}{of} cores")
-        others = Evidence(self._books.record, {}, _curves([one for one in latest if one.gpu == HOST])).mean_others_cores
+        of_host = _curves([one for one in latest if one.gpu == HOST])
+        others = Evidence(self._books.record, {}, of_host).telemetry.mean_others_cores
         if others is not None:
             is_much = cores is not None and others >= OTHERS_FRAC * cores
             yield Text(f"other programs {others:.1f}", "yellow" if is_much else "")

@@ -51,7 +51,7 @@ class LoaderTrial:
 
 def show_trials(console: Terminal, loader: Any, evidence: Evidence) -> None:
     """Times the settings and prints a table, the best last."""
-    fed_ms, step_ms = _fed_ms(evidence), evidence.step_ms
+    fed_ms, step_ms = _fed_ms(evidence), evidence.steps.mean_ms
     if loader is None or fed_ms is None or step_ms is None:
         console.print(" --predict: no DataLoader fed enough steps of training to predict from.")
         return
@@ -149,4 +149,4 @@ def _candidates(loader: Any, evidence: Evidence) -> Iterator[Mapping[str, Any]]:
 
 def _fed_ms(evidence: Evidence) -> float | None:
     """Returns the mean milliseconds of a step without waiting for data; None if too few steps were timed."""
-    return None if evidence.step_ms is None else (1 - evidence.wait_frac) * evidence.step_ms
+    return None if evidence.steps.mean_ms is None else (1 - evidence.wait_frac) * evidence.steps.mean_ms

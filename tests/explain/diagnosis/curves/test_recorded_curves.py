@@ -21,7 +21,7 @@ Write = Callable[..., RecordedCurves]
 
 @pytest.fixture
 def read(tmp_path: Path) -> Write:
-    """The curves of a file with this text, or these bytes."""
+    """Returns a function that writes a file and reads its curves."""
 
     def written(content: str | bytes) -> RecordedCurves:
         path = tmp_path / "gpus.csv"
@@ -47,7 +47,7 @@ def smi(
     units: bool = True,
     util: Callable[[int, int], str] = lambda round_, gpu: str(10 * gpu + round_ % 10),
 ) -> str:
-    """What nvidia-smi writes when it is asked for these columns."""
+    """Returns the text that nvidia-smi writes for these columns."""
     units_of = {"utilization.gpu": " %", "memory.used": " MiB"}
     titles = {"utilization.gpu": "utilization.gpu [%]", "memory.used": "memory.used [MiB]"}
     asked = columns.split(",")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.few import slow
-from wellfed.explain.diagnosis.curves.swing import main_swing, swing_in_time, swings_in_steps
+from wellfed.explain.diagnosis.curves.swing import swing_in_time, swings_in_steps
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.record import RunRecord
 
@@ -169,7 +169,7 @@ def write_steps(folder, wait_ms, rest_ms, epoch=40):
 
 def find_swing(record, folder):
     evidence = Evidence.of(record, folder)
-    return main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
+    return evidence.swings.entry()
 
 
 def record_of(**settings):
@@ -254,8 +254,8 @@ def test_a_gap_is_what_steps_leave_of_the_clock_also_where_the_host_runs_ahead()
     ended_ms = np.cumsum(step_ms + gap_ms)
     record = RunRecord("run")
     exact = Evidence(record, {**columns, "time_s": ended_ms / 1e3})
-    assert exact.gap_ms == pytest.approx(gap_ms, abs=1e-6)
+    assert exact.steps.gap_ms == pytest.approx(gap_ms, abs=1e-6)
     hidden = Evidence(record, {**columns, "time_s": (ended_ms - ahead_ms) / 1e3})
-    assert hidden.gap_ms.sum() == pytest.approx(gap_ms.sum(), abs=61)
-    assert exact.period_s(25) == pytest.approx(0.33)
-    assert Evidence(record, columns).gap_ms == pytest.approx(np.zeros(200))
+    assert hidden.steps.gap_ms.sum() == pytest.approx(gap_ms.sum(), abs=61)
+    assert exact.steps.period_s(25) == pytest.approx(0.33)
+    assert Evidence(record, columns).steps.gap_ms == pytest.approx(np.zeros(200))

@@ -7,14 +7,14 @@ themselves one period later by more than chance. Chance is measured on noise wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.record import RunRecord, SwingEntry
+from wellfed.record import RunRecord
 
 Part = Literal["wait", "step", "gap"]
 """Part of a step: waiting for its batch, the rest of it, or the gap before it."""
@@ -53,23 +53,6 @@ _CLOSE = 0.02
 _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
 """Minimum R2, minimum R2 with few periods, and the number of periods that are not few. [m] 40 % of jitter leaves 0.25
 at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
-
-
-def main_swing(
-    of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
-) -> SwingEntry | None:
-    """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of the GPUs.
-
-    Args:
-        period_s: returns the seconds of a number of steps.
-    """
-    if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
-        first = of_steps[0]
-        return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deepest = max(of_gpus.values(), key=lambda found: found.depth, default=None)
-    if deepest is None or deepest.depth < LEAST_DEPTH:
-        return None
-    return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
 
 
 def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
@@ -120,8 +103,7 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
 def is_too_short(values: Series) -> bool:
     """Returns whether a curve has swung, but too few times to show a period."""
     low, high = np.percentile(values, (5, 95))
-    third = (high - low) / 3
-    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    state = _state(values, low, high)
     turns = np.count_nonzero(np.diff(state[state != 0]))
     is_short = len(values) < MIN_SAMPLES or turns < 2 * MIN_PERIODS
     return bool(high - low >= LEAST_DEPTH and turns >= _LEAST_TURNS and is_short)
@@ -129,10 +111,9 @@ def is_too_short(values: Series) -> bool:
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
     """Returns the mean cycle of a two-level curve, from rise to rise; None for other curves, or uneven cycles."""
-    third = (high - low) / 3
-    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    state = _state(values, low, high)
     known = np.flatnonzero(state)
-    if third == 0 or 1 - len(known) / len(state) > _MOST_BETWEEN:
+    if low == high or 1 - len(known) / len(state) > _MOST_BETWEEN:
         return None
     rises = known[1:][(state[known[1:]] == 1) & (state[known[:-1]] == -1)]
     cycles_s = np.diff(time_s[rises])
@@ -142,6 +123,12 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
     return float(np.mean(cycles_s))
+
+
+def _state(values: Series, low: float, high: float) -> Series:
+    """Returns 1 for values in the upper third between both levels, -1 in the lower third, and 0 in the middle."""
+    third = (high - low) / 3
+    return np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
 
 
 def _by_likeness(time_s: Series, values: Series) -> float | None:

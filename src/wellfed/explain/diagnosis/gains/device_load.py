@@ -76,8 +76,8 @@ class DeviceLoad:
 def device_load(evidence: Evidence) -> DeviceLoad | None:
     """Returns the load of the least busy card. None on a CPU, with too few steps or readings, or if it has another
     cause (late batches, `DataParallel`)."""
-    time = evidence.time
-    if time is None or not evidence.on_gpu or evidence.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
+    time = evidence.record.time
+    if time is None or not evidence.on_gpu or evidence.steps.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
     if any(event["kind"] == "data_parallel" for event in evidence.record.events) or time["compute_frac"] <= 0:
         return None
@@ -89,7 +89,7 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
     def within_steps(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / time["compute_frac"])
 
-    copy_ms, compute_ms = evidence.column("copy_ms"), evidence.column("compute_ms")
+    copy_ms, compute_ms = evidence.steps.column("copy_ms"), evidence.steps.column("compute_ms")
     is_timed = len(copy_ms) == len(compute_ms) > 0
     launched_ms, took_ms = (
         launch_ms(evidence),
@@ -108,13 +108,13 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
 
 def _share(evidence: Evidence, name: str) -> float | None:
     """Returns the lowest median over the cards. The median ignores first readings, which belong to the start."""
-    readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
+    readings = [evidence.telemetry.curve(name, gpu) for gpu in evidence.telemetry.gpus]
     return min((float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD), default=None)
 
 
 def launch_ms(evidence: Evidence) -> float | None:
     """Returns the median milliseconds the host took to launch a step; None if not measured."""
-    found = evidence.column("launch_ms")
+    found = evidence.steps.column("launch_ms")
     found = found[np.isfinite(found)]
     return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
 

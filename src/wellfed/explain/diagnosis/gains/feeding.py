@@ -161,23 +161,22 @@ class Feeding:
         """Predicts the gain of ``workers`` with ``prefetch`` batches each; None = the current number."""
         if workers > self.num_workers and self.contention is not None:
             return Gain(1.0, 1.0, 1.0)
-        prefetch = prefetch or self.prefetch
+        ahead, builds = prefetch or self.prefetch, self.builds or (self.build_ms,)
+        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+
+        def simulated(slack: float) -> npt.NDArray[np.float64]:
+            scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
+            return simulated_steps(builds, scale, self.fed_ms, workers, ahead)
+
         limit_ms = self.step_ms_with(workers)
-        factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
+        factor = self.step_ms / max(limit_ms, float(np.mean(simulated(1.0))))
         low = 1.0
         if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
-            slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
+            slowest_ms = float(np.quantile(simulated(_SLACK), 1 - _TAIL))
             low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
         factor = min(self.bound, max(1.0, factor))
         return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
-
-    def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
-        """Returns the mean milliseconds of a step in each of the simulated runs."""
-        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
-        builds = self.builds or (self.build_ms,)
-        scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
-        return simulated_steps(builds, scale, self.fed_ms, workers, prefetch)
 
 
 @lru_cache(maxsize=64)
@@ -215,7 +214,7 @@ def simulated_steps(
 def is_starved(evidence: Evidence) -> bool:
     """Returns whether steps wait for data long enough for a finding, and the ceiling does not contradict it."""
     factor = evidence.ceiling_factor
-    if evidence.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
+    if evidence.steps.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
         return False
     if factor is None or factor > limits.CEILING_FACTOR:
         return True
@@ -226,23 +225,24 @@ def is_starved(evidence: Evidence) -> bool:
 def steady_wait_frac(evidence: Evidence) -> float:
     """Returns the share of time spent waiting, without the first steps of epochs, which may start workers."""
     steady = steady_steps(evidence)
-    total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
-    return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
+    total = float(np.sum((evidence.steps.wait_ms + evidence.steps.rest_ms)[steady]))
+    return float(np.sum(evidence.steps.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
 
 
 def feeding_of(evidence: Evidence) -> Feeding | None:
     """Returns the feeding of a run; None if steps or batches were not timed."""
-    step_ms, cores = evidence.step_ms, evidence.cores
-    if step_ms is None or evidence.time is None or step_ms <= 0:
+    step_ms, cores = evidence.steps.mean_ms, evidence.cores
+    if step_ms is None or evidence.record.time is None or step_ms <= 0:
         return None
     steady = steady_steps(evidence)
     if steady.any():
-        step_ms = float(np.mean((evidence.wait_ms + evidence.rest_ms)[steady]))
+        step_ms = float(np.mean((evidence.steps.wait_ms + evidence.steps.rest_ms)[steady]))
     wait_ms = steady_wait_frac(evidence) * step_ms
     fed_ms = max(step_ms - wait_ms, 1e-6)
     workers = evidence.num_workers
-    build_ms, build_cpu_ms = evidence.build_ms, evidence.build_cpu_ms
-    cpu_pct = evidence.mean("cpu_pct")
+    build_ms, cpu_frac = evidence.record.loading.get("build_ms_mean"), evidence.record.loading.get("cpu_frac")
+    build_cpu_ms = None if cpu_frac is None or build_ms is None else cpu_frac * build_ms
+    cpu_pct = evidence.telemetry.mean("cpu_pct")
     cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
     is_estimate = build_ms is None
     if build_ms is None:  # while steps wait, each worker is always busy
@@ -254,8 +254,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    others = evidence.mean_others_cores or 0.0
-    builds = evidence.column("build_ms")
+    others = evidence.telemetry.mean_others_cores
+    builds = evidence.steps.column("build_ms")
     builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
     return Feeding(
         step_ms=step_ms,
@@ -264,13 +264,13 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms=build_cpu_ms,
         cpu_ms=cpu_ms,
         cores=cores or 1.0,
-        others=others,
+        others=others or 0.0,
         num_workers=workers,
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
         # Without readings of other programs, these may have slowed building since.
-        alone_ms=None if evidence.mean_others_cores is None else evidence.record.loading.get("build_ms_alone"),
+        alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
@@ -318,7 +318,7 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
 def workers_take_cores(evidence: Evidence) -> bool:
     """Returns whether workers took CPU from the steps: all cores are full, and steps are slower than the ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
-    cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
+    cpu_pct, loader_pct = evidence.telemetry.mean("cpu_pct"), evidence.telemetry.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
     if cpu_pct < 100 * limits.CPU_FULL_FRAC * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
@@ -330,9 +330,9 @@ def workers_take_cores(evidence: Evidence) -> bool:
 
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
     """Returns which steps are not the first of an epoch; all without workers, or without epochs in the table."""
-    epochs = evidence.column("epoch")
-    if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
-        return np.ones(len(evidence.wait_ms), bool)
+    epochs = evidence.steps.column("epoch")
+    if not evidence.num_workers or len(epochs) != len(evidence.steps.wait_ms):
+        return np.ones(len(evidence.steps.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
 

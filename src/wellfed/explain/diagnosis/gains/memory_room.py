@@ -61,7 +61,7 @@ def has_run_out(evidence: Evidence) -> bool:
 def merge(evidence: Evidence) -> Merge | None:
     """Returns the largest micro-batch that surely fits, as peaks grow at most in proportion; None if none is larger."""
     effective, used = evidence.value("workload.effective_batch_size"), memory_frac(evidence)
-    parts, micro = evidence.column("num_micro"), evidence.column("micro_batch")
+    parts, micro = evidence.steps.column("num_micro"), evidence.steps.column("micro_batch")
     if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):
         return None
     world_size = int(evidence.value("trainer.devices") or 1) * int(evidence.value("trainer.num_nodes") or 1)

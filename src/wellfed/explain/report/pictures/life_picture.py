@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of
@@ -31,13 +32,13 @@ def life(evidence: Evidence) -> Iterator[PagePicture]:
 
 
 def _parts(evidence: Evidence) -> Iterator[tuple[Colour, float, str]]:
-    record, time, wall = evidence.record, evidence.record.time, evidence.wall
+    record, time, wall = evidence.record, evidence.record.time, evidence.wall.entry
     yield "soft", sum(seconds for seconds in record.before_training.values() if isinstance(seconds, float)), "start"
     training_s = record.phases["train"]["total_s"] if "train" in record.phases else 0.0
     steps_s = training_s if wall is None else min(training_s, wall["steps_s"])
     if time:
         for name in PARTS:
-            phases = evidence.phase_fracs if name == "compute" else {}
+            phases = phase_shares(evidence.record.time) if name == "compute" else {}
             for part, share in (phases or {name: time[f"{name}_frac"]}).items():  # type: ignore[literal-required]
                 yield colour_of(part), (share or 0.0) * steps_s, part
         yield "bad", training_s - steps_s, "between steps"

@@ -10,6 +10,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
+from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.machines import HOST, named
@@ -24,8 +25,6 @@ _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
 }
 """Figures of the host in percent of a core, with their names and colours."""
 _CARD = {"power_w": ("Power", "W"), "temp_c": ("Temperature", "°C"), "sm_clock_mhz": ("Clock", "MHz")}
-_RANK_PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
-"""Parts of a rank's step with their colours, as in the pictures of steps."""
 _LIMITS: Mapping[str, Colour] = {"power_limited": "one", "heat_limited": "bad"}
 """Flags of readings in which the clock was held down."""
 
@@ -133,7 +132,7 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     waits = [one["wait_frac"] for one in ranks]
     told = f"Mean step of {len(ranks)} ranks: they wait {show_percent(min(waits))} to {show_percent(max(waits))} of it."
     used = dict.fromkeys(part[2].split(" ")[0] for row in rows for part in row.parts)
-    keys = [Key(_RANK_PARTS[name], name, "area") for name in used]
+    keys = [Key(PARTS[name], name, "area") for name in used]
     yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
 
 
@@ -143,8 +142,8 @@ def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
 
 
 def _rank_parts(one: RankEntry) -> list[tuple[Colour, float, str]]:
-    spent = {name: one["step_ms_mean"] * (one[f"{name}_frac"] or 0.0) for name in _RANK_PARTS}  # type: ignore[literal-required]
-    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
+    spent = {name: one["step_ms_mean"] * (one[f"{name}_frac"] or 0.0) for name in PARTS}  # type: ignore[literal-required]
+    return [(PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
 
 
 def _rank_text(one: RankEntry) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.chart import Key, PagePicture
+from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.life_picture import life
 from wellfed.explain.report.pictures.machine_pictures import card, cpus, ranks_side_by_side, side_by_side
 from wellfed.explain.report.pictures.memory_picture import memory
@@ -30,15 +29,6 @@ MOST_PICTURES, MOST_BYTES = 8, MIB
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-@dataclass(frozen=True)
-class LinkedAxis:
-    """The time axis of the linked charts of a page."""
-
-    title: str
-    keys: Sequence[Key]
-    """The phases in the strip on the axis."""
-
-
 def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
     """Returns the pictures of a run by their section, and ``axis``, the time axis of the linked ones.
 
@@ -47,7 +37,7 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
     axis = TimeAxis.of(evidence)
     host = [] if evidence.watched.keys() <= {HOST} else list(cpus(evidence, axis))
     return {
-        "axis": LinkedAxis(axis.axis.title, axis.keys),
+        "axis": axis,
         "life": list(life(evidence)),
         "utilisation": [*utilisation(evidence, axis), *host],
         "beside_utilisation": list(side_by_side(evidence)),

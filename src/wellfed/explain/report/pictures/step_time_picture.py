@@ -73,8 +73,8 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     swing = evidence.record.swing
     period = swing["period_steps"] if swing else None
     if swing and period and 2 * period <= number:
-        if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
-            parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
+        if evidence.swings.of_steps and evidence.swings.of_steps[0].where == "gap":
+            parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.steps.gap_ms)), evidence.steps.gap_ms])
         yield _folded(table, parts, period, swing["period_s"])
 
 
@@ -84,14 +84,14 @@ def parts_of(evidence: Evidence, phases_ms: Mapping[str, Series] | None = None) 
     Compute is divided among its phases in the steps where they are known.
 
     Args:
-        phases_ms: phases by step; by default `Evidence.all_phases_ms`.
+        phases_ms: phases by step; by default `StepTimes.all_phases_ms`.
     """
     found: dict[str, Series] = {}
     for name in PARTS:
         column = evidence.all_steps.get(f"{name}_ms", np.empty(0))
         if np.isfinite(column).any():
             found[name] = np.nan_to_num(column)
-        if name == "compute" and (phases := evidence.all_phases_ms if phases_ms is None else phases_ms):
+        if name == "compute" and (phases := evidence.steps.all_phases_ms if phases_ms is None else phases_ms):
             found[name] = np.where(np.isfinite(phases[OTHER]), 0.0, found[name])
             found |= {phase: np.nan_to_num(ms) for phase, ms in phases.items()}
             found = {kind: ms for kind, ms in found.items() if kind not in (name, OTHER) or ms.any()}
@@ -116,7 +116,7 @@ def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
 
 def histogram(evidence: Evidence) -> Iterator[PagePicture]:
     """Draws how many steps took how long, the warm-up left out; the longest 0.5 % are in the last bar."""
-    total_ms = evidence.wait_ms + evidence.rest_ms
+    total_ms = evidence.steps.wait_ms + evidence.steps.rest_ms
     total_ms = total_ms[np.isfinite(total_ms)]
     if len(total_ms) < FEWEST_TIMED:
         return

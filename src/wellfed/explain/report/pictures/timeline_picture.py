@@ -29,12 +29,12 @@ _Stretch = tuple[float, float, Colour, str]
 def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     """Draws 20 steps in a row that take as long as most: what each waited for and computed, and the host's launches."""
     names = ("step", "time_s", *(f"{name}_ms" for name in PARTS))
-    columns = {name: np.nan_to_num(evidence.column(name)) for name in names}
+    columns = {name: np.nan_to_num(evidence.steps.column(name)) for name in names}
     number = len(columns["step"])
     if number < SHOWN or any(len(column) not in (0, number) for column in columns.values()):
         return
-    total_ms = evidence.wait_ms + evidence.rest_ms
-    first = _usual(total_ms, evidence.gap_ms)
+    total_ms = evidence.steps.wait_ms + evidence.steps.rest_ms
+    first = _usual(total_ms, evidence.steps.gap_ms)
     shown = range(first, first + SHOWN)
     error_ms = 1e3 * _error_s(float(columns["time_s"][-1]))
     is_precise = error_ms <= _PRECISE_FRAC * float(total_ms[shown].mean())
@@ -59,7 +59,7 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
                 at_ms += took
     rows = [("step", of_steps), ("device" if evidence.on_gpu else "CPU", parts)]
     keys = [Key(colour_of(name), name, "area") for name, ms in parts_ms.items() if ms[shown].any()]
-    launch_ms = evidence.column("launch_ms")
+    launch_ms = evidence.steps.column("launch_ms")
     if evidence.on_gpu and is_precise and len(launch_ms) == number and np.isfinite(launch_ms[shown]).all():
         rows.append(("host", _launches(columns, np.nan_to_num(launch_ms), begin_ms, end_ms)))
         keys.append(Key("good", "launching a step's kernels", "area"))
@@ -129,7 +129,7 @@ def _notes(evidence: Evidence, rows: Sequence[object], shown: range, whole: int)
         yield f"Phases were not timed in {whole} of these steps, so their compute is not divided."
     if evidence.on_gpu and len(rows) > 2:
         yield "The device's steps are drawn as early as the host's marks allow."
-    build_ms = evidence.column("build_ms")
+    build_ms = evidence.steps.column("build_ms")
     if evidence.num_workers and len(build_ms) > shown[-1] and np.isfinite(build_ms[shown]).any():
         mean = show_ms(float(np.nanmean(build_ms[shown])))
         yield f"Workers built each of these batches in {mean} on average; steps.csv does not have when."

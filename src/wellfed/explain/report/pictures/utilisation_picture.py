@@ -38,7 +38,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         return
     num_gpus = len(curves)
     curves = the_most(curves, lambda values: -float(values.mean()))
-    swings = {gpu: one for gpu, one in evidence.swings_of_gpus.items() if gpu in curves and one.depth >= LEAST_DEPTH}
+    swings = {gpu: one for gpu, one in evidence.swings.of_gpus.items() if gpu in curves and one.depth >= LEAST_DEPTH}
     deepest = max(swings, key=lambda gpu: swings[gpu].depth, default=None)
     is_short = deepest is not None and swings[deepest].period_s < _RULED_FRAC * axis.span_s
     height = max(_LEAST_HEIGHT, _HEIGHT // len(curves))

@@ -45,7 +45,7 @@ def test_short_rows_at_each_step_are_told_where_the_loop_loses_to_the_ceiling():
 
 def test_a_step_after_a_checkpoint_says_nothing_of_its_row():
     case = logged(row_ms=0.0)
-    host_ms, ended_s = case.column("host_ms").copy(), case.column("time_s").copy()
+    host_ms, ended_s = case.steps.column("host_ms").copy(), case.steps.column("time_s").copy()
     host_ms[20::20] = 100.0
     ended_s += np.cumsum(np.isin(np.arange(120), range(20, 120, 20)) * 0.2)
     columns = {"host_ms": host_ms, "time_s": ended_s}
@@ -70,7 +70,7 @@ def test_short_rows_few_of_them_and_a_callback_that_comes_more_often_are_no_find
 
 def test_a_few_steps_that_something_else_held_up_are_no_finding():
     case = logged(row_ms=0.0)
-    host_ms = case.column("host_ms").copy()
+    host_ms = case.steps.column("host_ms").copy()
     host_ms[[10, 50]] = 300.0
     ended_s = np.cumsum(host_ms + 10) / 1e3
     columns = {"host_ms": host_ms, "time_s": ended_s}

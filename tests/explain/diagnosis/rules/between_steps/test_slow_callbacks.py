@@ -59,7 +59,7 @@ def test_one_behind_every_tenth_step_is_told_with_how_often_it_comes():
 
 def test_short_pauses_of_the_machine_s_in_between_hide_it_not():
     case = paused(slice(10, None, 10), 60.0)
-    host_ms = case.column("host_ms").copy()
+    host_ms = case.steps.column("host_ms").copy()
     host_ms[[3, 26, 44, 57, 59, 96]] += 4.0
     columns = {"host_ms": host_ms, "time_s": np.cumsum(host_ms + 10) / 1e3}
     assert check(evidence(steps=120, host_ms=5.0, columns=columns)).evidence["every_steps"] == 10

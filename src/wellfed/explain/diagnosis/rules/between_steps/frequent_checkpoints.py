@@ -20,7 +20,7 @@ def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | 
         return None
     text = spent.describe("checkpoint")
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
-    every, num_best = evidence.value(_KNOB) or evidence.lags.get("epoch"), files.count("best.ckpt")
+    every, num_best = evidence.value(_KNOB) or evidence.swings.lags.get("epoch"), files.count("best.ckpt")
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     # best.ckpt is written after the best validation so far, whatever the knob.
     if not every or wanted <= every or 2 * num_best > len(files):

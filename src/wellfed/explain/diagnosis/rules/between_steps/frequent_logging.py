@@ -23,7 +23,7 @@ _USUAL = 50
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if steps that log are followed by longer gaps, or by long gaps if all steps log."""
-    every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.step_ms, evidence.column("host_ms")
+    every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.steps.mean_ms, evidence.steps.column("host_ms")
     if not every or not step_ms or not len(host_ms):
         return None
     behind_ms, others_ms = _behind_rows(evidence, every)
@@ -68,8 +68,8 @@ def _costliest_hook(evidence: Evidence) -> tuple[str, float]:
 
 def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
     """Returns the excess time after steps that logged, and after other steps, without steps before a pause."""
-    host_ms, steps = np.nan_to_num(evidence.column("host_ms")), evidence.column("step")
-    known = evidence.gap_ms < 0.1 * float(evidence.step_ms or 0.0)
+    host_ms, steps = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.column("step")
+    known = evidence.steps.gap_ms < 0.1 * float(evidence.steps.mean_ms or 0.0)
     logged = ((steps - 1) % every == 0) & (steps > 1)
     if every == 1:
         return host_ms[known], host_ms[:0]

@@ -19,7 +19,7 @@ def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | 
         return None
     text = spent.describe("validation")
     figures = {"validation_frac": spent.frac, "validations": spent.times, "validation_s": spent.each_s}
-    every = evidence.value(_KNOB) or evidence.lags.get("epoch")
+    every = evidence.value(_KNOB) or evidence.swings.lags.get("epoch")
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     if spent.times == 1 or not every or wanted <= every:
         text = f"{text}. A smaller validation split takes less; so does a longer run."

@@ -58,7 +58,7 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
 
 def _between_steps(evidence: Evidence) -> Finding | None:
     """Returns a finding if much time passes between steps regularly. Irregular pauses are the machine's."""
-    host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
+    host_ms, step_ms = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.mean_ms
     if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
         return None
     usual_ms, all_ms = float(np.median(host_ms)), step_ms * len(host_ms)
@@ -72,14 +72,14 @@ def _between_steps(evidence: Evidence) -> Finding | None:
         if not every or lost_ms < HOST_FRAC * all_ms:
             return None
         long_ms = float(np.mean(host_ms[is_long]))
-    frac, callbacks = lost_ms / all_ms, evidence.value("callbacks")
+    frac, callbacks, time = lost_ms / all_ms, evidence.value("callbacks"), evidence.record.time
     often = "Between two steps" if every == 1 else f"Every {every} steps"
     who = f"callbacks ({callbacks})" if callbacks else "callbacks"
     return Finding(
         "slow_callbacks",
         f"{often} {show_duration(long_ms / 1e3)} pass before the next begins, {show_percent(frac)} of the time: {who}, "
         "loggers and hooks of the model run then. debug=profiler shows which.",
-        {"host_frac": evidence.time["host_frac"] if evidence.time else frac, "host_ms": long_ms, "every_steps": every},
+        {"host_frac": time["host_frac"] if time else frac, "host_ms": long_ms, "every_steps": every},
         gain=gain_of(frac, 0.5 * frac, frac),
     )
 

@@ -15,16 +15,16 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a note on the card that was limited most. No knob changes it."""
     found = [
         (share, gpu, cause)
-        for gpu in evidence.gpus
+        for gpu in evidence.telemetry.gpus
         for cause, name in (("heat", "heat_limited"), ("power", "power_limited"))
-        if (share := evidence.mean(name, gpu) or 0.0) > LIMITED_FRAC
+        if (share := evidence.telemetry.mean(name, gpu) or 0.0) > LIMITED_FRAC
     ]
     if not found:
         return None
     share, gpu, cause = max(found)
     figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": named(gpu)}
     text = f"The clocks of GPU {named(gpu)} were held down by {cause} in {show_percent(share)} of the readings"
-    clocks = evidence.curve("sm_clock_mhz", gpu)
+    clocks = evidence.telemetry.curve("sm_clock_mhz", gpu)
     if len(clocks):
         figures |= {"sm_clock_mhz": float(np.mean(clocks)), "sm_clock_max_mhz": float(clocks.max())}
         text += f", at {clocks.mean():.0f} MHz on average (at most {clocks.max():.0f} were seen)"

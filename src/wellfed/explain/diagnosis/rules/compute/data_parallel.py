@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
             "trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
             figures,
         )
-    text, gain, busy = "", None, evidence.util_pct
+    text, gain, busy = "", None, evidence.telemetry.util_pct
     if busy is not None and busy > 0:
         figures["util_pct"] = busy
         text = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."

@@ -9,7 +9,7 @@ from wellfed.explain.diagnosis.thresholds import MANY_TENSORS, SMALL_TENSOR, WOR
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a note if thousands of small tensors are trained, each of which costs a step some calls."""
-    process, time = evidence.record.process, evidence.time
+    process, time = evidence.record.process, evidence.record.time
     if process is None or time is None or process["parameter_tensors"] < MANY_TENSORS:
         return None
     number, mean = process["parameter_tensors"], process["parameter_values"] / process["parameter_tensors"]

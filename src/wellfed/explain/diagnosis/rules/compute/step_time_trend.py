@@ -24,8 +24,8 @@ _STARTED = 0.05
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if the steps of each part of a run took longer than those of the part before."""
-    samples, steps = evidence.column("samples"), evidence.column("step")
-    times_ms = evidence.rest_ms
+    samples, steps = evidence.steps.column("samples"), evidence.steps.column("step")
+    times_ms = evidence.steps.rest_ms
     if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
     levels = _rising(times_ms)
@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> Finding | None:
     begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
     index = round(begun * len(times_ms) / _BLOCKS)
     step = int(steps[index]) if len(steps) == len(times_ms) else index
-    between_ms = np.array_split(np.nan_to_num(evidence.column("host_ms")), _BLOCKS)
+    between_ms = np.array_split(np.nan_to_num(evidence.steps.column("host_ms")), _BLOCKS)
     grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
     phase = _growing_phase(evidence, len(times_ms), 0.5 * (last - first))
     within = f"in {_IN_WORDS.get(phase, phase)}" if phase else "in forward, backward and optimizer"
@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _growing_phase(evidence: Evidence, num_steps: int, least_ms: float) -> str | None:
     """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
-    for name, all_ms in evidence.all_phases_ms.items():
+    for name, all_ms in evidence.steps.all_phases_ms.items():
         parts = np.array_split(all_ms[len(all_ms) - num_steps :], _BLOCKS)
         first_ms, last_ms = (part[np.isfinite(part)] for part in (parts[0], parts[-1]))
         if len(first_ms) and len(last_ms) and np.median(last_ms) - np.median(first_ms) > least_ms:
@@ -77,7 +77,7 @@ def _rising(times_ms: Series) -> Series | None:
 
 def _others_rise(evidence: Evidence) -> bool:
     """Returns whether other programs took more and more of the machine."""
-    others = evidence.others_cores[np.isfinite(evidence.others_cores)]
+    others = evidence.telemetry.others_cores[np.isfinite(evidence.telemetry.others_cores)]
     if len(others) < 3:
         return False
     first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))

@@ -28,8 +28,8 @@ def check(evidence: Evidence) -> Finding | None:
     else:
         text += (
             f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
-            "for whole batches, what is the same in each epoch prepared once, pictures stored or decoded at the size "
-            "that is used (a JPEG in Pillow's draft mode), augmentation in on_device."
+            "for whole batches, augmentation in on_device, what is the same in each epoch prepared once. Store or "
+            "decode pictures at the size that is used (a JPEG in Pillow's draft mode)."
         )
     return Finding("cpu_bound_loading", text, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
 

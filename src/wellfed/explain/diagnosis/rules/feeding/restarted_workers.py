@@ -20,24 +20,25 @@ def check(evidence: Evidence) -> Finding | None:
     stays = evidence.value("loader.persistent_workers") is not False
     if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
         return None
-    starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
-    wall_ms = (evidence.step_ms or 0.0) * len(evidence.wait_ms) + float(evidence.gap_ms.sum())
+    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
+    wall_ms = (evidence.steps.mean_ms or 0.0) * len(evidence.steps.wait_ms) + float(evidence.steps.gap_ms.sum())
     if len(starts) < _FEWEST_STARTS or not wall_ms or evidence.value("loader.backend") in ("threads", "inline"):
         return None
-    usual_ms = float(np.median(np.delete(evidence.wait_ms, starts)))
-    waited_ms = max(0.0, float(np.median(evidence.wait_ms[starts])) - usual_ms)
-    stopped_ms = max(0.0, float(np.median(evidence.gap_ms[starts])) - _other_pauses_ms(evidence, len(starts) + 1))
+    usual_ms = float(np.median(np.delete(evidence.steps.wait_ms, starts)))
+    waited_ms = max(0.0, float(np.median(evidence.steps.wait_ms[starts])) - usual_ms)
+    stopped_ms = max(0.0, float(np.median(evidence.steps.gap_ms[starts])) - _other_pauses_ms(evidence, len(starts) + 1))
     start_ms = waited_ms + stopped_ms
     frac = start_ms * len(starts) / wall_ms
     if frac < PAUSE_FRAC:
         return None
     # The first batch has to be built in any case.
-    kept_frac = min(1.0, (evidence.build_ms or 0.1 * start_ms) / start_ms) * frac
+    kept_frac = min(1.0, (evidence.record.loading.get("build_ms_mean") or 0.1 * start_ms) / start_ms) * frac
     is_own = evidence.value("loader.backend") == "own"
     begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
+    length = evidence.swings.lags.get("epoch", 0)
     text = (
         f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
-        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {evidence.lags.get('epoch', 0)} steps."
+        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {length} steps."
     )
     if stays:
         text += " The data has fetch, which builds whole batches, but the loader requests single samples."

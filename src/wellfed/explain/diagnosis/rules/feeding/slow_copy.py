@@ -15,9 +15,9 @@ _AHEAD = 2
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
     copy = evidence.copy_frac
-    if copy <= COPY_FRAC or evidence.num_measured < FEWEST_STEPS or evidence.step_ms is None:
+    if copy <= COPY_FRAC or evidence.steps.num_measured < FEWEST_STEPS or evidence.steps.mean_ms is None:
         return None
-    copy_ms, mib = copy * evidence.step_ms, evidence.record.loading.get("batch_mib")
+    copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
     figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
     text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
@@ -41,7 +41,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
     """Returns the gain of copies beside the step, limited by copies and launching where they take longer."""
-    launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
+    launched_frac = (launch_ms(evidence) or 0.0) / (evidence.steps.mean_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
     factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))
     return Gain(factor, 1 + 0.5 * (factor - 1), best)

@@ -12,12 +12,12 @@ from wellfed.units import counted, show_duration
 def check(evidence: Evidence) -> Finding | None:
     """Returns a note if the first steps took much of the time. No figure contains them."""
     wall = evidence.record.wall
-    if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.once_s:
+    if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.wall.once_s:
         return _around_steps(evidence, wall)
-    throughput, step_ms = evidence.record.throughput, evidence.step_ms
+    throughput, step_ms = evidence.record.throughput, evidence.steps.mean_ms
     if not throughput or step_ms is None:
         return None
-    warmup, took_ms = throughput["warmup_steps"], evidence.all_ms
+    warmup, took_ms = throughput["warmup_steps"], evidence.steps.all_ms
     first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
     lost_s = first_s - warmup * step_ms / 1e3
     if lost_s < SLOW_START_S or lost_s < SLOW_START_FRAC * all_s:

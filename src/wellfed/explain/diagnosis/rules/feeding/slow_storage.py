@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> Finding | None:
         f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to "
         f"build, only {show_percent(feeding.cpu_frac)} of it CPU time"
     )
-    iowait_pct, cold = evidence.mean("iowait_pct"), cold_over_warm(evidence)
+    iowait_pct, cold = evidence.telemetry.mean("iowait_pct"), cold_over_warm(evidence)
     if iowait_pct is not None:
         text += f"; cores stood idle for a disk in {iowait_pct:.0f} % of the time"
         figures["iowait_pct"] = iowait_pct
@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
-    slow_ms = evidence.wait_ms[slow_steps(evidence, waiting.feeding)]
+    slow_ms = evidence.steps.wait_ms[slow_steps(evidence, waiting.feeding)]
     text = (
         f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
         f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.gains.feeding import knobs
-from wellfed.explain.diagnosis.swing_text import swing_of
 from wellfed.explain.diagnosis.waiting import waiting_for
 from wellfed.units import show_ms
 
@@ -25,7 +24,7 @@ def check(evidence: Evidence) -> Finding | None:
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         text += f" Then all {feeding.cores:g} cores are full, and steps still wait."
-    if (swing := swing_of(evidence, "loader.num_workers")) is not None:
+    if (swing := evidence.swings.describe_steps("loader.num_workers")) is not None:
         text += f" {swing}"
     text += feeding.show_doubt()
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}

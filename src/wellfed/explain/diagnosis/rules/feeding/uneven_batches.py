@@ -27,7 +27,7 @@ def check(evidence: Evidence) -> Finding | None:
     if has_slow_builds(evidence, feeding):
         return _latency(evidence, waiting)
     needed = prefetch_needed(evidence, feeding)
-    p99_ms = float(np.nanquantile(evidence.column("build_ms"), 0.99))
+    p99_ms = float(np.nanquantile(evidence.steps.column("build_ms"), 0.99))
     text = (
         f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
@@ -56,7 +56,7 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
 
 def _of_samples(evidence: Evidence) -> str:
     """Returns what the record shows of the samples in the slow batches, as text."""
-    epochs, index = evidence.column("epoch"), evidence.column("slowest_index")
+    epochs, index = evidence.steps.column("epoch"), evidence.steps.column("slowest_index")
     if len(index) and np.isfinite(index).any():
         if len(np.unique(epochs[np.isfinite(epochs)])) > 1:
             return "random latency, as the samples of one epoch's slow batches were not slow in another."

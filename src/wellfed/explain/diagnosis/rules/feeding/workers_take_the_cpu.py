@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     cores, threads = evidence.cores or 1.0, int(evidence.value("loader.worker_threads") or 1)
     workers, fewer = feeding.num_workers, max(1, int(cores) - 1)
-    ceiling, loader_pct = evidence.ceiling_factor, evidence.mean("loader_cpu_pct")
+    ceiling, loader_pct = evidence.ceiling_factor, evidence.telemetry.mean("loader_cpu_pct")
     top = max(1.0, feeding.step_ms / feeding.fed_ms if ceiling is None else ceiling)
     text = f"{counted(workers, 'worker')} of {counted(threads, 'thread')} share {cores:g} cores with the steps"
     if loader_pct is not None:

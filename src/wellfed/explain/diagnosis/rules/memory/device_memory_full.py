@@ -87,7 +87,7 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
     """Returns the extra time of repeated steps over the time of all steps."""
     numbers = evidence.all_steps.get("step", np.empty(0))
-    took, again = evidence.all_ms, np.isin(numbers, steps)
+    took, again = evidence.steps.all_ms, np.isin(numbers, steps)
     if len(took) != len(again) or not again.any() or again.all():
         return 0.0
     return float(np.maximum(took[again] - np.median(took[~again]), 0).sum() / took.sum())

@@ -13,7 +13,7 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
     error, machine = record.error, record.machine
-    rss = evidence.curve("rss_gib")
+    rss = evidence.telemetry.curve("rss_gib")
     held = float(rss.max()) if len(rss) else record.host.get("rss_gib")
     shm, figures = record.host.get("shm_gib"), Figures()
     has_ended = error is not None and error["kind"] in ("host_oom", "worker")

@@ -20,7 +20,7 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
-    for gpu in evidence.gpus:
+    for gpu in evidence.telemetry.gpus:
         found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(named(gpu))))
         if found is not None:
             why = (
@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> Finding | None:
             )
             return _finding(f"Memory in use on GPU {named(gpu)}", found, why, ended=evidence.record.status == "oom")
     # Pages of a memory map count when first read, so in the first epoch they grow without a leak.
-    if len(epochs := evidence.column("epoch")) and np.nanmax(epochs) >= 1:
+    if len(epochs := evidence.steps.column("epoch")) and np.nanmax(epochs) >= 1:
         found = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib"))
         if found is not None:
             why = "Something keeps what past steps or samples made: a list, or a cache without a limit."

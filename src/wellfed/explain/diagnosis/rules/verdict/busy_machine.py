@@ -15,7 +15,7 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if in many readings the cores were full and others used a large part of them. None if the run
     needed none of them: no thread waited for a core, and no step for its batch."""
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
-    own, others = curve.get("cpu_pct"), evidence.others_cores
+    own, others = curve.get("cpu_pct"), evidence.telemetry.others_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
     if waited_frac is not None and waited_frac < limits.CORE_WAIT_FRAC and evidence.wait_frac < limits.WAIT_FRAC:
         return None

@@ -10,7 +10,7 @@ from wellfed.units import show_percent
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns the note if at least `LEAST_AT_CEILING_FRAC` of the wall time was spent in such steps."""
-    factor, frac = evidence.ceiling_factor, evidence.at_ceiling_frac
+    factor, frac = evidence.ceiling_factor, evidence.wall.at_ceiling_frac
     if factor is None or frac is None or frac < LEAST_AT_CEILING_FRAC:
         return None
     if factor <= 1:

@@ -21,7 +21,7 @@ def check(evidence: Evidence) -> Finding | None:
     text = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
     figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
     if found.slower != "rank":
-        others = evidence.mean_others_cores
+        others = evidence.telemetry.mean_others_cores
         if others is not None and evidence.cores:
             figures["others_cores"] = others
             text += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."

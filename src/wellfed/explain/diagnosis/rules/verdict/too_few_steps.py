@@ -10,8 +10,8 @@ from wellfed.units import counted
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a note if too few steps ran to judge the speed."""
-    measured = evidence.num_measured
-    if measured >= FEWEST_STEPS and evidence.time is not None:
+    measured = evidence.steps.num_measured
+    if measured >= FEWEST_STEPS and evidence.record.time is not None:
         return None
     text = f"{counted(measured, 'step')} after the warm-up" if measured else "No step was measured after the warm-up"
     more = "give the run more steps (trainer.max_steps, trainer.max_epochs)"

@@ -41,9 +41,9 @@ def _uncertainty(evidence: Evidence) -> float:
 
 def _epoch_start_frac(evidence: Evidence) -> float:
     """Returns the share of all waiting in the first steps of later epochs, one for each worker."""
-    starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
+    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
     if not evidence.num_workers or not len(starts):
         return 0.0
     indices = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
-    waited_ms = evidence.wait_ms
+    waited_ms = evidence.steps.wait_ms
     return float(waited_ms[indices[indices < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))

@@ -61,12 +61,13 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
             "(trainer.max_steps) would show which"
         )
         return text, {**figures, "data_frac": data_frac}
-    wall, frac = evidence.wall, evidence.at_ceiling_frac
+    wall, frac = evidence.wall.entry, evidence.wall.at_ceiling_frac
     if wall is None or frac is None:
         text = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
         return f"{text}, and what passed between them was not measured", figures
     is_slow_start = slow_start.check(evidence) is not None  # reported by that rule
-    if frac < LEAST_AT_CEILING_FRAC and not (is_slow_start and frac + evidence.once_s / wall["total_s"] >= _KNOWN_FRAC):
+    is_known = is_slow_start and frac + evidence.wall.once_s / wall["total_s"] >= _KNOWN_FRAC
+    if frac < LEAST_AT_CEILING_FRAC and not is_known:
         text = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
         named = beside_steps(wall, {"callbacks": sum(wall["callbacks"].values())}, _MOST_NAMED)
         rest = ", ".join(named) or "slow first steps"

@@ -4,7 +4,6 @@ import numpy as np
 
 from tests.explain.diagnosis.curves.test_swing import loader, wave
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.swing_text import settings_with_period, swing_of, utilisation_swing
 
 
 def lockstep():
@@ -14,14 +13,14 @@ def lockstep():
 
 
 def test_workers_in_lockstep_are_told_with_their_period():
-    said = swing_of(lockstep(), "loader.num_workers")
+    said = lockstep().swings.describe_steps("loader.num_workers")
     assert said is not None
     assert said.startswith("Every 4 steps (10")
     assert said.endswith(
         "a step waits longer for its batch, since the workers finish their batches at about the same time."
     )
-    assert swing_of(lockstep(), "epoch") is None
-    assert swing_of(evidence(), "loader.num_workers") is None
+    assert lockstep().swings.describe_steps("epoch") is None
+    assert evidence().swings.describe_steps("loader.num_workers") is None
 
 
 def test_the_gpu_that_swings_most_is_told():
@@ -30,11 +29,11 @@ def test_the_gpu_that_swings_most_is_told():
     for gpu, low in ((0, 50), (1, 5)):
         time_s, values, _ = wave(rng, period_s=9.5, interval_s=0.5, duration_s=95, low=low)
         curves[gpu] = {"time_s": time_s, "util_pct": values}
-    assert utilisation_swing(evidence(curves=curves)).startswith("The utilisation of GPU 1 swings between ")
-    assert utilisation_swing(evidence()) is None
+    assert evidence(curves=curves).swings.describe_utilisation().startswith("The utilisation of GPU 1 swings between ")
+    assert evidence().swings.describe_utilisation() is None
 
 
 def test_what_is_due_as_often_is_within_a_tenth():
     case = evidence(compute_ms=99.9, config={"trainer": {"log_every_steps": 50, "validate_every_steps": 70}})
-    assert settings_with_period(case, 5.2) == ["a row of metrics.csv (trainer.log_every_steps, 5.0 s)"]
-    assert settings_with_period(case, 6.0) == []
+    assert case.swings.settings_with_period(5.2) == ["a row of metrics.csv (trainer.log_every_steps, 5.0 s)"]
+    assert case.swings.settings_with_period(6.0) == []
