@@ -58,21 +58,6 @@ def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
     assert rounds_of(ledger, "a", "b") == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "retry", "is_finished"),
-    [
-        ([A], (), True),
-        ([], (), False),
-        ([row("a", "trial", status="oom")], (), True),
-        ([row("a", "trial", status="oom")], ("oom",), False),
-        ([row("a", "trial", status="interrupted")], (), False),
-        ([row("a", "trial", status="infeasible")], (), False),
-    ],
-)
-def test_what_has_ended_is_not_run_again(tmp_path: Path, rows: list[Row], retry: tuple[str, ...], is_finished: bool):
-    assert (kept(tmp_path, *rows, retry=retry).missing(["a"]) == []) is is_finished
-
-
 def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
     for attempt in ("first", "second"):
         ledger = kept(tmp_path, A)
