@@ -25,6 +25,8 @@ from wellfed.study.study import Study
 from wellfed.study.study_files import SearchFile, SweepFile
 from wellfed.study.trial_end import code_version
 
+File = TypeVar("File", SweepFile, SearchFile)
+
 
 @dataclass
 class MultirunStudy(Study):

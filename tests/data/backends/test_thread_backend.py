@@ -88,11 +88,7 @@ def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_work
 
 
 @pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
-def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
-    wanted, add = [], thread_backend._ChunkQueue.add
-    monkeypatch.setattr(
-        thread_backend._ChunkQueue, "add", lambda chunks, length: wanted.append(length) or add(chunks, length)
-    )
+def test_no_more_is_asked_for_ahead_than_there_is(number, workers, wanted):
     given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
     assert [built.batch["index"].item() for built in given] == list(range(number))
     assert len(wanted) <= 2 * (number + workers)

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kit.played_trials import PlayedTrials
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import Trial

@@ -212,4 +212,3 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
             yield PointPlan(point, " ".join(map(str, error.faults)))
         except WellfedError as error:
             yield PointPlan(point, str(error))
-
