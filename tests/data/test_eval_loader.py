@@ -33,6 +33,8 @@ def taken(made: EvalLoader) -> list[Any]:
 def test_whoever_builds_them_the_batches_are_the_same_in_each_pass(name: str) -> None:
     expected = taken(EvalLoader(sets.Fetching(), 4, seed=1))
     assert [index for _, _, batch in expected for index in batch["index"]] == list(range(sets.SIZE))
+    assert [total for _, total, _ in expected] == [4, 4, 4, 4, 4, 3]
+    assert len(EvalLoader(sets.Fetching(), 4, seed=1, limit_batches=1)) == 1
     made = EvalLoader(sets.Fetching(), 4, seed=1, settings=PLANS[name])
     assert next(iter(made)).index == 0  # a pass that is given up
     for _ in range(2):
@@ -104,14 +106,16 @@ def test_a_split_of_one_sample_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "kind"), [(PLANS["threads"], sets.Breaking), (PLANS["processes"], sets.BreakingItems)]
+    ("plan", "kind"),
+    [(None, sets.Breaking), (PLANS["threads"], sets.Breaking), (PLANS["processes"], sets.BreakingItems)],
 )
-def test_a_sample_that_fails_in_a_worker_is_named(plan: LoaderSettings, kind: Any) -> None:
+def test_a_sample_that_fails_is_named_with_its_cause(plan: LoaderSettings | None, kind: Any) -> None:
     made = EvalLoader(kind("raise", 6), 4, seed=1, settings=plan)
     with pytest.raises(
         DataError, match=rf"^{kind.__name__}: evaluation sample 6 could not be loaded \(batch 1\): OSErr"
-    ):
+    ) as caught:
         list(made)
+    assert type(caught.value.__cause__) is OSError
     made.close()
 
 

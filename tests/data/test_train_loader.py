@@ -298,26 +298,6 @@ def test_a_collate_or_an_evaluation_that_returns_nothing_is_told():
         list(EvalLoader(Forgetting(), 4, seed=1))
 
 
-def test_evaluation_is_every_sample_once_in_its_own_order():
-    made = EvalLoader(sets.Fetching(), 10, seed=1)
-    for _ in range(2):
-        found = [flat(delivery) for delivery in made]
-        assert [i for entry in found for i in entry[4]["index"]] == list(range(sets.SIZE))
-        assert [entry[2] for entry in found] == [10, 10, 3]
-    assert len(made) == 3
-    assert len(EvalLoader(sets.Fetching(), 10, seed=1, limit_batches=1)) == 1
-
-
-@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
-def test_a_sample_that_evaluation_cannot_read_is_named(kind):
-    with pytest.raises(DataError) as caught:
-        list(EvalLoader(kind("raise", 3), 10, seed=1))
-    assert f"{kind.__name__}: evaluation sample 3 could not be loaded (batch 0): OSError: truncated" in str(
-        caught.value
-    )
-    assert type(caught.value.__cause__) is OSError
-
-
 @pytest.mark.parametrize("plan", [INLINE, THREADS[0], PROCESSES[0], TORCH[0]], ids=named)
 def test_each_batch_says_what_building_it_took(plan):
     kinds = (sets.Waiting, sets.Computing)

@@ -31,12 +31,6 @@ class PlayedTrials(Executor):
         self.ran: list[Row] = []
         """Rows of the trials that were begun, in order."""
 
-    def _reach(self) -> None:
-        pass
-
-    def _leave(self) -> None:
-        pass
-
     def _has_room(self, trial: Trial | None) -> bool:
         return not self._running
 

@@ -68,15 +68,6 @@ def test_a_round_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
     assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
 
 
-def test_missing_is_what_has_no_row_or_is_to_be_tried_again(tmp_path: Path) -> None:
-    oom = made.failed_row(THRIFTY, "oom")
-    ledger = kept(tmp_path, [ROWS[0], oom])
-    assert ledger.missing(IDS) == [FAST.id, FASTEST.id]
-    assert ledger.missing([FAST.id]) == [FAST.id]
-    (tmp_path / "again").mkdir()
-    assert THRIFTY.id in kept(tmp_path / "again", [oom], retry=["oom"]).missing(IDS)
-
-
 def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from wellfed.record import Status
 from wellfed.study import ledger
-from wellfed.study.ledger import Read, append, read
+from wellfed.study.ledger import Ledger, Read, append, read
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\n", "\r\n", "\u2028", "\udc80"])
@@ -50,6 +51,10 @@ def row(point: str = "a", status: Status = "ok", **known: object) -> Row:
 
 def file_of(folder: Path) -> Path:
     return folder / "ledger.jsonl"
+
+
+def missing(folder: Path, points: list[str], *retry: str) -> list[str]:
+    return Ledger(folder, SAMPLES_PER_S, "abc", retry).missing(points)
 
 
 @given(st.lists(ROWS, max_size=4), st.lists(ROWS, max_size=2))
@@ -137,19 +142,17 @@ def test_the_last_row_of_a_point_counts() -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "running"])
-def test_what_the_same_command_runs_again(status: Status) -> None:
-    found = Read((row("a", status),), ())
+def test_what_the_same_command_runs_again(tmp_path: Path, status: Status) -> None:
+    append(tmp_path, [row("a", status)])
     never_ran = status in ("invalid", "infeasible", "interrupted")
-    assert found.missing(["a"]) == (["a"] if never_ran else [])
-    assert found.missing(["a"], [status]) == ["a"]
+    assert missing(tmp_path, ["a"]) == (["a"] if never_ran else [])
+    assert missing(tmp_path, ["a"], status) == ["a"]
 
 
-def test_what_is_missing_comes_in_the_grids_order() -> None:
-    found = Read((row("d", "oom"), row("b"), row("a", "interrupted"), row("old")), ())
-    assert found.missing(["a", "b", "c", "d"]) == ["a", "c"]
-    assert found.missing(["d", "c", "b", "a"], ["oom"]) == ["d", "c", "a"]
-    confirmed = Read((row("a", kind="confirm"),), ())
-    assert confirmed.missing(["a"]) == ["a"]
+def test_what_is_missing_comes_in_the_grids_order(tmp_path: Path) -> None:
+    append(tmp_path, [row("d", "oom"), row("b"), row("a", "interrupted"), row("old"), row("e", kind="confirm")])
+    assert missing(tmp_path, ["a", "b", "c", "d", "e"]) == ["a", "c", "e"]
+    assert missing(tmp_path, ["d", "c", "b", "a"], "oom") == ["d", "c", "a"]
 
 
 def test_a_row_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

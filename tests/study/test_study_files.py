@@ -133,7 +133,8 @@ def test_a_sweep_that_has_no_ledger_yet_is_empty(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "3", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "axes": 3}', "\0"]
+    "text",
+    ["", "{", "{}", "[]", "null", "3", '"x"', '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "axes": 3}', "\0"],
 )
 def test_a_damaged_sweep_file_is_told(tmp_path: Path, text: str):
     made.write(tmp_path)

@@ -28,7 +28,7 @@ from wellfed.batches import Delivery
 from wellfed.data.backends import bad_samples
 from wellfed.data.backends.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import Stream
+from wellfed.data.streams.stream import Stream, copied_by
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader
 
@@ -90,12 +90,7 @@ def copied(dataset: Any) -> Any:
     """
     if isinstance(dataset, Stream):
         return dataset.on_a_copy()
-    if hasattr(type(dataset), "__del__"):
-        return dataset
-    try:
-        return copy.copy(dataset)
-    except Exception:  # noqa: BLE001  the copy helps some datasets, and none needs it
-        return dataset
+    return dataset if hasattr(type(dataset), "__del__") else copied_by(copy.copy, dataset)
 
 
 def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:

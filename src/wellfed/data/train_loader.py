@@ -198,18 +198,24 @@ def train_loader(
         DataError: there are too few samples for a step, or the dataset can't be read or sent to worker processes.
     """
     if is_stream(dataset):
-        return _stream_loader(
-            Stream.of(dataset),
+        stream, num_samples = Stream.of(dataset), batch_size or 1
+        reading = StreamReading(
+            stream,
             settings,
-            batch_size=batch_size or 1,
+            batch_size=len(share_of(num_samples, rank, world_size)),
             seed=seed,
             rank=rank,
             world_size=world_size,
             drop_last=drop_last,
             collate=collate,
+            on_event=on_event,
+        )
+        return StreamLoader(
+            reading,
+            steps_per_epoch=_steps_of(stream, num_samples, world_size, drop_last=drop_last),
             limit_batches=limit_batches,
             shuffle=shuffle,
-            on_event=on_event,
+            shuffle_buffer=settings.shuffle_buffer or 0,
         )
     name = type(dataset).__name__
     check_items(dataset, by_item=settings.backend == "torch")
@@ -254,35 +260,15 @@ def train_loader(
     return TrainLoader(builder, order, settings, bad, on_event)
 
 
-def _stream_loader(
-    stream: Stream,
-    settings: LoaderSettings,
-    *,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    drop_last: bool,
-    limit_batches: int | None,
-    shuffle: bool,
-    **more: Any,
-) -> StreamLoader:
-    own = len(share_of(batch_size, rank, world_size))
-    reading = StreamReading(
-        stream, settings, batch_size=own, rank=rank, world_size=world_size, drop_last=drop_last, **more
-    )
-    steps = stream.length
-    if steps is not None:
-        steps, left = divmod(steps, world_size if stream.gives_batches else batch_size)
-        steps += bool(left) and (stream.gives_batches or not drop_last)
-        if steps == 0:
-            raise DataError(
-                f"{stream.name} makes no step: its __len__ is {stream.length}. Check workload.data, and with samples "
-                f"workload.effective_batch_size={batch_size} and workload.drop_last."
-            )
-    return StreamLoader(
-        reading,
-        steps_per_epoch=steps,
-        limit_batches=limit_batches,
-        shuffle=shuffle,
-        shuffle_buffer=settings.shuffle_buffer or 0,
-    )
+def _steps_of(stream: Stream, batch_size: int, world_size: int, *, drop_last: bool) -> int | None:
+    """Returns the steps of an epoch by the length of a stream; None = unknown."""
+    if (length := stream.length) is None:
+        return None
+    steps, left = divmod(length, world_size if stream.gives_batches else batch_size)
+    steps += bool(left) and (stream.gives_batches or not drop_last)
+    if steps == 0:
+        raise DataError(
+            f"{stream.name} makes no step: its __len__ is {length}. Check workload.data, and with samples "
+            f"workload.effective_batch_size={batch_size} and workload.drop_last."
+        )
+    return steps

@@ -75,14 +75,6 @@ class Read:
         """Returns all rows of a point, in order."""
         return [row for row in self._by_point.get(point, ()) if row.kind == kind]
 
-    def missing(self, points: Iterable[str], retry: Sequence[str] = ()) -> list[str]:
-        """Returns the points that still have to be run, in order.
-
-        These have no row, were interrupted, were refused before they could run, or have a status that is to be retried.
-        """
-        again = {"invalid", "infeasible", "interrupted", *retry}
-        return [point for point in points if point not in self.latest or self.latest[point].status in again]
-
     def left_out_notes(self, shown: Iterable[str], noun: str) -> list[str]:
         """Returns sentences on what a table of the points ``shown`` lacks: rows of other grids, damaged lines."""
         says, others = [], self._by_point.keys() - set(shown)
@@ -163,8 +155,12 @@ class Ledger:
         return known if self.ids is None else {point: known[point] for point in self.ids if point in known}
 
     def missing(self, points: Iterable[str]) -> list[str]:
-        """Returns the points that still have to be run, in the given order."""
-        return self.found.missing(points, self.retry)
+        """Returns the points that still have to be run, in the given order.
+
+        These have no row, were interrupted, were refused before they could run, or have a status that is to be retried.
+        """
+        latest, again = self.found.latest, {"invalid", "infeasible", "interrupted", *self.retry}
+        return [point for point in points if point not in latest or latest[point].status in again]
 
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""

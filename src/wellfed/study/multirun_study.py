@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from wellfed.command_line import typed_arguments
 from wellfed.config.entry import config_flags
@@ -24,6 +24,8 @@ from wellfed.study.request import StudyRequest
 from wellfed.study.study import Study
 from wellfed.study.study_files import SearchFile, SweepFile
 from wellfed.study.trial_end import code_version
+
+File = TypeVar("File", SweepFile, SearchFile)
 
 
 @dataclass
@@ -68,6 +70,16 @@ class MultirunStudy(Study):
             "code": self.code,
             "flags": tuple(config_flags(typed_arguments())),
         }
+
+    def read_earlier(self, kind: type[File]) -> File | None:
+        """Returns what the folder holds; None if that is nothing, or unknown, which is reported."""
+        try:
+            return kind.read(self.folder)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.screen.say(f"{error} It is written anew.")
+            return None
 
     def write_board(self) -> Leaderboard:
         """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written."""

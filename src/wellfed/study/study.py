@@ -22,10 +22,10 @@ from pathlib import Path
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError, WellfedError
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import made, only_one
 from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
-from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.ledger import FILE_NAME, Ledger
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.request import SAME_COMMAND
@@ -89,7 +89,7 @@ class Study(ABC):
         """Does what has to be done a few times a second."""
         self.screen.tick()
 
-    def see_machine(self, seen: MachineSeen) -> None:  # noqa: B027  only a sweep compares machines
+    def see_machine(self, facts: MachineFacts) -> None:  # noqa: B027  only a sweep compares machines
         """Takes the machine that runs the trials, before the first of them."""
 
     @property

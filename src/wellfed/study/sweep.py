@@ -12,12 +12,13 @@ from typing import Any
 
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.wandb_sink import decide_mode
 from wellfed.study import ledger
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of, is_remote
 from wellfed.study.executors.local import prepare_to_fork
-from wellfed.study.executors.tasks import MachineSeen
+from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
@@ -79,8 +80,7 @@ class SweepStudy(MultirunStudy):
     def run(self) -> None:
         """Runs what is missing, then the best again in turns."""
         options, file = self.config.sweep, self._file
-        retry = [status.value for status in options.retry]
-        kept = Ledger(self.folder, file.ranked_by, file.code, retry, file.ids)
+        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids)
         self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
         self._report_changes(trials)
         for point in self.points:
@@ -112,10 +112,10 @@ class SweepStudy(MultirunStudy):
         for point, error in refused:
             trials.refuse(point, error)
 
-    def see_machine(self, seen: MachineSeen) -> None:
+    def see_machine(self, facts: MachineFacts) -> None:
         """Compares the machine that runs the trials with that of before."""
         if self.trials is not None:
-            self.trials.note_machine(seen.description)
+            self.trials.note_machine(in_words(facts))
 
     @property
     def _measures_again(self) -> bool:
@@ -160,12 +160,7 @@ class SweepStudy(MultirunStudy):
         """Reports that a ledger is gone on with, and what makes its rows no comparison."""
         say, file = self.screen.say, self._file
         trials.report_damaged()
-        try:
-            earlier = SweepFile.read(self.folder)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            say(f"{error} It is written anew.")
+        if (earlier := self.read_earlier(SweepFile)) is None:
             return
         trials.machine = earlier.machine
         now, before, rows = set(file.ids), set(earlier.ids), trials.ledger.latest.values()

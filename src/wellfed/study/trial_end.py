@@ -63,7 +63,7 @@ class RowMaker:
     def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool) -> Row:
         """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing."""
         folder = study / row.folder
-        found = _read(folder)
+        found = record_of(folder)
         status, error = _verdict(found, exit_code, seconds, timed_out, self.group)
         stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
         if error is not None and not error["message"]:
@@ -131,8 +131,7 @@ def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Ro
     The study was killed just then, or another launcher ran the trial.
     """
     folder = study / row.folder
-    found = _read(folder)
-    if found is None or found.status in ("running", "killed", "interrupted"):
+    if (found := complete_record(folder)) is None:
         return None
     status, error = _recorded_end(found)
     ended = replace(
@@ -168,11 +167,18 @@ def code_version(git: GitState | None, engine: EngineState | None) -> str:
     return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}{own}"
 
 
-def _read(folder: Path) -> RunRecord | None:
+def record_of(folder: Path) -> RunRecord | None:
+    """Returns the record of a trial; None where it left none that can be read."""
     try:
         return RunRecord.read(folder)
     except (OSError, ValueError):
         return None
+
+
+def complete_record(folder: Path) -> RunRecord | None:
+    """Returns the record of a trial that has written its own end; None otherwise."""
+    found = record_of(folder)
+    return None if found is None or found.status in ("running", "killed", "interrupted") else found
 
 
 def _verdict(
@@ -236,7 +242,7 @@ def refused_row(row: Row, status: Status, message: str) -> Row:
 
 def started_at(folder: Path) -> str | None:
     """Returns the start of the run of a folder, UTC; None where it has no record."""
-    found = _read(folder)
+    found = record_of(folder)
     return None if found is None else found.started_at
 
 

@@ -70,7 +70,7 @@ def datasets(
         DataError: the file is missing, unreadable, malformed, or too short for windows and horizon.
         ConfigError: an argument is out of range, or needs a file.
     """
-    of_file = {
+    of_file: dict[str, Any] = {
         "date_column": date_column,
         "target": target,
         "series_column": series_column,
@@ -81,6 +81,7 @@ def datasets(
     has_windows = windows is None or (
         isinstance(windows, Sequence) and len(windows) > 0 and all(map(_is_count, windows))
     )
+    has_file = path is not None
     unknown_frequency = "" if frequency is None else _unknown_frequency(frequency)
     leaves_some = not (0 <= val_frac < 1 and 0 <= test_frac < 1) or val_frac + test_frac < 1
     fills = ", ".join(get_args(FillName))
@@ -97,13 +98,7 @@ def datasets(
             *(f"and test_frac={test_frac} leave nothing to train on", "two fractions that sum to less than 1"),
         ),
         *(
-            (
-                name,
-                value,
-                path is not None or value is None,
-                "has no effect on the embedded set",
-                "path=FILE.csv with it",
-            )
+            (name, value, has_file or value is None, "has no effect on the embedded set", "path=FILE.csv with it")
             for name, value in of_file.items()
         ),
         ("max_bad_rows", max_bad_rows, max_bad_rows >= 0, "is negative", "0 to allow none"),
@@ -126,16 +121,7 @@ def datasets(
     else:
         from workloads.forecast.read_csv import read_csv  # needs pandas
 
-        found = read_csv(
-            Path(path),
-            date_column=date_column,
-            target=target,
-            series_column=series_column,
-            frequency=frequency,
-            max_bad_rows=max_bad_rows,
-            decimal=decimal,
-            day_first=day_first,
-        )
+        found = read_csv(Path(path), max_bad_rows=max_bad_rows, **of_file)
     return build(
         found, horizon=horizon, windows=windows, passes=passes, fill=fill, val_frac=val_frac, test_frac=test_frac
     )

@@ -111,13 +111,12 @@ def split_by_time(
             f"{left_out} of {len(parts)} series too short and left out, the first: {found.names[first]} "
             f"({counted(len(found.values[first]), 'step')})"
         )
-    of = SeriesSet(
-        [found.names[number] for number in kept],
-        [found.values[number] for number in kept],
-        [found.starts[number] for number in kept],
-        found.frequency,
-        tuple(notes),
-        found.source,
+    of = replace(
+        found,
+        names=[found.names[number] for number in kept],
+        values=[found.values[number] for number in kept],
+        starts=[found.starts[number] for number in kept],
+        notes=tuple(notes),
     )
     return of, [parts[number] for number in kept]
 

@@ -216,13 +216,11 @@ class Calendar:
         length = frequency.every * 30 * DAY if is_months else DAY if frequency.kind == "business" else frequency.every
         sizes = {"day": (DAY, 1440), "week": (WEEK, 168), "year": (365 * DAY, 366)}
         self.periods = tuple(name for name, (period, _) in sizes.items() if 2 * length <= period)
-        rows = [np.arange(count) / (365.25 if count == 366 else count) for count in self._counts(sizes)]
+        counts = [sizes[name][1] for name in self.periods]
+        rows = [np.arange(count) / (365.25 if count == 366 else count) for count in counts]
         angle_P = torch.from_numpy(2 * math.pi * np.concatenate([*rows, np.zeros(0)]))
         self.table_P2 = torch.stack([angle_P.sin(), angle_P.cos()], dim=1).float()
         """Sine and cosine of each phase. Equal phases give equal numbers by lookup."""
-
-    def _counts(self, sizes: dict[str, tuple[int, int]]) -> list[int]:
-        return [count for name, (_, count) in sizes.items() if name in self.periods]
 
     def phases(self, dates_N: Dates) -> Tensor:
         """Returns the rows of ``table_P2`` for each date, int16 [N, K]."""

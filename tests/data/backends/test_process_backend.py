@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
@@ -266,19 +265,6 @@ BY_BACKEND = {
 
 def loader(dataset, settings, **more):
     return sets.loader_of(dataset, settings, shuffle=False, **more)
-
-
-def test_a_worker_process_that_is_too_slow_is_the_same_error():
-    class Late(sets.Fetching):
-        def __getitem__(self, index, rng):
-            threading.Event().wait(0.3)
-            return super().__getitem__(index, rng)
-
-    Late.fetch = None
-    made = loader(Late(), LoaderSettings("processes", 1, 1, timeout_s=1))
-    with pytest.raises(DataError, match=r"within loader\.timeout_s=1 s"):
-        next(iter(made))
-    made.close()
 
 
 def test_another_error_of_the_dataloader_passes(monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.kit import machines
 from tests.kit.made_trials import made_settings, made_trial
 from wellfed.config.schema import RunConfig
 from wellfed.errors import DataError
@@ -22,7 +23,6 @@ from wellfed.process import MAY_FORK
 from wellfed.study.executors.executor import Trial, TrialEnd
 from wellfed.study.executors.local import LocalExecutor
 from wellfed.study.executors.point_plans import ForkServers, PointPlans, Task
-from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.row import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
@@ -72,7 +72,7 @@ class Local(LocalExecutor):
 
         self._servers = ForkServers(prepare, self._log, 60, "")
         self.plans = plans = Plans(self.settings, self._servers)
-        plans.tasks, plans.machine = self.tasks, MachineSeen("", self._num)
+        plans.tasks, plans.machine = self.tasks, machines.machine(*map(machines.card, range(self._num)))
 
     def _open(self, folder: Path) -> None:
         folder.mkdir()

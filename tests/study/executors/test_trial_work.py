@@ -19,6 +19,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.micro_batch import footprints
@@ -166,7 +167,7 @@ def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[ta
     """The plans as the sweep gets them."""
     named = [(str(number), each) for number, each in enumerate(points)]
     seen, *plans = pickle.loads(pickle.dumps(list(trial.planned(parts, named))))
-    assert isinstance(seen, tasks.MachineSeen)
+    assert isinstance(seen, MachineFacts)
     assert all(isinstance(plan, tasks.PointPlan) for plan in plans)
     assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
     return plans

@@ -11,16 +11,16 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from tests.kit import machines
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
 from wellfed.study.executors.executor import ExecutorLost, Trial
-from wellfed.study.executors.tasks import MachineSeen, MetricSeen
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
 from wellfed.study.request import StudyRequest
-from wellfed.study.row import Row
+from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search.searching import SearchStudy
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
@@ -88,7 +88,7 @@ class Searching:
         self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
         self.study.__dict__["code"] = "abc"
         earlier = self.study.earlier()
-        self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen(metric, "max", True), earlier)
+        self.trials = self.study.begin(machines.LAPTOP, TrialMetric(metric, "max"), earlier)
         self.played = PlayedTrials(play, curve)
         self.points = self.study.propose(self.trials, parallel=1)
 
@@ -368,7 +368,7 @@ def test_machines_that_are_lost_end_the_search_with_what_is_there(
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    searching.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True), None)
+    searching.study.begin(machines.LAPTOP, TrialMetric("score", "max"), None)
     file = searching.study.file
     file.write(tmp_path)
     assert "hunter" not in (tmp_path / "search.json").read_text()

@@ -195,13 +195,6 @@ def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, sta
     assert written(configs, TURNED, *start, write=TuneWrite.never).files == ()
 
 
-@pytest.mark.parametrize("name", ["24gb", "on", "balanced", "1e3"])
-def test_a_name_that_will_not_do_is_refused(configs: Path, name: str) -> None:
-    options = TuneOptions(name, TuneConfig(), compose((), "train"), {"config_dir": configs, "extra_dirs": []}, [])
-    with pytest.raises(ConfigError, match=rf"Write tune.name=my_{name}\."):
-        options.check()
-
-
 def test_where_they_can_not_be_written_the_command_has_the_overrides(configs: Path) -> None:
     (configs / "memory" / "mine.yaml.tmp").mkdir()
     found = written(configs, TURNED)

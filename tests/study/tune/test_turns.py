@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kit.played_trials import PlayedTrials
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import Trial
@@ -56,21 +54,6 @@ def test_a_run_that_failed_counts_as_one_of_its_round(tmp_path: Path) -> None:
 def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
     ledger = kept(tmp_path, A, B, row("a"), row("b"), A)
     assert rounds_of(ledger, "a", "b") == []
-
-
-@pytest.mark.parametrize(
-    ("rows", "retry", "is_finished"),
-    [
-        ([A], (), True),
-        ([], (), False),
-        ([row("a", "trial", status="oom")], (), True),
-        ([row("a", "trial", status="oom")], ("oom",), False),
-        ([row("a", "trial", status="interrupted")], (), False),
-        ([row("a", "trial", status="infeasible")], (), False),
-    ],
-)
-def test_what_has_ended_is_not_run_again(tmp_path: Path, rows: list[Row], retry: tuple[str, ...], is_finished: bool):
-    assert (kept(tmp_path, *rows, retry=retry).missing(["a"]) == []) is is_finished
 
 
 def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -26,13 +26,6 @@ def test_any_number_of_bands_and_any_side_will_do(num_channels: int, side: int, 
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_each_patch_is_judged_by_itself():
-    model = SpectralPatchCNN(5, 3, **SMALL).eval()
-    batch = batch_of(5, 3)
-    alone = torch.cat([model({"patch": patch[None]}) for patch in batch["patch"]])
-    assert torch.allclose(model(batch), alone, atol=1e-5)
-
-
 def test_it_can_be_bfloat16_throughout():
     model = SpectralPatchCNN(5, 3, **SMALL).to(torch.bfloat16)
     output = model.loss(batch_of(5, 3))

@@ -31,12 +31,6 @@ def test_what_is_put_around_a_clip_counts_for_nothing(frames):
     torch.testing.assert_close(model(other, is_sound), found)
 
 
-def test_a_clip_is_judged_alone():
-    model = ClipClassifier(40, 12).eval()
-    log_mel = torch.randn(4, 40, 50)
-    torch.testing.assert_close(model(log_mel)[2:3], model(log_mel[2:3]), atol=1e-5, rtol=0)
-
-
 def test_all_faults_at_once():
     with pytest.raises(ConfigError) as caught:
         ClipClassifier(40, 12, base_channels=6, num_blocks=0, dropout=1.0)

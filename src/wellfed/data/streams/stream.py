@@ -174,7 +174,7 @@ class Stream:
     def anew(self) -> Any:
         """Returns the dataset in its unread state, as a shallow copy that shares data in memory."""
         is_kept = hasattr(type(self.dataset), "__del__") or isinstance(self.dataset, DataLoader)  # keeps its workers
-        dataset = self.dataset if is_kept else _copied(self.dataset, copy.copy)
+        dataset = self.dataset if is_kept else copied_by(copy.copy, self.dataset)
         if self._at_start is not None:
             dataset.load_state_dict(copy.deepcopy(self._at_start))
         return dataset
@@ -182,7 +182,7 @@ class Stream:
     def on_a_copy(self) -> Stream:
         """Returns a stream of a shallow copy of the dataset."""
         other = copy.copy(self)
-        other._take(_copied(self.dataset, copy.copy))
+        other._take(copied_by(copy.copy, self.dataset))
         return other
 
     def part(self, index: int, count: int, *, is_alone: bool) -> tuple[Any, PartOf | None]:
@@ -197,7 +197,7 @@ class Stream:
             shard = self.dataset.shard
             is_as_in_datasets = "num_shards" in inspect.signature(shard).parameters  # Hugging Face's
             return shard(num_shards=count, index=index) if is_as_in_datasets else shard(index, count), None
-        dataset = self.anew() if is_alone else _copied(self.anew(), copy.deepcopy)
+        dataset = self.anew() if is_alone else copied_by(copy.deepcopy, self.anew())
         return dataset, PartOf(index, count, dataset)
 
 
@@ -237,7 +237,8 @@ def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iter
             setattr(module, name, function)
 
 
-def _copied(dataset: Any, how: Callable[[Any], Any]) -> Any:
+def copied_by(how: Callable[[Any], Any], dataset: Any) -> Any:
+    """Returns a copy of a dataset; the dataset itself if it can't be copied."""
     try:
         return how(dataset)
     except Exception:  # noqa: BLE001  a dataset that can't be copied is shared

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import StopRequest
 from wellfed.record import Status
-from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.row import Row
 
 Launch = Callable[[list[list[str]]], object]
@@ -97,7 +97,7 @@ class StudySettings:
     tick: Callable[[], None]
     """Called a few times a second."""
     stop: StopRequest
-    see_machine: Callable[[MachineSeen], None] = lambda seen: None
+    see_machine: Callable[[MachineFacts], None] = lambda facts: None
     """Called by a local executor once, before the first trial starts."""
 
 
@@ -168,16 +168,14 @@ class Executor(ABC):
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
         return self.settings.row_of(trial.row, end, self.settings.folder)
 
-    @abstractmethod
-    def _reach(self) -> None:
+    def _reach(self) -> None:  # noqa: B027  not every executor has machines of its own
         """Reaches the machines.
 
         Raises:
             ConfigError: they can't be reached, or the launcher's settings are wrong.
         """
 
-    @abstractmethod
-    def _leave(self) -> None:
+    def _leave(self) -> None:  # noqa: B027  as above
         """Ends every trial that still runs."""
 
     def _has_begun(self) -> bool:

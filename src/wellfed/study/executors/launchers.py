@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellfed.config.quoting import assigned
-from wellfed.record import RunRecord
 from wellfed.study.executors.executor import Ended, Executor, Launch, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.local import LocalExecutor, open_trial_folder
 from wellfed.study.executors.ray import RayExecutor
 from wellfed.study.executors.submitit import SubmititExecutor
+from wellfed.study.trial_end import complete_record
 
 _RAY = "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"
 _SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
@@ -51,12 +51,6 @@ class OtherLauncher(Executor):
         super().__init__(settings)
         self._launch = launch
 
-    def _reach(self) -> None:
-        pass
-
-    def _leave(self) -> None:
-        pass
-
     def _start(self, trial: Trial) -> Ended:
         open_trial_folder(self.settings.folder / trial.row.folder)
         self._running[trial.key] = trial
@@ -72,10 +66,7 @@ class OtherLauncher(Executor):
 
     def _end(self, trial: Trial) -> TrialEnd:
         """Returns how a trial has ended, by its record."""
-        try:
-            found = RunRecord.read(self.settings.folder / trial.row.folder)
-        except (OSError, ValueError):
-            found = None
-        if found is None or found.status in ("running", "killed", "interrupted"):
+        found = complete_record(self.settings.folder / trial.row.folder)
+        if found is None:
             return TrialEnd(not_started="failed", message="left no complete record")
         return TrialEnd(code=found.exit_code or 0, seconds=found.duration_s, host=found.host_name or "")

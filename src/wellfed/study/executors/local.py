@@ -21,7 +21,7 @@ from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySetti
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 from wellfed.study.executors.point_plans import ForkServers, PointPlans
 from wellfed.study.executors.slots import Slot, Slots
-from wellfed.study.executors.tasks import is_for_cpu
+from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
 
 
@@ -168,7 +168,7 @@ class LocalExecutor(Executor):
         return each.trial, self._row(each.trial, end)
 
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
-        processor = "" if self.plans.machine is None else self.plans.machine.processor
+        processor = "" if self.plans.machine is None else processor_of(self.plans.machine)
         peak_gib = self.plans.peak_gib(trial)
         end = replace(end, host=socket.gethostname(), machine=processor, predicted_peak_gib=peak_gib)
         return super()._row(trial, end)

@@ -11,10 +11,11 @@ from typing import Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
-from wellfed.study.executors.tasks import MachineSeen, PointPlan, shared_key
+from wellfed.study.executors.tasks import PointPlan, shared_key
 from wellfed.study.points.grid import point_id
 from wellfed.units import counted
 
@@ -85,11 +86,11 @@ class PointPlans:
     """Facts about this machine and about points that are known before their trials run.
 
     Attributes:
-        machine: this machine as trials see it; None until a fork server has looked.
+        machine: facts of this machine; None until a fork server has asked for them.
     """
 
     def __init__(self, settings: StudySettings, servers: ForkServers) -> None:
-        self.machine: MachineSeen | None = None
+        self.machine: MachineFacts | None = None
         self._settings, self._servers = settings, servers
         self._plans: dict[str, PointPlan] = {}
         self._rows: dict[str, Path | None] = {}
@@ -98,7 +99,7 @@ class PointPlans:
     @property
     def gpus(self) -> list[str]:
         """GPUs as CUDA_VISIBLE_DEVICES names them."""
-        return [] if self.machine is None else visible(os.environ, self.machine.num_gpus)
+        return [] if self.machine is None else visible(os.environ, len(self.machine.training_gpus))
 
     def task(self, trial: Trial, composed: Composed[RunConfig]) -> Task:
         """Returns the task that runs a trial, with all that is known about its point."""
@@ -149,7 +150,7 @@ class PointPlans:
         return refused
 
     def ask(self, config: RunConfig, task: Task) -> list[Any]:
-        """Returns the answers to a task with the data and model of a configuration, without the `MachineSeen`.
+        """Returns the answers to a task with the data and model of a configuration, without the machine.
 
         Raises:
             ForkServerFailed: data and model could not be made.

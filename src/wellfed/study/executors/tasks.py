@@ -1,10 +1,10 @@
-"""Defines what the processes of trials report, and what trials share; without torch, as the study's own process is."""
+"""Describes points, machines and what trials share; without torch, as the study's own process is."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
@@ -13,27 +13,6 @@ from wellfed.observe.hardware.facts import MachineFacts
 if TYPE_CHECKING:
     from wellfed.data.backends.first_batches import FirstBatches
     from wellfed.plan.predict.peak import KnownFootprints
-
-
-@dataclass(frozen=True)
-class MetricSeen:
-    """Metric that picks the best checkpoint of a trial, and so the best trial."""
-
-    name: str
-    """Name in validation, without ``val/``."""
-    mode: Literal["max", "min"]
-    is_validated: bool
-    """The data has a validation split."""
-
-
-@dataclass(frozen=True)
-class MachineSeen:
-    """This machine as trials see it."""
-
-    description: str
-    num_gpus: int
-    processor: str = ""
-    """Processor and number of cores: machines with equal GPUs may differ in them."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
-from wellfed.study.executors.tasks import MachineSeen, MetricSeen, PointPlan, in_words, processor_of
+from wellfed.study.executors.tasks import PointPlan
+from wellfed.study.row import TrialMetric
 from wellfed.train.lightning.trainer import before_forks
 from wellfed.train.memory.features import all_rows
 
@@ -135,15 +136,15 @@ def compute_rows(shared: SharedParts, study: Connection, file: Path) -> int:
 
 
 def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
-    """Sends the machine, then the metric that ranks trials."""
+    """Sends the machine, then the metric that ranks trials; None if the data has no validation split."""
     parts = shared.for_task()
-    study.send(seen_machine(machine(torch_cuda())))
-    name, mode = searched_metric(config, parts)
-    study.send(MetricSeen(name, mode, parts.is_lightning_module or parts.data.val is not None))
+    see_machine(shared, study)
+    is_validated = parts.is_lightning_module or parts.data.val is not None
+    study.send(TrialMetric(*searched_metric(config, parts)) if is_validated else None)
     return 0
 
 
-def see_machine(shared: None, study: Connection) -> int:
+def see_machine(shared: object, study: Connection) -> int:
     """Sends the facts about the machine."""
     study.send(machine(torch_cuda()))
     return 0
@@ -156,7 +157,7 @@ def plan_points(shared: SharedParts, study: Connection, points: Sequence[tuple[s
     return 0
 
 
-def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]) -> Iterator[MachineSeen | PointPlan]:
+def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]) -> Iterator[MachineFacts | PointPlan]:
     """Yields the machine, then the plan of each point by its id."""
     facts = machine(torch_cuda())
     seen: dict[str, FirstBatches | None] = {}
@@ -203,7 +204,7 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
             keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
         )
 
-    yield seen_machine(facts)
+    yield facts
     for point, composed in points:
         try:
             yield plan_with_model(point, composed)
@@ -211,8 +212,3 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
             yield PointPlan(point, " ".join(map(str, error.faults)))
         except WellfedError as error:
             yield PointPlan(point, str(error))
-
-
-def seen_machine(facts: MachineFacts) -> MachineSeen:
-    """Returns the machine as trials see it."""
-    return MachineSeen(in_words(facts), len(facts.training_gpus), processor_of(facts))

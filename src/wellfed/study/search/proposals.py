@@ -48,11 +48,11 @@ class GridPoints:
         """Returns the next point in the grid's order."""
         return self._left.pop() if self._left else None
 
-    def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
+    def prune(self, begun: Row, validation: int, value: float) -> str | None:
         """Returns None: a grid ends no trial."""
         return None
 
-    def ended(self, proposal: Proposal, row: Row) -> None:
+    def ended(self, row: Row) -> None:
         """Does nothing: the ledger has the row."""
 
 
@@ -64,7 +64,7 @@ class AskedPoints:
     ) -> None:
         self._study, self._space, self._fixed, self._ledger = study, space, tuple(fixed), ledger
         self._most, self._pruner = most, pruner
-        self._running: dict[str, Proposal] = {}
+        self._running: set[str] = set()
         self._again: set[str] = set()
         """Points that have a row and are run once more; their values wait in Optuna's queue."""
         # By both: after the journal was removed, trials are counted from 0 again.
@@ -86,7 +86,7 @@ class AskedPoints:
     @property
     def has_more(self) -> bool:
         """Whether points are to be run again, or new ones are allowed and left."""
-        number = len(self._ledger.latest.keys() | self._running.keys())
+        number = len(self._ledger.latest.keys() | self._running)
         return bool(self._again) or (number < self._most and self._untried() != [])
 
     def next(self) -> Proposal | None:
@@ -103,23 +103,24 @@ class AskedPoints:
                 untried = None
             proposal = self._proposal(self._study.ask())
         self._again.discard(proposal.point.id)
-        self._running[proposal.point.id] = proposal
+        self._running.add(proposal.point.id)
         return proposal
 
     def _is_taken(self, point: str) -> bool:
         """Returns whether a point runs, or has run and is not to be run again."""
         return point in self._running or (point in self._ledger.latest and point not in self._again)
 
-    def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
+    def prune(self, begun: Row, validation: int, value: float) -> str | None:
         """Returns the pruner's reason to end a trial."""
-        if not self._study.report(proposal.number, validation, value):
+        if begun.trial is None or not self._study.report(begun.trial, validation, value):
             return None
         return f"search.pruner={self._pruner} after validation {validation}"
 
-    def ended(self, proposal: Proposal, row: Row) -> None:
+    def ended(self, row: Row) -> None:
         """Gives Optuna the result; the ledger has it already."""
-        self._running.pop(proposal.point.id, None)
-        self._study.end(proposal.number, row.outcome, row.value)
+        assert row.trial is not None
+        self._running.discard(row.point)
+        self._study.end(row.trial, row.outcome, row.value)
 
     def _proposal(self, asked: AskedTrial) -> Proposal:
         return Proposal(asked.number, point_of(asked.values, self._fixed))

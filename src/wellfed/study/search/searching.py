@@ -16,11 +16,12 @@ from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import ConfigError
+from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.study.executors.executor import Executor, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.tasks import MachineSeen, MetricSeen
+from wellfed.study.executors.tasks import in_words
 from wellfed.study.learning_curve import CurvePoint, read_curve, reported_metrics
 from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
@@ -76,8 +77,8 @@ class SearchStudy(MultirunStudy):
     """Learning curves by trial folder."""
     _rows_shown: int = field(default=-1, init=False)
     """Rows that the leaderboard on disk was made of."""
-    _begun: dict[str, Proposal] = field(default_factory=dict, init=False)
-    """Proposals whose trials run, by trial folder."""
+    _begun: set[str] = field(default_factory=set, init=False)
+    """Folders of trials that run."""
     _remote: Executor | None = field(default=None, init=False)
     """Executor on other machines, which takes all trials of a grid at once."""
     _failed: int = field(default=0, init=False)
@@ -103,9 +104,8 @@ class SearchStudy(MultirunStudy):
             maker = RowMaker("search")
             settings = self.settings(scratch, options.timeout_s, self.code, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
-                machine, seen = _seen_by(here, self.probes, self.folder)
-                trials = self.begin(machine, seen, earlier)
-                maker.metric = trials.ledger.metric
+                facts, maker.metric = _seen_by(here, self.probes, self.folder)
+                trials = self.begin(facts, maker.metric, earlier)
                 points = self.propose(trials, parallel=len(here.plans.gpus) // max(1, self.config.trainer.devices))
                 self._report_begin(trials)
                 if options.max_minutes is not None:
@@ -122,24 +122,16 @@ class SearchStudy(MultirunStudy):
         Raises:
             ConfigError: a grid, and this is a sampler's, or the other way round.
         """
-        try:
-            earlier = SearchFile.read(self.folder)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self.screen.say(f"{error} It is written anew.")
-            return None
-        if (earlier.sampler == "grid") != self.is_grid:
-            raise self._another(
-                f"search.sampler={earlier.sampler}", f"search.sampler={self.config.search.sampler.value}"
-            )
+        earlier, now = self.read_earlier(SearchFile), self.config.search.sampler.value
+        if earlier is not None and (earlier.sampler == "grid") != self.is_grid:
+            raise self._another(f"search.sampler={earlier.sampler}", f"search.sampler={now}")
         return earlier
 
     def _another(self, was: str, now: str) -> ConfigError:
         way_out = f"Give this one a folder of its own: search.name={self.asked.name}_2. What is there stays as it is."
         return ConfigError.of(str(self.folder), f"holds a search with {was}; this one has {now}.", way_out)
 
-    def begin(self, machine: MachineSeen, metric: MetricSeen, earlier: SearchFile | None) -> Trials:
+    def begin(self, facts: MachineFacts, metric: TrialMetric, earlier: SearchFile | None) -> Trials:
         """Returns the trials, ranked by this metric, with the rows of earlier commands; writes ``search.json``.
 
         Raises:
@@ -154,7 +146,7 @@ class SearchStudy(MultirunStudy):
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             max_trials=options.max_trials,
-            machine="" if self.launcher is not None else machine.description,
+            machine="" if self.launcher is not None else in_words(facts),
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
         )
         for name, was in earlier.identity.items() if earlier is not None else ():
@@ -162,9 +154,7 @@ class SearchStudy(MultirunStudy):
                 raise self._another(f"{name} {was or 'none'}", f"{name} {now or 'none'}")
         file.write(self.folder)  # before the journal, which does not hold what is searched
         self.screen.objective = file.ranked_by
-        retry = [status.value for status in options.retry]
-        ranked_by = TrialMetric(metric.name, metric.mode)
-        kept = Ledger(self.folder, file.ranked_by, file.code, retry, file.ids or None, ranked_by)
+        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric)
         self.trials = Trials(kept, self.screen, self.multirun.compose, self.way_on)
         return self.trials
 
@@ -221,12 +211,13 @@ class SearchStudy(MultirunStudy):
             return None
 
         def prune(trial: Trial, validation: int, value: float) -> str | None:
-            return points.prune(self._begun[trial.key], validation, value)
+            return points.prune(trial.row, validation, value)
 
         try:
             for trial, row in trials.run(executor, more=more, prune=prune):
                 self._curves.pop(row.folder, None)
-                self._ended(self._begun.pop(trial.key), row, points, trials)
+                self._begun.discard(trial.key)
+                self._ended(row, points, trials)
         except _HopelessError as hopeless:
             self.screen.say(str(hopeless))
             return
@@ -238,23 +229,23 @@ class SearchStudy(MultirunStudy):
         """Returns the trial of a proposal; None if it does not compose, which is its row."""
         point = proposal.point
         if (error := trials.compose(point)) is not None:
-            self._ended(proposal, trials.refuse(point, error, proposal.number), points, trials)
+            self._ended(trials.refuse(point, error, proposal.number), points, trials)
             return None
         asks = self.config.search.pruner is not SearchPruner.none
         trial = trials.trial(point.id, number=proposal.number, is_timed=False, may_be_pruned=asks)
         del trials.ready[point.id]  # a long search does not keep all configurations
-        self._begun[trial.key] = proposal
+        self._begun.add(trial.key)
         self.screen.began(trial.row)
         return trial
 
-    def _ended(self, proposal: Proposal, row: Row, points: Points, trials: Trials) -> None:
+    def _ended(self, row: Row, points: Points, trials: Trials) -> None:
         """Reports an end to the points, and decides whether to go on.
 
         Raises:
             ConfigError: no trial can be ranked by what was asked for.
             _HopelessError: all have failed.
         """
-        points.ended(proposal, row)
+        points.ended(row)
         others = [each for each in trials.ledger.found.rows if each is not row]
         asked = self.config.trainer.best_metric
         message = "" if row.error is None else str(row.error["message"])
@@ -299,7 +290,7 @@ class SearchStudy(MultirunStudy):
 
 def _seen_by(
     here: LocalExecutor, probes: Iterator[Composed[RunConfig]], folder: Path
-) -> tuple[MachineSeen, MetricSeen]:
+) -> tuple[MachineFacts, TrialMetric]:
     """Returns the machine, and the metric that ranks, from data and model of the first point that has some.
 
     Raises:
@@ -317,8 +308,7 @@ def _seen_by(
         if len(answers) != 1 or here.plans.machine is None:
             way_out = f"See the files in {folder}."
             raise ConfigError.of("data and model", "could not be looked at.", way_out)
-        metric: MetricSeen = answers[0]
-        if not metric.is_validated:
+        if (metric := answers[0]) is None:
             problem = "has no validation split: there is no metric to rank trainings by."
             way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
             raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)

@@ -193,8 +193,7 @@ class TuneStudy(Study):
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
         extra, objective = config_folders(typed_arguments()), self.search.objective
-        retry = [status.value for status in self.config.sweep.retry]
-        kept = Ledger(self.folder, objective, self.file.code, retry, keeps_code=True)
+        kept = Ledger(self.folder, objective, self.file.code, self.config.sweep.retry, keeps_code=True)
         self._begin(kept)
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:

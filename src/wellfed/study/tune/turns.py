@@ -15,6 +15,7 @@ from wellfed.study.points.grid import GridPoint, point_id
 from wellfed.study.points.guided.change import with_overrides
 from wellfed.study.row import Row, RowKind
 from wellfed.study.study import Trials
+from wellfed.study.trial_end import record_of
 
 
 @dataclass
@@ -66,12 +67,7 @@ class TuneTrials:
 
     def record(self, row: Row) -> RunRecord | None:
         """Returns the trial's record; None where it left none."""
-        if not row.folder:
-            return None
-        try:
-            return RunRecord.read(self.ledger.folder / row.folder)
-        except (OSError, ValueError):
-            return None
+        return record_of(self.ledger.folder / row.folder) if row.folder else None
 
     def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
         """Returns rows of the start and of this configuration, measured in turns; fewer where it fails in a round."""
