@@ -77,6 +77,7 @@ LOOKED_FOR = {
     "NaN in a batch": "record",
     "loss is not a scalar": "workloads",
     "batch_size lr": "faq",
+    "training got slower CI": "slower_in_ci",
     "resume OneCycleLR": "callbacks",
     "ModelCheckpoint best.ckpt": "faq",
     "which weights were tested": "faq",
