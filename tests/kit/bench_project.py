@@ -17,7 +17,8 @@ from wellfed.record import RunRecord
 
 HERE = Path(__file__).parent
 folder = Path(next(word for word in sys.argv if word.startswith("hydra.run.dir=")).partition("=")[2])
-rate = float((HERE / "rate.txt").read_text()) * (1 + 0.001 * (hash(folder.name) % 7))
+noise = 0.001 * int(folder.name[-2]) * (1 if folder.name.endswith("A") else 2)
+rate = float((HERE / "rate.txt").read_text()) * (1 + noise)
 exec((HERE / "before.txt").read_text())
 folder.mkdir(parents=True)
 record = RunRecord.start(folder.name)

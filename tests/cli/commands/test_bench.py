@@ -29,7 +29,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = make_project(tmp_path / "repository")
     monkeypatch.chdir(found)
     monkeypatch.setenv("WELLFED_PROJECT", str(found))
-    monkeypatch.setenv("PYTHONHASHSEED", "1")
     return found
 
 
