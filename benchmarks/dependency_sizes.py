@@ -35,6 +35,7 @@ EXTRAS = (
     "images",
     "testing",
     "search",
+    "serve",
     "tensorboard",
     "mlflow",
     "slurm",

@@ -21,7 +21,13 @@ SRC = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"wellfed", "workloads", "hydra_plugins"}
-DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "hydra": "hydra-core", "PIL": "pillow"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "pynvml": "nvidia-ml-py",
+    "hydra": "hydra-core",
+    "PIL": "pillow",
+    "prometheus_client": "prometheus-client",
+}
 """Import names that differ from the name for pip."""
 BROUGHT = {"submitit": "hydra-submitit-launcher", "cloudpickle": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
 """Packages that an extra installs through another one."""
@@ -71,7 +77,7 @@ def test_every_import_is_of_a_base_dependency_or_of_an_extra(folder: str):
 
 def test_the_engine_needs_no_package_of_an_example():
     assert foreign("wellfed").keys() & PACKAGES.keys() == {
-        "transformers", "optuna", "submitit", "cloudpickle", "ray", "pytest", "PIL"
+        "transformers", "optuna", "submitit", "cloudpickle", "ray", "pytest", "PIL", "prometheus_client"
     }  # fmt: skip
 
 
@@ -94,7 +100,7 @@ def test_the_examples_extra_has_all_that_the_examples_import():
 
 
 def test_no_package_of_an_extra_is_a_base_dependency_too():
-    for extra in ("hf", "audio", "tables", "mat", "images", "search"):
+    for extra in ("hf", "audio", "tables", "mat", "images", "search", "serve"):
         assert of_extra(extra)
         assert not of_extra(extra) & BASE
 
@@ -114,7 +120,10 @@ def test_only_what_needs_an_optional_package_imports_it_at_once():
         names = {name or "" for node in outermost for name in imports(ast.unparse(node))}
         if {name.partition(".")[0] for name in names} & PACKAGES.keys():
             found.add(path.relative_to(SRC / "wellfed").as_posix())
-    assert {path for path in found if not path.startswith("testing/")} == {"study/points/optuna_study.py"}
+    assert {path for path in found if not path.startswith("testing/")} == {
+        "study/points/optuna_study.py",
+        "monitor/prometheus_export.py",
+    }
 
 
 @pytest.mark.slow  # as above, with what their own packages import
@@ -137,7 +146,11 @@ for name in {names}:
         print(name, error.name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["wellfed.study.points.optuna_study", "optuna"], done.stderr
+    lacking = dict(line.split() for line in done.stdout.splitlines())
+    assert lacking == {
+        "wellfed.study.points.optuna_study": "optuna",
+        "wellfed.monitor.prometheus_export": "prometheus_client",
+    }, done.stderr
 
 
 def test_a_package_is_looked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch):

@@ -772,22 +772,26 @@ def boot_id() -> str:
 _LONGEST_DIFF = 200_000
 
 
+def git_output(folder: Path, *arguments: str, timeout_s: float = 20) -> str:
+    """Returns the output of a git command in a folder. It takes no lock that a user's command would wait for.
+
+    Raises:
+        OSError: git can't be started.
+        subprocess.SubprocessError: the command fails, or takes longer than ``timeout_s``.
+    """
+    command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True, env=environment
+    ).stdout
+
+
 def git_state(folder: Path) -> GitState | None:
     """Returns commit and changes of the checkout that holds ``folder``; None outside one or without git."""
-
-    # Optional locks would disturb git commands of the user.
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=20, check=True, env=environment
-        ).stdout
-
     try:
-        commit = git("rev-parse", "HEAD").strip()
-        diff = git("diff", "HEAD", "--no-color", "--no-ext-diff")
-        untracked = git("ls-files", "--others", "--exclude-standard", ":/")  # whole checkout, as for the diff
+        commit = git_output(folder, "rev-parse", "HEAD").strip()
+        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
+        # Of the whole checkout, as the diff.
+        untracked = git_output(folder, "ls-files", "--others", "--exclude-standard", ":/")
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""

@@ -1,6 +1,7 @@
 """Runs many trials: sweeps, searches and tunes are one loop, `study.Study`.
 
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
+    bench/                                 two configurations or commits in turns, as whole runs
     request.py  multirun_study.py          what sweep and search share
     points/                                proposes points: grid, Optuna, findings
     executors/                             runs trials: here, by Ray, by submitit

@@ -151,3 +151,61 @@ def test_a_table_that_can_not_be_read_is_told(
     told = capsys.readouterr().err
     assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): its figures are left out.\n")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "verdict"),
+    [
+        ((A, B, "--max-slower", "5%"), 1, "Slower: B takes 297.0 % more time a sample than A (95 % interval +286"),
+        (
+            (B, A, "--max-slower", "5%"),
+            0,
+            "Not slower: B takes 74.8 % less time a sample than A (95 % interval -75.5 %",
+        ),
+        ((A, B, "--max-slower", "400 %"), 0, "which is within the limit of 400 %."),
+        ((A, B, "--max-slower", "297%"), 0, "Not told apart: B takes 297.0 % more time a sample than A"),
+    ],
+)
+def test_a_slower_run_ends_it_with_one(
+    runs: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, verdict: str
+) -> None:
+    assert cli.main(["report", *words]) == code
+    out, err = capsys.readouterr()
+    assert verdict in out.splitlines()[-1]
+    assert err == ""
+
+
+def test_each_run_is_held_to_the_first_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    third = "2026-01-03_00-00-00_cccc"
+    (runs / third).mkdir()
+    evidence(wait_ms=0.1, plan={"loader.num_workers": 1}).record.write(runs / third)
+    assert cli.main(["report", A, third, "--max-slower", "10%"]) == 0
+    assert cli.main(["report", A, third, B, "--max-slower", "10%"]) == 1
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["Not slower", "Slower"]
+
+
+def test_runs_that_can_not_be_compared_have_no_verdict(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, workload, pinned in ((A, "recsys", False), (B, "speech", True)):
+        record = evidence(config={"loader": {"pin_memory": pinned}, "gpu": {"tf32": pinned}}).record
+        record.workload = workload
+        record.write(runs / name)
+    assert cli.main(["report", A, B, "--max-slower", "5%"]) == 2
+    out, err = capsys.readouterr()
+    assert "Written: " in out
+    assert "Slower" not in out
+    assert err.startswith("No verdict: these runs can't be compared.\n  - workload: Different workloads,")
+    assert "  - loader.pin_memory: is false in A and true in B. Run both with the same setting." in err
+    assert "  - gpu.tf32: " in err
+
+
+def test_a_limit_needs_two_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", A, "--max-slower", "5%"]) == 2
+    assert "--max-slower: compares runs, and one is named at most. Name the reference first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0.05", "5", "-5%", "nan%", "inf%", "%", "five%", ""])
+def test_a_limit_is_a_percentage(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", A, B, f"--max-slower={text}"])
+    assert ended.value.code == 2
+    assert f"{text}: must be a percentage from 0% on, with its sign: 5%" in capsys.readouterr().err

@@ -63,8 +63,8 @@ _SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _DESCRIPTION = """\
 Prints what turns on tab completion in a shell: eval "$(wellfed completion bash)" or zsh; in fish
 wellfed completion fish | source. It completes commands, their flags, and the options, knobs and values of train, tune,
-evaluate, sweep, search, plan and fit; also after python src/train.py and python -m wellfed."""
-_WITH_OVERRIDES = ("plan", "fit")
+evaluate, sweep, search, plan, fit and bench; also after python src/train.py and python -m wellfed."""
+_WITH_OVERRIDES = ("plan", "fit", "bench")
 """Commands that take overrides of `train`, and flags of their own."""
 _SHORT_FOR_TRAIN = ("sweep", "search")
 """Commands that are short for `train` with a flag."""

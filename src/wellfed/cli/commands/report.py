@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
-from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
 from wellfed.explain.report.comparison import Comparison, compared, compared_rows
 from wellfed.explain.report.comparison_page import MOST_RUNS
 from wellfed.explain.report.run_lines import headline, state_lines
+from wellfed.explain.report.slowdown import Slowdown, reasons_against
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
+from wellfed.units import show_text
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the pages and prints their paths; no record is changed."""
+    """Writes the pages and prints their paths; no record is changed.
+
+    With ``--max-slower``: returns 1 if a run is slower than the first by more than that, 2 without a verdict.
+    """
     parser = argparse.ArgumentParser(
         prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
@@ -36,12 +43,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", metavar="FOLDER", help="where to write (default: the run folder; of several: the log dir)"
     )
+    add_max_slower(parser, "exit code 1 if another run than the first is slower than this, beyond noise: 5%%")
     add_log_dir(parser)
     asked = parser.parse_args(argv)
     log_dir, out = Path(asked.log_dir), None if asked.out is None else Path(asked.out)
     if len(asked.runs) > MOST_RUNS:
         problem = f"are {len(asked.runs)} runs, and a page shows {MOST_RUNS} at most."
         raise ConfigError.of(" ".join(asked.runs), problem, f"Name fewer. All in a table: {command('runs')}")
+    if asked.max_slower is not None and len(asked.runs) < 2:
+        problem, way_out = "compares runs, and one is named at most.", "Name the reference first: report A B."
+        raise ConfigError.of("--max-slower", problem, way_out)
     if out is not None and out.suffix in (".html", ".md"):
         raise ConfigError.of(f"--out {out}", "is the name of a file; the pages have theirs.", "Name a folder.")
     folders = [find(name, log_dir, RUN) for name in asked.runs or [None]]
@@ -67,7 +78,37 @@ def main(argv: Sequence[str]) -> int:
         record = found[0].record
         print_text(terminal, "\n".join([headline(record), *state_lines(record)]))
     print_text(terminal, f"Written: {', '.join(map(str, written))}")
-    return EXIT_OK
+    return EXIT_OK if asked.max_slower is None else _guarded(terminal, pairs, asked.max_slower)
+
+
+def no_verdict(faults: Iterable[Fault]) -> int:
+    """Prints every reason why runs can't be compared, and returns the exit code."""
+    heading = "No verdict: these runs can't be compared."
+    print(show_text(ConfigError(list(dict.fromkeys(faults))).under(heading)), file=sys.stderr)
+    return EXIT_NOTHING_RUN
+
+
+def add_max_slower(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Adds the flag with the limit of a slowdown, as a fraction."""
+    parser.add_argument("--max-slower", type=_fraction, metavar="PERCENT", help=help_text)
+
+
+def _fraction(text: str) -> float:
+    number = text.strip().removesuffix("%")
+    with suppress(ValueError):
+        if number != text.strip() and 0 <= (percent := float(number)) < math.inf:
+            return percent / 100
+    raise argparse.ArgumentTypeError(f"{text}: must be a percentage from 0% on, with its sign: 5%")
+
+
+def _guarded(terminal: Answer, pairs: Sequence[Comparison], limit_frac: float) -> int:
+    """Prints for each run whether it is slower than A by more than the limit; returns the exit code."""
+    if faults := [fault for pair in pairs for fault in reasons_against(pair)]:
+        return no_verdict(faults)
+    found = [Slowdown(pair.rate.inverse, limit_frac, pair.letter) for pair in pairs if pair.rate is not None]
+    for each in found:
+        print_text(terminal, each.verdict)
+    return EXIT_FAILED if any(each.is_beyond_limit for each in found) else EXIT_OK
 
 
 @contextmanager
@@ -94,14 +135,19 @@ def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
         yield _table(("", "A", "B", "B to A"), [(row.name, *row.values, row.notes[1]) for row in rows])
     else:
         yield _table(("", *runs), [(row.name, *row.values) for row in rows])
+    yield from differing_table(pairs)
+    yield ""
+    for letter, record in runs.items():
+        yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
+
+
+def differing_table(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
+    """Yields an empty line and a table of settings and planned values that differ; nothing if none does."""
     planned = {row.name: (f"{row.name} (plan)", *row.values) for row in compared_rows(pairs, "plan")}
     settings = {row.name: (row.name, *row.values) for row in compared_rows(pairs, "settings")} | planned
     if settings:
         yield ""
-        yield _table(("differs", *runs), settings.values())
-    yield ""
-    for letter, record in runs.items():
-        yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
+        yield _table(("differs", "A", *(pair.letter for pair in pairs)), settings.values())
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:

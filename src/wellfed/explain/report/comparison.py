@@ -163,9 +163,17 @@ class Comparison:
         return [*_caveats(*self.records, self.letter), *self.of_other_work]
 
     @cached_property
+    def of_other_learning(self) -> list[str]:
+        """Differences of workload and data, with which the two do other work."""
+        return list(_other_learning(*self.records, self.letter, is_of_one_unit=self.is_of_one_unit))
+
+    @cached_property
     def of_other_work(self) -> list[str]:
-        """Differences of data and machine, with which a ratio of the rates shows no effect of the settings."""
-        return list(_other_work(*self.records, self.letter, is_of_one_unit=self.is_of_one_unit))
+        """Differences of data and device, with which a ratio of the rates shows no effect of the settings."""
+        a, b = map(device, self.records)
+        has_other_device = all(record.machine for record in self.records) and a != b
+        on_others = f"Different devices, {a} and {b}: settings are not all that differs."
+        return [*self.of_other_learning, *([on_others] if has_other_device else [])]
 
     @cached_property
     def settings(self) -> list[Compared]:
@@ -353,7 +361,7 @@ def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
     return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
 
 
-def _other_work(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: bool) -> Iterator[str]:
+def _other_learning(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: bool) -> Iterator[str]:
     if a.workload != b.workload:
         yield f"Different workloads, {a.workload} and {b.workload}: rates, times and metrics are of different work."
     elif not is_of_one_unit:
@@ -361,8 +369,6 @@ def _other_work(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: bool
     elif found := [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]:
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         yield f"What is learned differs ({', '.join(found[:4])}{more}): times and metrics are of different work."
-    if a.machine and b.machine and device(a) != device(b):
-        yield f"Different devices, {device(a)} and {device(b)}: settings are not all that differs."
 
 
 def _caveats(a: RunRecord, b: RunRecord, letter: str) -> Iterator[str]:

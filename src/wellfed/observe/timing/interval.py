@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 MIN_STEPS = 40
 """Fewest steps for an interval; over fewer a drift can't be distinguished from noise."""
@@ -74,6 +74,19 @@ def error_of_mean(values: Sequence[float]) -> float:
     best = max(log_weights)
     weights = [math.exp(weight - best) for weight in log_weights]
     return math.sqrt(math.fsum(w * v for w, v in zip(weights, variances, strict=True)) / math.fsum(weights))
+
+
+def mean_ratio(ratios: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Returns the geometric mean of independent ratios above 0, and its 95 % interval by Student's t.
+
+    A single ratio shows no noise, so it has no interval.
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, number = fmean(logs), len(logs)
+    if number < 2:
+        return math.exp(mean), None
+    half = student_t_975(number - 1) * stdev(logs) / math.sqrt(number)
+    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
 def student_t_975(degrees: int) -> float:

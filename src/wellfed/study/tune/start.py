@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from wellfed.config.knobs import all_knobs
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
-from wellfed.record import engine_state, git_state
+from wellfed.record import engine_state, git_output, git_state
 from wellfed.study.points.grid import group_of
 from wellfed.study.trial_end import code_version
 
@@ -104,11 +103,11 @@ def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str
     chosen = {path.resolve() for path in _files(config_dirs, choices)}
     written = {path.resolve() for path in _files(config_dirs, {"loader": name, "memory": name})} - chosen
     try:
-        root = Path(_git(folder, "rev-parse", "--show-toplevel").strip())
+        root = Path(git_output(folder, "rev-parse", "--show-toplevel").strip())
         own = [f":(top,exclude,literal){path.relative_to(root)}" for path in written if path.is_relative_to(root)]
-        diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ":(top)", *own)
+        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ":(top)", *own)
         listed = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ":(top)*.py", ":(top)*.yaml")
-        new = [root / each for each in sorted(_git(folder, *listed).split("\0")) if each]
+        new = [root / each for each in sorted(git_output(folder, *listed).split("\0")) if each]
         texts = [
             f"{path.name}\n{path.read_text(encoding='utf-8', errors='replace')}"
             for path in new
@@ -121,11 +120,3 @@ def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str
 
 def _files(config_dirs: Sequence[Path], choices: Mapping[str, str]) -> list[Path]:
     return [folder / group / f"{option}.yaml" for folder in config_dirs for group, option in choices.items()]
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Returns what a command of git prints; it takes no lock that a user's command would wait for."""
-    command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=20, check=True, env=environment
-    ).stdout

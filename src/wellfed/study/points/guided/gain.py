@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
-from wellfed.observe.timing.interval import student_t_975
+from wellfed.observe.timing.interval import mean_ratio
 from wellfed.study.objective import Objective
 
 LEAST_GAIN = 1.02
@@ -67,14 +65,10 @@ def gain_in_turns(
         ValueError: the two have different numbers of figures.
     """
     ratios = [
-        math.log(objective.goodness(new) / objective.goodness(old))
+        objective.goodness(new) / objective.goodness(old)
         for old, new in zip(before, after, strict=True)
         if old is not None and new is not None and old > 0 and new > 0
     ]
     if not ratios:
         return None
-    mean, number = fmean(ratios), len(ratios)
-    if number < 2:
-        return TuneGain(math.exp(mean), None, number)
-    half = student_t_975(number - 1) * stdev(ratios) / math.sqrt(number)
-    return TuneGain(math.exp(mean), (math.exp(mean - half), math.exp(mean + half)), number)
+    return TuneGain(*mean_ratio(ratios), len(ratios))

@@ -1,0 +1,141 @@
+"""Trains a configuration in turns against another commit or other settings (``python -m wellfed bench``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from wellfed.cli.commands.report import add_max_slower, differing_table, no_verdict
+from wellfed.cli.output import Answer
+from wellfed.command_line import command
+from wellfed.config.compose import Composed, compose
+from wellfed.config.quoting import is_null, key_value, quoted, unquoted
+from wellfed.config.schema import RunConfig
+from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, Fault
+from wellfed.explain.report.slowdown import Slowdown
+from wellfed.explain.report.text_table import TextColumn, TextTable, console_width, print_text
+from wellfed.process import Stopped, StopRequest, exit_code_of
+from wellfed.run.folder.lock import made
+from wellfed.study.bench.bench_rounds import FEW_ROUNDS, RESULT, Bench, BenchRound, bench_name
+from wellfed.study.bench.bench_sides import BenchSide, other_overrides, two_sides
+from wellfed.study.points.guided.change import with_overrides
+from wellfed.units import counted, show_count, show_factor
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the ratio of each round and writes it; returns 1 if B is slower than the limit, 2 without a verdict."""
+    asked = _parser().parse_intermixed_args(argv)
+    if asked.rounds < 1:
+        problem, way_out = "is no number of rounds.", f"Write --rounds {FEW_ROUNDS}."
+        raise ConfigError.of(f"--rounds {asked.rounds}", problem, way_out)
+    typed, others = [quoted(text) for text in asked.overrides], other_overrides(asked.against)
+    _check(typed)
+    composed: Composed[RunConfig] = compose(typed)
+    if others is not None:
+        _check(others)
+        compose(with_overrides(typed, others))
+    folder = Path(composed.config.paths.log_dir) / composed.config.workload.name
+    terminal, stop = Answer(width=console_width()), StopRequest()
+    unit = composed.config.workload.sample_unit
+    bench: Bench | None = None
+
+    def ended(number: int, found: BenchRound) -> None:
+        rates = ", ".join(
+            f"{letter} {show_count(rate)} {unit}/s" for letter, rate in zip("AB", found.rates, strict=True)
+        )
+        ratio = f"B takes {show_factor(found.time_ratio)} times as long"
+        print_text(terminal, f"Round {number} of {asked.rounds}: {rates}; {ratio}.")
+
+    with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
+        name = bench_name()
+        bench = Bench(sides, asked.rounds, made(folder / "benches" / name), folder / "runs", ended)
+        for side in sides:
+            print_text(terminal, f"{side.letter}: {_described(side)}")
+        print_text(terminal, f"{counted(asked.rounds, 'round')} in turns. What runs print: {bench.folder}")
+        bench.run()
+    if bench is None:  # a signal came first
+        return exit_code_of(stop.signum or 0)
+    _show(terminal, bench, unit)
+    if stop.signum is not None:
+        print_text(terminal, f"Stopped after {len(bench.rounds)} of {counted(asked.rounds, 'round')}.")
+        return exit_code_of(stop.signum)
+    return _judged(terminal, bench, asked.max_slower)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command("bench"),
+        description="Train a configuration in turns against another commit or other settings, and compare the time a "
+        "sample takes. The working tree is taken as it is, with uncommitted changes.",
+    )
+    parser.add_argument("overrides", nargs="*", help=f"as for {command('train')}, e.g. trainer.max_steps=300")
+    parser.add_argument(
+        "--against",
+        required=True,
+        metavar="COMMIT",
+        help="the reference: a commit, branch or tag of this repository, or overrides in quotes: 'loader=balanced'",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=FEW_ROUNDS,
+        metavar="N",
+        help=f"how often both run (default: {FEW_ROUNDS}; fewer give a wide interval)",
+    )
+    add_max_slower(parser, "exit code 1 if it is slower than the reference by more than this, beyond noise: 5%%")
+    return parser
+
+
+def _check(overrides: Sequence[str]) -> None:
+    """Raises an error about overrides that have no meaning for a bench."""
+    for text in overrides:
+        key, value = key_value(text)
+        if key in ("resume", "rerun") and not is_null(unquoted(value)):
+            raise ConfigError.of(text, "is about one training, and a bench starts many.", "Leave it out.")
+        if key == "hydra.run.dir":
+            raise ConfigError.of(text, "names one folder, and each run has its own.", "Write paths.log_dir=<folder>.")
+
+
+def _described(side: BenchSide) -> str:
+    commit = "" if side.commit is None or side.commit[:10] in side.title else f" at {side.commit[:10]}"
+    return f"{side.title}{commit}{', with uncommitted changes' if side.is_changed else ''}"
+
+
+def _show(terminal: Answer, bench: Bench, unit: str) -> None:
+    """Prints a table of the rounds, and what differs in the settings."""
+    ratio = bench.ratio
+    if ratio is not None:
+        heads = (f"A {unit}/s", f"B {unit}/s", "B's time to A's")
+        table = TextTable("round", "order", *(TextColumn(head, is_number=True) for head in heads))
+        for number, each in enumerate(bench.rounds, 1):
+            table.add_row(str(number), each.order, *map(show_count, each.rates), f"{each.time_ratio:.3f}")
+        terminal.print()
+        terminal.print(table)
+        for part in differing_table([bench.rounds[0].pair]):
+            print_text(terminal, part) if isinstance(part, str) else terminal.print(part)
+        between = (
+            "" if ratio.low is None or ratio.high is None else f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
+        )
+        print_text(terminal, f"\nMedian {bench.median:.3f}, mean {ratio.factor:.3f}{between}")
+    if len(bench.rounds) == 1:
+        print_text(terminal, "One round: the interval is that of its steps, and noise between runs is not seen.")
+    elif 1 < len(bench.rounds) < FEW_ROUNDS:
+        print_text(terminal, f"Fewer than {FEW_ROUNDS} rounds: the interval is wide.")
+    print_text(terminal, f"Written: {bench.folder / RESULT}")
+
+
+def _judged(terminal: Answer, bench: Bench, limit_frac: float | None) -> int:
+    """Prints the slowdown and returns the exit code."""
+    ratio = bench.ratio
+    if bench.faults or ratio is None:
+        return no_verdict(bench.faults)
+    found = Slowdown(ratio, limit_frac or 0.0)
+    if limit_frac is None:
+        print_text(terminal, f"{found.measured}.")
+        return EXIT_OK
+    if ratio.low is None:
+        return no_verdict([Fault("--rounds 1", "has too few steps for an interval.", f"Write --rounds {FEW_ROUNDS}.")])
+    print_text(terminal, found.verdict)
+    return EXIT_FAILED if found.is_beyond_limit else EXIT_OK

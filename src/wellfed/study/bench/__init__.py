@@ -1,0 +1,4 @@
+"""Runs a configuration in turns against another commit or other settings (``wellfed bench``).
+
+Start at `bench_rounds`, which runs and compares; `bench_sides` prepares the two sides.
+"""

@@ -1,0 +1,116 @@
+"""Prepares what a bench compares: A, another commit or other overrides, and B, the working tree as it is."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from wellfed import project
+from wellfed.errors import ConfigError
+from wellfed.masking import masked_override
+from wellfed.process import StopRequest
+from wellfed.record import git_output, git_state
+from wellfed.study.points.guided.change import with_overrides
+
+_SCRIPT = Path("src", "train.py")
+_CHECKOUT_S = 600
+"""Most seconds that git may take to check out a commit."""
+
+
+@dataclass(frozen=True)
+class BenchSide:
+    """Code and settings that are trained in every round."""
+
+    letter: str
+    title: str
+    project: Path
+    """Folder whose ``src/train.py`` runs."""
+    overrides: tuple[str, ...]
+    commit: str | None
+    is_changed: bool = False
+    """Whether there are uncommitted changes beside the commit."""
+
+    @property
+    def script(self) -> Path:
+        """Entry script that trains."""
+        return self.project / _SCRIPT
+
+
+def other_overrides(against: str) -> tuple[str, ...] | None:
+    """Returns the overrides that ``--against`` holds; None if it names a commit.
+
+    Raises:
+        ConfigError: it can't be split into words.
+    """
+    if "=" not in against and not against.startswith(("+", "~")):
+        return None
+    try:
+        return tuple(shlex.split(against))
+    except ValueError as error:
+        problem = f"can't be read as overrides: {error}."
+        raise ConfigError.of(
+            f"--against {against}", problem, "Quote them once: --against 'loader=balanced'."
+        ) from error
+
+
+@contextmanager
+def two_sides(typed: Sequence[str], against: str, stop: StopRequest) -> Iterator[tuple[BenchSide, BenchSide]]:
+    """Yields A and B. The worktree of another commit exists within the block alone.
+
+    Raises:
+        ConfigError: there is no such commit, or no project in it.
+    """
+    root, typed, others = project.root(), tuple(typed), other_overrides(against)
+    state = git_state(root)
+    here = (state["commit"], state["dirty"]) if state else (None, False)
+    if others is not None:
+        a = BenchSide("A", shlex.join(map(masked_override, others)), root, with_overrides(typed, others), *here)
+        yield a, BenchSide("B", "as typed", root, typed, *here)
+        return
+    with _checkout(root, against, stop) as (folder, commit):
+        title = commit[:10] if commit.startswith(against) else f"{against} ({commit[:10]})"
+        yield BenchSide("A", title, folder, typed, commit), BenchSide("B", "the working tree", root, typed, *here)
+
+
+@contextmanager
+def _checkout(root: Path, revision: str, stop: StopRequest) -> Iterator[tuple[Path, str]]:
+    """Yields the project's folder in a temporary worktree of a revision, and the commit."""
+    where = f"--against {revision}"
+    try:
+        top = Path(git_output(root, "rev-parse", "--show-toplevel").strip())
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = f"names a commit, and {root} is in no git repository."
+        raise ConfigError.of(where, problem, "Compare overrides: --against 'loader=balanced'.") from error
+    try:
+        commit = git_output(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
+    except subprocess.SubprocessError as error:
+        way_out = "git log lists commits. A shallow clone has the newest alone: git fetch --unshallow."
+        raise ConfigError.of(where, "is no commit, branch or tag of this repository.", way_out) from error
+    scratch = Path(tempfile.mkdtemp(prefix="wellfed-bench-"))
+    tree = scratch / "tree"
+    try:
+        try:
+            hooks = ("-c", "core.hooksPath=/dev/null")  # a user's hook may install or start something
+            added = (*hooks, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+            git_output(root, *added, timeout_s=_CHECKOUT_S)
+        except subprocess.SubprocessError as error:
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            raise ConfigError.of(where, f"can't be checked out: {lines[-1]}.", "Make room, or check it out.") from error
+        folder = tree / root.resolve().relative_to(top.resolve())
+        if not (folder / _SCRIPT).is_file():
+            raise ConfigError.of(where, f"has no {_SCRIPT}.", "Name a commit that has the project.")
+        yield folder, commit
+    finally:
+        was_finishing, stop.is_finishing = stop.is_finishing, True  # a second Ctrl-C must not leave the worktree
+        with suppress(OSError, subprocess.SubprocessError):
+            git_output(root, "worktree", "remove", "--force", str(tree), timeout_s=_CHECKOUT_S)
+        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError, subprocess.SubprocessError):
+            git_output(root, "worktree", "prune")
+        stop.is_finishing = was_finishing

@@ -1,0 +1,227 @@
+"""``python -m wellfed bench``: rounds in turns against another commit or other overrides."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.end_to_end.commands import ROOT, environment
+from tests.kit.bench_project import git, make_project
+from wellfed.cli import main as cli
+from wellfed.cli.commands import bench
+
+TYPED = ("workload=forecast", "gpu=cpu")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose runs take no time, as the working directory."""
+    found = make_project(tmp_path / "repository")
+    monkeypatch.chdir(found)
+    monkeypatch.setenv("WELLFED_PROJECT", str(found))
+    return found
+
+
+def written(project: Path) -> dict[str, Any]:
+    (path,) = (project / "logs" / "forecast" / "benches").glob("*/bench.json")
+    return json.loads(path.read_text())
+
+
+def is_clean(project: Path) -> bool:
+    return len(git(project, "worktree", "list").splitlines()) == 1
+
+
+def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "src" / "rate.txt").write_text("80")
+    assert cli.main(["bench", *TYPED, "--against", "HEAD", "--rounds", "3", "--max-slower", "5%"]) == 1
+    out = capsys.readouterr().out
+    head = git(project, "rev-parse", "HEAD")[:10]
+    assert out.startswith(
+        f"A: HEAD ({head})\nB: the working tree at {head}, with uncommitted changes\n3 rounds in turns."
+    )
+    assert re.search(
+        r"^Round 2 of 3: A 100(\.\d+)? windows/s, B 80\.\d+ windows/s; B takes 1\.2\d times as long\.$", out, re.M
+    )
+    assert [line.split()[:2] for line in out.splitlines() if re.match(r"\d ", line)] == [
+        ["3", "rounds"],
+        ["1", "AB"],
+        ["2", "BA"],
+        ["3", "AB"],
+    ]
+    assert "Fewer than 5 rounds: the interval is wide." in out
+    assert re.search(r"^Slower: B takes 2\d\.\d % more time a sample than A \(95 % interval \+2", out, re.M)
+    found = written(project)
+    assert [each["order"] for each in found["rounds"]] == ["AB", "BA", "AB"]
+    assert found["sides"]["A"]["commit"].startswith(head)
+    assert (found["sides"]["B"]["changed"], found["sides"]["B"]["overrides"], found["problems"]) == (True, [*TYPED], [])
+    ratios = [each["time_ratio"] for each in found["rounds"]]
+    assert found["time_ratio"]["median"] == sorted(ratios)[1]
+    assert found["time_ratio"]["ci95"][0] < min(ratios) <= max(ratios) < found["time_ratio"]["ci95"][1]
+    for each in found["rounds"]:
+        for letter, folder in each["runs"].items():
+            record = json.loads((project / folder / "run.json").read_text())
+            assert record["throughput"]["samples_per_s"] == each["samples_per_s"][letter]
+            assert (project / folder).parent == project / "logs" / "forecast" / "runs"
+    assert is_clean(project)
+
+
+def test_other_overrides_run_the_same_tree(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", *TYPED, "--against", "loader=conservative", "--rounds", "2"]
+    assert cli.main([*words, "--max-slower", "5%"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("A: loader=conservative at ")
+    assert re.search(r"^Not slower: B takes (49|50)\.\d % less time a sample than A", out, re.M)
+    assert re.search(r"^differs +A +B\nwords +", out, re.M)
+    assert cli.main(["bench", *TYPED, "loader=conservative", "--against", "loader=balanced", "--rounds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "One round: the interval is that of its steps, and noise between runs is not seen." in out
+    assert re.search(r"^B takes (99|10\d)\.\d % more time a sample than A \(95 % interval \+9", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--against", "HEAD", "--rounds", "0"], "--rounds 0: is no number of rounds. Write --rounds 5."),
+        (["--against", "nothing"], "--against nothing: is no commit, branch or tag of this repository."),
+        (["--against", "loader=agressive"], "aggressive"),
+        (["--against", "HEAD", "loader=agressive"], "aggressive"),
+        (["--against", "HEAD", "resume=auto"], "resume=auto: is about one training, and a bench starts many."),
+        (["--against", "rerun=last"], "rerun=last: is about one training"),
+        (["--against", "HEAD", "hydra.run.dir=x"], "hydra.run.dir=x: names one folder, and each run has its own."),
+    ],
+)
+def test_what_can_not_be_benched_is_told_before_anything_runs(
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert cli.main(["bench", *TYPED, *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (project / "logs").exists()
+    assert is_clean(project)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "the following arguments are required: --against"),
+        (["--against", "HEAD", "--max-slower", "0.05"], "--max-slower: 0.05: must be a percentage from 0% on"),
+        (["--against", "HEAD", "--rounds", "many"], "--rounds: invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_flag_is_told(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+FAILS = {
+    "exits": (
+        "before.txt",
+        "if folder.name.endswith('_2B'): sys.exit('no such data')",
+        r"B, the working tree: failed in round 2 \(exit code 1\): no such data What it printed: logs/.*/2B\.log",
+    ),
+    "fails": (
+        "after.txt",
+        "if folder.name.endswith('_2B'): record.status = 'failed'; "
+        "record.error = {'kind': 'code', 'message': 'it broke', 'advice': ''}",
+        r"B, the working tree: failed in round 2 \(exit code 0\): it broke What it printed: ",
+    ),
+    "is killed": (
+        "before.txt",
+        "import os\nif folder.name.endswith('_2B'): os.kill(os.getpid(), 9)",
+        r"B, the working tree: failed in round 2 \(ended by SIGKILL\): it left no record What it printed: ",
+    ),
+    "other work": (
+        "after.txt",
+        "record.config['workload']['scale'] = 2 if folder.name.endswith('B') else 1",
+        r"workload: What is learned differs \(workload\.scale\)",
+    ),
+    "other machine": (
+        "after.txt",
+        "record.machine['cpu_quota_cores'] = 1.0 if folder.name.endswith('_2B') else 2.0",
+        r"machine\.cpu_quota_cores: is 2 in A and 1 in B",
+    ),
+    "other settings later": (
+        "after.txt",
+        "record.config['words'] = [folder.name[-2]]",
+        r"words: was \['1'\] in round 1 and is \['2'\] in round 2",
+    ),
+    "other code later": (
+        "after.txt",
+        "if folder.name.endswith('_2B'): (HERE / 'new.py').write_text('x = 1')",
+        r"the working tree: had changed by the end of round 2: the rounds would be of different code",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAILS)
+def test_a_round_that_shows_nothing_gives_no_verdict(
+    project: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file, code, told = FAILS[kind]
+    (project / "src" / file).write_text(code)
+    git(project, "commit", "--quiet", "--all", "--message=second")
+    assert cli.main(["bench", *TYPED, "--against", "HEAD", "--rounds", "3", "--max-slower", "5%"]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("No verdict: these runs can't be compared.\n")
+    assert re.search(told, err)
+    assert "lower:" not in out
+    found = written(project)
+    assert len(found["rounds"]) == (0 if kind == "other work" else 1)
+    assert any(re.search(told, problem) for problem in found["problems"])
+    assert is_clean(project)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, signum: signal.Signals) -> None:
+    (project / "src" / "before.txt").write_text("if '_2' in folder.name: time.sleep(100)")
+    command = [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--max-slower", "5%"]
+    environ = environment(WELLFED_PROJECT=str(project), PYTHONPATH=str(ROOT / "src"))
+    process = subprocess.Popen(
+        command, cwd=project, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until_s = time.monotonic() + 60
+        while not (
+            started := [each for each in psutil.Process(process.pid).children() if "_2B" in str(each.cmdline())]
+        ):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        os.kill(process.pid, signum)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (128 + signum, "")
+    assert "Stopped after 1 of 5 rounds.\n" in out
+    assert len(written(project)["rounds"]) == 1
+    assert not started[0].is_running()
+    assert is_clean(project)
+
+
+def test_the_workflow_of_the_page_can_be_used() -> None:
+    """It pins what our own workflows pin, pastes nothing into a shell, and its command is one."""
+    page = (ROOT / "docs" / "slower_in_ci.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(name: speed.*?)^```", page, re.M | re.S)
+    workflow = yaml.safe_load(text)
+    ours = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    uses = re.findall(r"uses: (\S+ # v\S+)", text)
+    assert len(uses) == 2
+    assert [one for one in uses if f"uses: {one}\n" not in ours] == []
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert not any("${{" in command for command in commands)
+    (typed,) = [shlex.split(command) for command in commands if "wellfed bench" in command]
+    asked = bench._parser().parse_intermixed_args(typed[2:])
+    assert (asked.against, asked.rounds, asked.max_slower) == ("$BASE", 5, 0.05)
+    assert job["steps"][0]["with"] == {"persist-credentials": False, "fetch-depth": 0}

@@ -1,0 +1,103 @@
+"""Another commit is checked out for a block, and nothing of it stays."""
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.kit.bench_project import git, make_project
+from wellfed.errors import ConfigError
+from wellfed.process import StopRequest
+from wellfed.study.bench.bench_sides import other_overrides, two_sides
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def is_gone(repository: Path, scratch: Path) -> bool:
+    return len(git(repository, "worktree", "list").splitlines()) == 1 and not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("within", [".", "a project"])
+def test_the_commit_is_there_within_the_block_alone(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, within: str
+) -> None:
+    repository = tmp_path / "repository"
+    project = make_project(repository, within=within)
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\n")
+    hook.chmod(0o755)
+    first = git(repository, "rev-parse", "HEAD")
+    (project / "src" / "rate.txt").write_text("80")
+    monkeypatch.setenv("WELLFED_PROJECT", str(project))
+    with two_sides(["gpu=cpu"], "HEAD", StopRequest()) as (a, b):
+        assert (a.commit, a.is_changed, a.title, a.overrides) == (first, False, f"HEAD ({first[:10]})", ("gpu=cpu",))
+        assert (b.commit, b.is_changed, b.title, b.script) == (
+            first,
+            True,
+            "the working tree",
+            project / "src" / "train.py",
+        )
+        assert a.script.read_text() == b.script.read_text()
+        assert (a.project / "src" / "rate.txt").read_text() == "100"
+        assert not is_gone(repository, scratch)
+    assert is_gone(repository, scratch)
+    assert not (tmp_path / "hooked").exists()
+    with suppress(RuntimeError), two_sides([], first[:8], StopRequest()) as (a, _):
+        assert a.title == first[:10]
+        assert not is_gone(repository, scratch)
+        raise RuntimeError
+    assert is_gone(repository, scratch)
+
+
+def test_overrides_replace_those_that_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_project(tmp_path / "repository")
+    monkeypatch.setenv("WELLFED_PROJECT", str(project))
+    typed = ["loader=balanced", "gpu=cpu"]
+    with two_sides(typed, "loader=conservative trainer.max_steps=9", StopRequest()) as (a, b):
+        assert a.overrides == ("gpu=cpu", "loader=conservative", "trainer.max_steps=9")
+        assert b.overrides == tuple(typed)
+        assert a.script == b.script
+        assert (a.title, b.title) == ("loader=conservative trainer.max_steps=9", "as typed")
+
+
+@pytest.mark.parametrize(
+    ("against", "found"),
+    [
+        ("main", None),
+        ("v1.2^{commit}", None),
+        ("loader=balanced", ("loader=balanced",)),
+        ("'workload.data.path=a b' +x=1", ("workload.data.path=a b", "+x=1")),
+        ("~callbacks", ("~callbacks",)),
+    ],
+)
+def test_overrides_have_an_equals_sign(against: str, found: tuple[str, ...] | None) -> None:
+    assert other_overrides(against) == found
+
+
+def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_project(tmp_path / "repository")
+    monkeypatch.setenv("WELLFED_PROJECT", str(project))
+    git(project, "checkout", "--quiet", "--orphan", "empty")
+    git(project, "rm", "--quiet", "--cached", "-r", ".")
+    git(project, "commit", "--quiet", "--allow-empty", "--message=nothing")
+    for against, problem in {
+        "no_such": "--against no_such: is no commit, branch or tag of this repository. git log lists commits.",
+        "--upload-pack": "--against --upload-pack: is no commit,",
+        "empty": "--against empty: has no src/train.py. Name a commit that has the project.",
+    }.items():
+        with pytest.raises(ConfigError) as refused, two_sides([], against, StopRequest()):
+            pytest.fail("it went on")
+        assert problem in str(refused.value)
+        assert is_gone(project, scratch)
+    with pytest.raises(ConfigError, match="can't be read as overrides: No closing quotation"):
+        other_overrides("loader='balanced")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="is in no git repository"), two_sides([], "main", StopRequest()):
+        pytest.fail("it went on")
