@@ -7,7 +7,7 @@ same work: `reasons_against` lists what differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from wellfed.errors import Fault
@@ -81,11 +81,14 @@ def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> I
         yield Fault("workload", line, "Compare runs that learn the same from the same data.")
     a, b = pair.records
     if device(a) != device(b):
-        yield Fault("device", f"is {device(a)} in A and {device(b)} in {pair.letter}.", "Run both on the same device.")
-    for name, of_a, of_b in pair.machine:
-        if name in _OF_MACHINE and not (device(a) != device(b) and name in ("gpus", "cpu")):
-            way_out = "Run both on the same machine."
-            yield Fault(f"machine.{name}", f"is {of_a} in A and {of_b} in {pair.letter}.", way_out)
-    for name, of_a, of_b in () if settings_may_differ else pair.settings:
-        if name.partition(".")[0] not in _APART:
-            yield Fault(name, f"is {of_a} in A and {of_b} in {pair.letter}.", "Run both with the same setting.")
+        yield _differs("device", (device(a), device(b)), pair.letter, "Run both on the same device.")
+    for one in pair.machine:
+        if one.name in _OF_MACHINE and not (device(a) != device(b) and one.name in ("gpus", "cpu")):
+            yield _differs(f"machine.{one.name}", one.shown, pair.letter, "Run both on the same machine.")
+    for one in () if settings_may_differ else pair.settings:
+        if one.name.partition(".")[0] not in _APART:
+            yield _differs(one.name, one.shown, pair.letter, "Run both with the same setting.")
+
+
+def _differs(name: str, shown: Sequence[str], letter: str, way_out: str) -> Fault:
+    return Fault(name, f"is {shown[0]} in A and {shown[1]} in {letter}.", way_out)
