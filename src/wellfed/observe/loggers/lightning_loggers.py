@@ -122,11 +122,6 @@ class Quiet(_OfRun):
         """Returns methods of other loggers, such as ``log_image``."""
         return getattr(vars(self).get("_experiment"), name)
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Forwards numbers and one-element tensors."""
-        if self.forward is not None:
-            self.forward({name: float(value) for name, value in metrics.items() if _is_number(value)})
-
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
         """Does nothing: the record has the configuration."""
 
