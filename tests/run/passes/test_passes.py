@@ -229,9 +229,10 @@ class Copies(pl.Callback):
         other = copy.deepcopy(module)
         for weight in other.parameters():
             nn.init.zeros_(weight)
-        self.losses.append(float(other.training_step(batch, batch_idx)))
+        self.losses.append(float(other.training_step(batch, batch_idx).detach()))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile
 @pytest.mark.parametrize("more", [("memory.micro_batch=2",), slow(("gpu.compile=default",))])
 def test_a_copy_of_a_users_own_module_runs_its_own_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
