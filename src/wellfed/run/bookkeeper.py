@@ -127,12 +127,20 @@ class Bookkeeper:
         sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
         self.journal.sink = Sink(*sinks)
 
-    def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Returns a context that watches machine and GPUs, if telemetry is enabled."""
-        self.progress.step = self.record.steps
-        if not self._config.telemetry.enabled:
+    def watching(
+        self, facts: MachineFacts, plan: RunPlan, sender: tuple[int, Callable[[NodeMessage], None]] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Returns a context that watches machine and GPUs, if telemetry is enabled.
+
+        Args:
+            sender: another node, and a function that sends its readings to rank 0, where `take_node_message` gets them.
+        """
+        self.progress.step, config = self.record.steps, self._config.telemetry
+        if not config.enabled:
             return nullcontext()
-        self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
+        if sender is not None:
+            return node_watch(config, facts, plan, self.progress, *sender)
+        self._watch = MachineWatch(config, facts, plan, self.journal, self.progress)
         return self._watch.sampler
 
     @property
@@ -147,15 +155,6 @@ class Bookkeeper:
     def held_gib(self) -> float | None:
         """Returns the memory of this rank's card that torch holds now; None without a card."""
         return None if self._usage is None else self._usage.held_gib()
-
-    def watching_node(
-        self, facts: MachineFacts, plan: RunPlan, node: int, send: Callable[[NodeMessage], None]
-    ) -> AbstractContextManager[Any]:
-        """Returns the same context for another node, whose readings go to rank 0 and `take_node_message`."""
-        self.progress.step = self.record.steps
-        if not self._config.telemetry.enabled:
-            return nullcontext()
-        return node_watch(self._config.telemetry, facts, plan, self.progress, node, send)
 
     def take_node_message(self, message: NodeMessage) -> None:
         """Takes the readings of another node."""

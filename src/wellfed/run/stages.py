@@ -215,10 +215,8 @@ class Run:
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
-        if self.rank == 0:
-            return self._books.watching(facts, plan)
-        sender = self._others.sender()
-        return nullcontext() if sender is None else self._books.watching_node(facts, plan, *sender)
+        sender = None if self.rank == 0 else self._others.sender()
+        return nullcontext() if self.rank and sender is None else self._books.watching(facts, plan, sender)
 
     def _renewing(self) -> AbstractContextManager[Any]:
         """Returns a context that renews the page; trials and runs without telemetry do without."""

@@ -32,7 +32,7 @@ from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.objects.user_callbacks import check_monitors
+from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.ceiling_pass import CeilingPass
 from wellfed.run.passes.eval_batches import EvalBatches
 from wellfed.run.passes.live_status import LiveStatus
@@ -195,7 +195,7 @@ class Passes:
             few = {split: partial(self._eval_batches.few, split) for split in splits}
             loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
-            callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
+            callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
         return callbacks
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
@@ -275,18 +275,6 @@ class Passes:
         before = self._books.wall.switch(LOGGING)
         self._books.journal.metrics(*figures, **about)
         self._books.wall.back(before)
-
-    def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
-        """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
-        if split != "val":
-            return
-        check_monitors(self._config, self._learner.objects, {f"val/{name}" for name in metrics})
-        name = self._config.trainer.best_metric
-        if name is not None and name not in metrics:
-            bare = name.removeprefix("val/").removeprefix("val_")
-            listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
-            way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
-            raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     def close(self) -> None:
         """Stops worker processes and threads that build training batches."""
