@@ -40,7 +40,7 @@ from packages import debian
 from PIL import Image
 
 from wellfed.record import git_state
-from wellfed.run.load_model import load_model
+from wellfed.run.objects.load_model import load_model
 from wellfed.sample_rng import SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.degradations import Degradation

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wellfed.monitor.gpu_watch import GPUWatch as GPUWatch
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record import RunRecord as RunRecord
-    from wellfed.run.load_model import load_model as load_model
+    from wellfed.run.objects.load_model import load_model as load_model
     from wellfed.run.watch.own_trainers import AccelerateWatch as AccelerateWatch
     from wellfed.run.watch.own_trainers import RayTrainWatch as RayTrainWatch
     from wellfed.run.watch.trainer_watch import TrainerWatch as TrainerWatch
@@ -64,7 +64,7 @@ _HOMES = {
     "find_micro_batch": "plan.predict.size_fit",
     "first_line": "errors",
     "from_transformers": "train.hugging_face",
-    "load_model": "run.load_model",
+    "load_model": "run.objects.load_model",
     "main": "cli.main",
     "prepared": "data.prepared",
     "seed_from": "sample_rng",

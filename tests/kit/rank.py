@@ -20,8 +20,8 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
+from wellfed.train.memory.oom import Thrash
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.memory.thrash import Thrash
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.gradients import GradientAverage
 

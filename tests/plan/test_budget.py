@@ -12,11 +12,15 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.memory_candidates import PLANNED_FRAC
 from wellfed.plan.predict.peak import NoEstimate
+from wellfed.plan.predict.replay import Recording, Trace
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}
 DEEP = {"per_sample": 100 * MIB}
 """64 samples: 6.4 GiB beside 0.8 GiB of parameters, gradients and state."""
+_EMPTY = Trace.through({64: ()})
+RECORDING = Recording((), (), _EMPTY, _EMPTY, (), _EMPTY)
+"""A replay in which nothing is allocated."""
 
 
 def planned(given_config, gpu, facts=H200, *, data=FETCH, model=BLOCKS, footprints=None, memory="auto", **sizes):
@@ -31,6 +35,17 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
     assert plan.predicted_peak_gib == pytest.approx(0.8 + 6.4, rel=0.2)
     assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 21.17" in plan.knobs["memory.micro_batch"].because
     assert plan.parts["activations"] == 6400 * MIB
+
+
+def test_the_copies_of_an_evaluation_are_part_of_the_peak():
+    recorded = dataclasses.replace(estimate(**DEEP)(None, False), inputs=(MIB,), recording=RECORDING)
+    plans = [
+        planned(config(), "24gb", data=dataclasses.replace(FETCH, num_eval=size), footprints=lambda *_: recorded)
+        for size in (0, 1000)
+    ]
+    alone_gib, evaluates_gib = (plan.predicted_peak_gib for plan in plans)
+    assert plans[0].loader.device_prefetch == 2
+    assert evaluates_gib - alone_gib == pytest.approx(3 * 64 / 1024)  # three batches of 64 samples
 
 
 def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():

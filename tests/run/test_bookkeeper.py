@@ -17,7 +17,7 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
-from wellfed.run import bookkeeper, run_loggers
+from wellfed.run import closing, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.run_loggers import chosen_loggers
@@ -158,7 +158,7 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     def broken(evidence):
         raise KeyError("a rule")
 
-    monkeypatch.setattr(bookkeeper, "conclude", broken)
+    monkeypatch.setattr(closing, "conclude", broken)
     books_of(tmp_path).finish(OK, {})
     found = recorded(tmp_path)
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
@@ -170,7 +170,7 @@ def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch,
     def broken(evidence, folder, *, has_page):
         raise KeyError("a font")
 
-    monkeypatch.setattr(bookkeeper, "write_reports", broken)
+    monkeypatch.setattr(closing, "write_reports", broken)
     books_of(tmp_path).finish(OK, {})
     assert recorded(tmp_path)["status"] == "ok"
     assert "page" not in recorded(tmp_path)["artifacts"]
@@ -252,7 +252,7 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
     def conclude(evidence):
         evidence.record.findings = [Finding("slow_copy", "10 ms.", {}).entry()]
 
-    monkeypatch.setattr(bookkeeper, "conclude", conclude)
+    monkeypatch.setattr(closing, "conclude", conclude)
     books = books_of(tmp_path)
     books.journal.sink = handed = Handed()
     record = books.record
@@ -289,7 +289,7 @@ def test_without_a_report_the_rest_is_handed_over(tmp_path, monkeypatch):
     def fail(evidence, folder):
         raise OSError("no room")
 
-    monkeypatch.setattr(bookkeeper, "write_reports", fail)
+    monkeypatch.setattr(closing, "write_reports", fail)
     books = books_of(tmp_path)
     books.journal.sink = handed = Handed()
     books.record.throughput = {**THROUGHPUT, "samples_per_s": 120.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wellfed.config.schema import Backend, RunConfig
@@ -147,13 +147,8 @@ class LoaderPlanner:
         return max(1, min(MOST_PARTS, (stream.num_shards or 1) // self.config.trainer.world_size))
 
     def _as_it_came(self, own: OwnLoader) -> dict[str, Decided[Any]]:
-        as_it_came = {
-            "num_workers": own.num_workers,
-            "prefetch_factor": own.prefetch_factor,
-            "persistent_workers": own.persistent_workers,
-            "pin_memory": own.pin_memory,
-            "timeout_s": own.timeout_s,
-        }
+        as_it_came = asdict(own)
+        del as_it_came["batch_size"]
         backend = "the DataLoader as it came; a resumed run reads its epoch again up to where it was left"
         decided: dict[str, Decided[Any]] = {"backend": Decided("own", backend, "set")}
         decided |= {knob: Decided(value, "as the DataLoader has it", "set") for knob, value in as_it_came.items()}

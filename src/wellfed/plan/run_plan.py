@@ -194,6 +194,10 @@ class RunPlan(DevicePlan):
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
     """File for the values that this run has to lower; None = not kept."""
+    num_eval: int = 0
+    """Samples of the larger of validation and test."""
+    eval_batch_size: int | None = None
+    """Samples of an evaluation batch that was set; None = the micro-batch."""
 
     @property
     def fits(self) -> bool | None:

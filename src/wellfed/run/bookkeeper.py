@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import first_line
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.loggers.sink import PICTURES, Sink
+from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import (
-    EventKind,
-    LongestWaitEntry,
-    PhaseEntry,
-    ProcessEntry,
-    ProfileEntry,
-    RankEntry,
-    RunRecord,
-    SynchronisationEntry,
-)
+from wellfed.record import EventKind, LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
+from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
-from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, Usage, node_watch
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST, LAST
 from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
-PROFILE = "profile/trace.json"
-_ARTIFACTS = {
-    "report": MARKDOWN,
-    "page": PAGE,
-    "steps": "steps.csv",
-    "metrics": "metrics.csv",
-    "telemetry": "telemetry.csv",
-    "log": "train.log",
-    "last": f"{CHECKPOINTS}/{LAST}",
-    "best": f"{CHECKPOINTS}/{BEST}",
-    "profile": PROFILE,
-}
-_MOST_TABLE_ROWS = 1000
-"""Maximum number of rows of an evaluation's table that loggers get; the file has all."""
 
 
 class Bookkeeper:
@@ -96,14 +66,6 @@ class Bookkeeper:
         now_s = self.journal.time_s()
         self.record.before_training[part] = round(now_s - self._passed_at_s, 3)
         self._passed_at_s = now_s
-
-    def machine(self, facts: MachineFacts) -> None:
-        """Records the facts of this machine."""
-        self.record.machine = facts.entry()
-
-    def other_machines(self, gpus: Sequence[dict[str, Any]]) -> None:
-        """Records the GPUs of the other machines of this run."""
-        self.record.machine["gpus"] = [*self.record.machine.get("gpus", []), *gpus]
 
     def planned(self, plan: RunPlan) -> None:
         """Records the plan."""
@@ -165,12 +127,20 @@ class Bookkeeper:
         sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
         self.journal.sink = Sink(*sinks)
 
-    def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Returns a context that watches machine and GPUs, if telemetry is enabled."""
-        self.progress.step = self.record.steps
-        if not self._config.telemetry.enabled:
+    def watching(
+        self, facts: MachineFacts, plan: RunPlan, sender: tuple[int, Callable[[NodeMessage], None]] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Returns a context that watches machine and GPUs, if telemetry is enabled.
+
+        Args:
+            sender: another node, and a function that sends its readings to rank 0, where `take_node_message` gets them.
+        """
+        self.progress.step, config = self.record.steps, self._config.telemetry
+        if not config.enabled:
             return nullcontext()
-        self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
+        if sender is not None:
+            return node_watch(config, facts, plan, self.progress, *sender)
+        self._watch = MachineWatch(config, facts, plan, self.journal, self.progress)
         return self._watch.sampler
 
     @property
@@ -185,15 +155,6 @@ class Bookkeeper:
     def held_gib(self) -> float | None:
         """Returns the memory of this rank's card that torch holds now; None without a card."""
         return None if self._usage is None else self._usage.held_gib()
-
-    def watching_node(
-        self, facts: MachineFacts, plan: RunPlan, node: int, send: Callable[[NodeMessage], None]
-    ) -> AbstractContextManager[Any]:
-        """Returns the same context for another node, whose readings go to rank 0 and `take_node_message`."""
-        self.progress.step = self.record.steps
-        if not self._config.telemetry.enabled:
-            return nullcontext()
-        return node_watch(self._config.telemetry, facts, plan, self.progress, node, send)
 
     def take_node_message(self, message: NodeMessage) -> None:
         """Takes the readings of another node."""
@@ -216,10 +177,6 @@ class Bookkeeper:
             sizes = {name: mib(size) for name, size in by_dtype.items()}
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes), "batch_dtypes": sizes}
 
-    def computed(self, found: ProcessEntry) -> None:
-        """Records how the training process has computed."""
-        self.record.process = found
-
     def of_ranks(self, ranks: Sequence[RankEntry]) -> None:
         """Records the figures of all ranks, and which rank waited longest for data if that is not rank 0."""
         self.record.ranks = list(ranks)
@@ -232,14 +189,6 @@ class Bookkeeper:
                 "readiness_frac": longest["readiness_frac"],
             }
             self.record.loading = {**self.record.loading, "longest_wait": found}
-
-    def synchronised(self, places: list[SynchronisationEntry]) -> None:
-        """Records the lines where the host waited for the device."""
-        self.record.synchronisations = places
-
-    def profiled(self, found: ProfileEntry) -> None:
-        """Records the times of the profiled steps."""
-        self.record.profile = found
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Records the progress of training; ``samples`` are those of this step."""
@@ -279,49 +228,10 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
-        self._diagnose(has_page=has_page)
-        record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
-        findings = record.findings
-        rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
-        self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
-        page = self.folder / PAGE
-        if page.exists():
-            self.journal.sink.file("report", page)
-        self._publish_artifacts()
-        self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
+        self.evidence = diagnosed(self.journal, has_page=has_page)
+        publish(self.journal)
+        self.journal.sink.finish({**record.metrics, **figures_of_run(record)}, outcome.exit_code)
         self.journal.save(duration_s=record.duration_s)  # the same duration as in the reports
-
-    def _publish_artifacts(self) -> None:
-        """Hands pictures and tables that an evaluation wrote to the loggers."""
-        for name, file in self.record.artifacts.items():
-            path = self.folder / file
-            if name in _ARTIFACTS:
-                continue
-            if path.suffix.lower() in PICTURES:
-                self.journal.sink.file(name, path)
-            elif path.suffix.lower() == ".csv":
-                try:
-                    with path.open(encoding="utf-8", newline="") as stream:
-                        columns, *rows = islice(csv.reader(stream), 1 + _MOST_TABLE_ROWS)
-                except (OSError, ValueError, csv.Error) as error:
-                    _LOG.warning("%s is not shown in the loggers: %s", path, error)
-                    continue
-                self.journal.sink.table(name, columns, rows)
-
-    def _diagnose(self, *, has_page: bool) -> None:
-        try:
-            self.evidence = Evidence.of(self.record, self.folder)
-            conclude(self.evidence)
-            self.record.swing, self.record.findings = self.evidence.record.swing, self.evidence.record.findings
-        except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
-            _LOG.exception("The run could not be diagnosed; the record has the figures.")
-        try:
-            write_reports(self.evidence, self.folder, has_page=has_page)
-        except OSError as error:
-            self.journal.disk_full(error, self.record.steps)
-        except Exception as error:  # noqa: BLE001  as above
-            _LOG.warning("%s could not be drawn: %s. %s has the text.", PAGE, first_line(error), MARKDOWN)
-            _LOG.info("drawing it", exc_info=True)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         record = self.record
@@ -349,26 +259,3 @@ class Bookkeeper:
             before = self._phases_before.get(phase, none)
             found[phase] = {"total_s": round(before["total_s"] + total_s, 6), "times": before["times"] + times}
         return found
-
-
-def _of_the_run(record: RunRecord) -> dict[str, float]:
-    """Returns figures of the whole run for a logger's summary, without those not measured.
-
-    The milliseconds of the phases are left out: their names are those of curves, which have the latest steps.
-    """
-    throughput, ceiling = record.throughput, record.ceiling
-    rate, top = throughput and throughput["samples_per_s"], ceiling and ceiling["samples_per_s"]
-    found: dict[str, Any] = {
-        "throughput/samples_per_s": rate,
-        "throughput/readiness_frac": record.readiness_frac,
-        "ceiling/samples_per_s": top,
-        "ceiling/headroom": max(0.0, top / rate - 1) if rate and top else None,
-        "memory/peak_gib": record.memory.get("measured_peak_gib"),
-        **{
-            f"gpu{gpu}/util_{figure}_pct": figures.get("util_pct", {}).get(figure)
-            for gpu, figures in record.gpus.items()
-            for figure in ("mean", "p5", "p95")
-        },
-        **{f"step/{name}": share for name, share in (record.time or {}).items() if name not in PHASE_COLUMNS},
-    }
-    return {name: float(value) for name, value in found.items() if value is not None}

@@ -118,8 +118,8 @@ class Run:
         return outcome.exit_code
 
     def _stages(self) -> None:
-        facts = machine(torch_cuda())
-        self._books.machine(facts)
+        facts, record = machine(torch_cuda()), self._books.record
+        record.machine = facts.entry()
         self._books.passed("imports_s")
         _prepare_machine(facts)
         self._stage("reading data")
@@ -127,7 +127,7 @@ class Run:
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
         self._stage("planning")
-        self._books.other_machines(self._others.gpus_of_other_machines(facts, planner.device))
+        record.machine["gpus"] += self._others.gpus_of_other_machines(facts, planner.device)
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
@@ -141,7 +141,7 @@ class Run:
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
-                books.ceiling(passes.warm_up())
+                books.ceiling(passes.ceiling.warm_up())
                 passes.measure(self.measure, self.stop, self._started)
                 usage.stop()
                 return
@@ -164,8 +164,8 @@ class Run:
             if not passes.is_pruned:
                 self._stage("testing")
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
-                books.record.artifacts.update(written)
-                books.ceiling(passes.ceiling(self._console))
+                record.artifacts.update(written)
+                books.ceiling(passes.ceiling.measure(self._console))
             planner.parts.end()
             passes.check_saved()
 
@@ -215,10 +215,8 @@ class Run:
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
-        if self.rank == 0:
-            return self._books.watching(facts, plan)
-        sender = self._others.sender()
-        return nullcontext() if sender is None else self._books.watching_node(facts, plan, *sender)
+        sender = None if self.rank == 0 else self._others.sender()
+        return nullcontext() if self.rank and sender is None else self._books.watching(facts, plan, sender)
 
     def _renewing(self) -> AbstractContextManager[Any]:
         """Returns a context that renews the page; trials and runs without telemetry do without."""

@@ -10,7 +10,7 @@ from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import OF_EVERY_RUN, file_sections, own_files, sections
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
-from wellfed.run.bookkeeper import _ARTIFACTS
+from wellfed.run.closing import _ARTIFACTS
 
 ORDER = [
     "verdict",

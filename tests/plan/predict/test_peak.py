@@ -230,6 +230,29 @@ def test_what_is_reserved_comes_from_a_replay():
     assert at(8, 8, of=expandable).reserved_bytes == 160 * MIB  # pages of 20 MiB
 
 
+def test_an_evaluation_copies_its_batches_ahead_to_segments_of_its_own():
+    of, ahead = large(), {"batches_ahead": 1}
+
+    def reserved(**more):
+        return at(8, 8, of=of, **more).reserved_bytes
+
+    alone = reserved(**ahead)
+    assert reserved(**ahead, num_eval=100) == alone + 2 * 40 * MIB  # as large as the micro-batch
+    assert reserved(**ahead, num_eval=100, eval_batch_size=1) == alone + 20 * MIB  # two of 5 MiB
+    assert reserved(**ahead, num_eval=9) == alone + 2 * 40 * MIB
+    assert reserved(**ahead, num_eval=8) == alone + 40 * MIB  # a single batch
+    assert reserved(num_eval=100) == reserved()  # copied on the stream of the step
+    assert at(8, 8, of=of, **ahead, num_eval=100).tensor_bytes == at(8, 8, of=of, **ahead).tensor_bytes
+
+
+def test_where_memory_is_short_the_allocator_gives_the_segments_of_an_evaluation_back():
+    of, step = large(), StepShape(8, batches_ahead=1)
+    alone, evaluates = predicted_peak(of, 8, step).reserved_bytes, dataclasses.replace(step, num_eval=100)
+    assert fits_within(of, 8, evaluates, alone)
+    assert needed_bytes(of, 8, evaluates) == pytest.approx(needed_bytes(of, 8, step), rel=0.01)
+    assert largest_micro_batch(of, alone, evaluates) == largest_micro_batch(of, alone, step) == 8
+
+
 def test_what_must_be_reserved_may_be_less():
     """In the first step the state splits the segment of the pass, so that the second takes another."""
     of = large(recording=recording(state=30 * MIB), optimizer_state=30 * MIB, inputs=())

@@ -201,7 +201,7 @@ def test_one_run_goes_through_all_stages(tmp_path: Path) -> None:
     assert not torch.equal(encoded.encoder_weights(model), before)
     (event,) = (event for event in record.events if event["kind"] == "stage")
     assert (event["step"], event["epoch"], event["joined"]) == (2 * STEPS, 2, before.numel())
-    assert passes.ceiling(Terminal(quiet=True)) is not None
+    assert passes.ceiling.measure(Terminal(quiet=True)) is not None
     assert "ceiling_failed" not in kinds(record)
     passes.test()
     assert passes.figures.latest["test/loss"] > 0

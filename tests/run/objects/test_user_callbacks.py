@@ -9,7 +9,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.run.objects.models import model_facts, step_listeners
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.objects.user_callbacks import check_monitors, make_callbacks
+from wellfed.run.objects.user_callbacks import check_metrics, make_callbacks
 
 
 def made(*overrides: str, val: Any = ()) -> dict[str, Any]:
@@ -69,5 +69,5 @@ def test_a_figure_that_validation_does_not_give_is_told() -> None:
     config = compose(["workload.schedule.name=constant"]).config
     expected = r"monitor=val/ndcg: validation gives no such figure. Set it to one of val/loss, val/ndcg@10"
     with pytest.raises(ConfigError, match=expected):
-        check_monitors(config, parts, {"val/ndcg@10", "val/loss"})
-    check_monitors(config, parts, {"val/ndcg"})
+        check_metrics(config, parts, "val", {"ndcg@10": 0.5, "loss": 0.5})
+    check_metrics(config, parts, "val", {"ndcg": 0.5})

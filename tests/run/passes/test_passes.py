@@ -1,5 +1,6 @@
 """Passes of a run: evaluation, and a ceiling that never ends a run."""
 
+import copy
 import json
 import math
 import multiprocessing
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -26,7 +27,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import Stopped, StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes.passes import Passes
+from wellfed.run.passes.passes import Passes, compare_ranks
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -219,6 +220,31 @@ def test_so_are_hooks_of_a_users_own_module(tmp_path: Path) -> None:
     assert wall["callbacks"]["SlowLR.step"] >= 2 * 0.02
 
 
+class Copies(pl.Callback):
+    """A callback that asks a copy of the module, whose weights are zeros, for its loss."""
+
+    losses: ClassVar[list[float]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        other = copy.deepcopy(module)
+        for weight in other.parameters():
+            nn.init.zeros_(weight)
+        self.losses.append(float(other.training_step(batch, batch_idx).detach()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile
+@pytest.mark.parametrize("more", [("memory.micro_batch=2",), slow(("gpu.compile=default",))])
+def test_a_copy_of_a_users_own_module_runs_its_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Copies, "losses", [])
+    own = (*more, f"+callbacks.own._target_={__name__}.Copies", "trainer.max_steps=2", "trainer.max_epochs=null")
+    passes, _, module = passes_of(tmp_path, *own, model={"_target_": f"{__name__}.OwnModule"}, optimizer=None)
+    fit(passes)
+    assert set(Copies.losses) == {0.0}
+    assert any(float(weight.detach().abs()) > 0 for weight in module.parameters())
+
+
 class WithHoles(Numbers):
     """Data whose sample 13 is NaN."""
 
@@ -307,7 +333,7 @@ def test_the_ceiling_takes_its_time_and_no_more(
     passes, _, model = passes_of(tmp_path, "trainer.max_epochs=1", "telemetry.ceiling_steps=1000", model=model)
     fit(passes)
     steps = len(model.sizes)
-    rate = passes.ceiling(Terminal())
+    rate = passes.ceiling.measure(Terminal())
     printed = capsys.readouterr().out
     if is_measured:
         assert rate is not None
@@ -328,7 +354,7 @@ def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, s
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
     assert model.sizes == [4, 4, 4, 4, 4, 2, 4][:steps]
-    rate = passes.ceiling(Terminal(quiet=True))
+    rate = passes.ceiling.measure(Terminal(quiet=True))
     assert rate is not None
     assert model.sizes[steps:] == [4] * 8
     assert "ceiling_failed" not in kinds(journal)
@@ -371,7 +397,7 @@ def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
     weights = [parameter.clone() for parameter in model.parameters()]
     before = kinds(journal)
     spoil(model)
-    assert passes.ceiling(Terminal(quiet=True)) is None
+    assert passes.ceiling.measure(Terminal(quiet=True)) is None
     assert kinds(journal) == [*before, "ceiling_failed"]
     assert words in journal.record.events[-1]["message"]
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights, strict=True))
@@ -382,16 +408,16 @@ def test_who_stops_a_run_in_its_ceiling_has_stopped_it(tmp_path: Path) -> None:
     fit(passes)
     model.fails_with = Stopped(15)
     with pytest.raises(Stopped):
-        passes.ceiling(Terminal(quiet=True))
+        passes.ceiling.measure(Terminal(quiet=True))
     assert "ceiling_failed" not in kinds(journal)
 
 
 @pytest.mark.parametrize("more", [("telemetry.ceiling_steps=0",), ("telemetry=none",)])
 def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Sequence[str]) -> None:
     passes, _, model = passes_of(tmp_path, *more)
-    assert passes.ceiling(Terminal(quiet=True)) is None
+    assert passes.ceiling.measure(Terminal(quiet=True)) is None
     assert model.sizes == []
-    assert passes.warm_up() is None
+    assert passes.ceiling.warm_up() is None
     assert model.sizes == [4] * 4
 
 
@@ -484,16 +510,11 @@ def _compare_ranks(rank: int, folder: Path) -> None:
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     books.journal.summary = lambda: found  # type: ignore[assignment,method-assign,return-value]
-    passes: Any = SimpleNamespace(
-        _rank=rank,
-        _books=books,
-        _options=SimpleNamespace(world_size=2),
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHELASTIC_RUN_ID", "none")
         patch.setenv("RANK", str(rank))
         patch.setenv("GROUP_RANK", str(rank))
-        Passes._compare_ranks(passes, torch.device("cpu"))
+        compare_ranks(books, rank, 2, torch.device("cpu"))
     (folder / f"{rank}.json").write_text(json.dumps([books.record.loading, books.record.ranks]))
 
 

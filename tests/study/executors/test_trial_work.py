@@ -257,7 +257,7 @@ def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     books = Bookkeeper(RunRecord.start("w"), tmp_path, point.config)
     passes = Passes(point.config, parts, planner(point, parts).rough(), books, rank=0)
     asked.clear()
-    rate = passes.warm_up()
+    rate = passes.ceiling.warm_up()
     assert rate is not None
     assert rate > 0
     assert (os.getpid() in asked) is is_here

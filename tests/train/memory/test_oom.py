@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wellfed.train.memory import oom
-from wellfed.train.memory.oom import Attempts, classify, lost_worker
+from wellfed.train.memory.oom import Attempts, Thrash, classify, lost_worker
 
 NCCL = (
     "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO "
@@ -202,3 +202,10 @@ def test_what_may_be_for_want_of_memory_is_believed_once(errors, expected):
 
 def test_nothing_is_held_without_a_card():
     assert oom.reserved_bytes() == 0
+
+
+def test_two_steps_in_a_row_with_retries() -> None:
+    counts = iter([5, 5, 6, 6, 7, 9, 9, 10, 11, 12, 13])
+    thrash = Thrash(torch.device("cpu"), lambda: next(counts))
+    found = [thrash.after_step() for _ in range(10)]
+    assert found == [False, False, False, False, True, False, False, True, False, True]

@@ -58,7 +58,7 @@ def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
     class Ends(pl.Callback):
         def on_validation_epoch_end(self, trainer: pl.Trainer, ended: Any) -> None:
             try:
-                found.append([ended.plain.evaluated(), sum(ended.model.seen)])
+                found.append([ended.plain.evaluating.end(), sum(ended.model.seen)])
             except DataError as error:
                 found.append(str(error))
             ended.model.seen.clear()

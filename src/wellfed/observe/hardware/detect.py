@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -188,10 +189,10 @@ def _rlimit_bytes() -> int | None:
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
     """Returns size and free space of /dev/shm in GiB."""
     try:
-        status = os.statvfs(root / "dev/shm")
-    except (AttributeError, OSError):  # Windows, macOS
+        found = shutil.disk_usage(root / "dev/shm")
+    except OSError:  # Windows, macOS
         return None, None
-    return gib(status.f_blocks * status.f_frsize), gib(status.f_bavail * status.f_frsize)
+    return gib(found.total), gib(found.free)
 
 
 def _cpu_name(root: Path) -> str:

@@ -70,16 +70,9 @@ class Journal:
     def cut_after(self, step: int) -> None:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
         last save, where a killed run's clock resumes."""
-        for table in (self._steps, self._metrics, self._telemetry):
-            try:
-                damaged = table.cut_after("step", step)
-                if table is self._telemetry:
-                    damaged += table.cut_after("time_s", self.time_s())
-                if damaged:
-                    self.event("table_damaged", step=step, file=table.path.name, lines=damaged)
-                    _LOG.warning("%s: damaged lines are left out: %d.", table.path, damaged)
-            except (OSError, ValueError, csv.Error) as error:
-                _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
+        self._cut(self._steps, step, step=step)
+        self._cut(self._metrics, step, step=step)
+        self._cut(self._telemetry, step, step=step, time_s=self.time_s())
 
     def rewind(self, step: int, time_s: float) -> None:
         """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
@@ -91,11 +84,18 @@ class Journal:
             rows.pop()
         for table in (self._steps, self._metrics):
             table.flush()  # otherwise they would be written later
-            for column_, last in (("step", step), ("time_s", time_s)):
-                try:
-                    table.cut_after(column_, last)
-                except (OSError, ValueError) as error:
-                    _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
+            self._cut(table, step, step=step, time_s=time_s)
+
+    def _cut(self, table: CsvTable, resumed_at: int, **last: float) -> None:
+        """Drops rows of a table whose columns are above these values; reports damaged lines."""
+        try:
+            damaged = sum(table.cut_after(name, value) for name, value in last.items())
+        except (OSError, ValueError, csv.Error) as error:
+            _LOG.warning("%s could not be cut back to step %d: %s", table.path, resumed_at, error)
+            return
+        if damaged:
+            self.event("table_damaged", step=resumed_at, file=table.path.name, lines=damaged)
+            _LOG.warning("%s: damaged lines are left out: %d.", table.path, damaged)
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
@@ -159,7 +159,7 @@ class Journal:
     ) -> None:
         """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``has_rate``: the rate and the
         time shares of recent steps join the same row of the sink, since each row costs wandb half a millisecond."""
-        at, recent = {"step": step, "epoch": epoch}, self._recent() if has_rate else None
+        at, recent = {"step": step, "epoch": epoch}, self.recent(200) if has_rate else None
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in _throughput(recent).items()]
         in_file = {**at, "time_s": self.time_s()}
@@ -181,16 +181,11 @@ class Journal:
         """Returns the figures of the steps so far."""
         return summarise(self.rows)
 
-    def _recent(self) -> StepColumns | None:
-        """Returns the last 200 steps without warm-up; None without any, or if they took no time."""
-        rows = [row for row in islice(reversed(self.rows), 200) if not row.warmup]
+    def recent(self, number: int) -> StepColumns | None:
+        """Returns the last steps, up to this number, without warm-up; None without any, or if they took no time."""
+        rows = [row for row in islice(reversed(self.rows), number) if not row.warmup]
         recent = StepColumns.of(rows) if rows else None
         return None if recent is None or recent.samples_per_s is None else recent
-
-    def recent_rate(self) -> float | None:
-        """Returns samples/s over the last 50 steps without warm-up; None if there are none."""
-        rows = [row for row in islice(reversed(self.rows), 50) if not row.warmup]
-        return StepColumns.of(rows).samples_per_s if rows else None
 
     def save(self, *, duration_s: float | None = None) -> None:
         """Writes everything to disk; ``duration_s`` is given for a finished run."""

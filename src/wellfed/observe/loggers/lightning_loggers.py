@@ -45,8 +45,19 @@ class _OfRun(Logger):
     """Receives numbers; None = another logger of the same Trainer forwards them."""
     report: Callable[[str], None] = staticmethod(lambda reason: None)
     """Called with the reason of a failed call."""
+    shown_as = ""
+    """Text such as ``with csv``, for a warning about calls that its ``experiment`` lacks; empty = it lacks none."""
     _config: Mapping[str, Any] = MappingProxyType({})
-    _experiment_shown: _Lenient | None = None
+    _lenient: _Lenient | None = None
+
+    @property
+    def experiment(self) -> Any:
+        real = super().experiment
+        if not self.shown_as:
+            return real
+        if self._lenient is None or self._lenient.real is not real:
+            self._lenient = _Lenient(real, self.shown_as)
+        return self._lenient
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Sends numbers and one-element tensors to the run, anything else to this logger."""
@@ -87,11 +98,6 @@ class _OfRun(Logger):
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
 
-    def _lenient(self, real: Any, name: str) -> Any:
-        if self._experiment_shown is None or self._experiment_shown.real is not real:
-            self._experiment_shown = _Lenient(real, name)
-        return self._experiment_shown
-
     def _try(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         try:
             call(*arguments, **named)
@@ -122,11 +128,6 @@ class Quiet(_OfRun):
         """Returns methods of other loggers, such as ``log_image``."""
         return getattr(vars(self).get("_experiment"), name)
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Forwards numbers and one-element tensors."""
-        if self.forward is not None:
-            self.forward({name: float(value) for name, value in metrics.items() if _is_number(value)})
-
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
         """Does nothing: the record has the configuration."""
 
@@ -151,18 +152,16 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 
 
 class _Mlflow(_OfRun, MLFlowLogger):
-    @property
-    def experiment(self) -> Any:
-        return self._lenient(super().experiment, "with mlflow")
+    shown_as = "with mlflow"
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        super().experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
+        self.experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
 
     def file(self, name: str, path: Path, step: int) -> None:
-        super().experiment.log_artifact(self.run_id, str(path))
+        self.experiment.log_artifact(self.run_id, str(path))
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
         self._config = config
@@ -171,15 +170,11 @@ class _Mlflow(_OfRun, MLFlowLogger):
 
 
 class _Csv(_OfRun, CSVLogger):
-    @property
-    def experiment(self) -> Any:
-        return self._lenient(super().experiment, "with csv")
+    shown_as = "with csv"
 
 
 class _Wandb(_OfRun, WandbLogger):
-    @property
-    def experiment(self) -> Any:
-        return self._lenient(super().experiment, "with wandb")
+    shown_as = "with wandb"
 
 
 class LoggerSink(GuardedSink):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -22,6 +21,7 @@ from wellfed.errors import INSTALLED
 from wellfed.plan.predict.estimate import measure
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
+from wellfed.record import write_atomically
 from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
@@ -51,7 +51,9 @@ def cached_measure(
         return kept
     found = measure(model, task, samples, host_bytes=host_bytes)
     if file is not None and isinstance(found, Footprint):
-        _store(file, found)
+        with contextlib.suppress(OSError):  # a missing cache costs seconds, not the run
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(found.to_dict(), indent=1) + "\n")
     return found
 
 
@@ -61,15 +63,6 @@ def load(file: Path) -> Footprint | None:
         return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-
-
-def _store(file: Path, footprint: Footprint) -> None:
-    """Writes the file atomically: a reader finds the old one or the new one."""
-    own = file.with_name(f"{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a missing cache costs seconds, not the run
-        file.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(json.dumps(footprint.to_dict(), indent=1) + "\n", encoding="utf-8")
-        own.replace(file)
 
 
 def digest(model: nn.Module, task: Task, samples: int) -> str:

@@ -148,6 +148,10 @@ class StepShape:
     """Bytes of a sharded model that are gathered at a time (see `fsdp_blocks.gathered_bytes`)."""
     average: int = 0
     """Bytes of a callback's average of the weights."""
+    num_eval: int = 0
+    """Samples of an evaluation within the training; 0 = there is none."""
+    eval_batch_size: int | None = None
+    """Samples of its batches; None = the micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,20 @@ def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
     if step.batches_ahead:  # as are batches copied ahead
         sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
         unused += reserved_for(sizes, expandable=footprint.recording.expandable) - sum(sizes)
-    return unused
+    return unused + _left_by_evaluation(footprint, micro_batch, step)
+
+
+def _left_by_evaluation(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """Returns the bytes of the segments that stay reserved after an evaluation, and are returned if memory is short.
+
+    Its batches are copied ahead on a stream of their own, whose segments no other stream can use. They count as large
+    as those of training.
+    """
+    size = min(step.eval_batch_size or micro_batch, step.num_eval)
+    if footprint.recording is None or not (size and step.batches_ahead):
+        return 0
+    most = min(1 + step.batches_ahead, -(-step.num_eval // size))
+    return reserved_for([each * size for each in footprint.inputs] * most, expandable=footprint.recording.expandable)
 
 
 def _replayed(
@@ -258,7 +275,7 @@ def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_b
     Less than the unlimited reservation may suffice, since the allocator returns cached segments to the driver.
     """
     peak = predicted_peak(footprint, micro_batch, step)
-    missing = peak.reserved_bytes - limit_bytes
+    missing = peak.reserved_bytes - _left_by_evaluation(footprint, micro_batch, step) - limit_bytes
     if missing <= 0:
         return True
     if footprint.recording is None or peak.tensor_bytes + peak.workspaces > limit_bytes:

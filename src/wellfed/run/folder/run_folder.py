@@ -162,7 +162,7 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
         ConfigError: it holds another run already, or can't be created.
     """
     if resume:
-        return _existing(path)
+        return RunFolder(path, is_new=False)
     if (path / record.FILE_NAME).exists():
         way_out = f"Name another folder, or go on with that run: resume={path}"
         raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
@@ -172,11 +172,7 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     except OSError as error:
         problem = f"can't be created: {error.strerror}."
         raise ConfigError.of(f"hydra.run.dir={path}", problem, "Name another folder.") from error
-    return RunFolder(path, is_new=True) if is_new else _existing(path)
-
-
-def _existing(path: Path) -> RunFolder:
-    return RunFolder(path, is_new=False)
+    return RunFolder(path, is_new)
 
 
 def _create_in(runs: Path) -> Path:

@@ -2,5 +2,5 @@
 
 Start from `assemble.complete`, which calls the builders in order: `datasets`, `models`, `optimizers`, `user_callbacks`
 and `feature_stages`. `loaders` and `evaluation` build the readers of a split, after planning. `run_objects.RunObjects`
-holds all objects of a run.
+holds all objects of a run. `load_model` builds the model of a finished one.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wellfed.config.build import TARGET, build
@@ -52,8 +52,11 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     return made
 
 
-def check_monitors(config: RunConfig, objects: RunObjects, names: Collection[str]) -> None:
-    """Raises a ConfigError for each monitored metric of validation that is not among these names."""
+def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: Mapping[str, float]) -> None:
+    """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
+    if split != "val":
+        return
+    names, best = {f"val/{name}" for name in metrics}, config.trainer.best_metric
     waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     waited["workload.schedule.monitor"] = config.workload.schedule.monitor
     faults = [
@@ -63,6 +66,11 @@ def check_monitors(config: RunConfig, objects: RunObjects, names: Collection[str
     ]
     if faults:
         raise ConfigError(faults)
+    if best is not None and best not in metrics:
+        bare = best.removeprefix("val/").removeprefix("val_")
+        listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+        way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
+        raise ConfigError.of(f"trainer.best_metric={best}", "validation gives no such metric.", way_out)
 
 
 def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:

@@ -41,13 +41,13 @@ class CeilingPass:
         self._steps = telemetry.ceiling_steps if telemetry.enabled else 0
 
     def warm_up(self) -> float | None:
-        """Does a few steps before a timed training, and returns their rate as `ceiling` does. Training continues after
+        """Does a few steps before a timed training, and returns their rate as `measure` does. Training continues after
         these batches, so all of its batches are equally new to caches."""
         few = self._few_without_workers()
         rate = self._rate(self._first_batches if few is None else lambda: few, max(1, self._steps))
         return rate if self._steps else None
 
-    def ceiling(self, console: Terminal) -> float | None:
+    def measure(self, console: Terminal) -> float | None:
         """Returns samples/s on batches already on the device; None if not requested, or if it fails.
 
         Takes `_CEILING_S`, or `_CEILING_FRAC` of the training time if that is more. A failure is an event, and changes

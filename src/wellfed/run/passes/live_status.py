@@ -21,7 +21,7 @@ from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget,
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepColumns, summarise
+from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import FindingEntry
@@ -58,7 +58,8 @@ class LiveStatus:
 
     def rate(self) -> str:
         """Returns samples/s of the latest steps; empty if unknown."""
-        rate = self._books.journal.recent_rate()
+        recent = self._books.journal.recent(_LATEST_STEPS)
+        rate = None if recent is None else recent.samples_per_s
         return f"{rate:,.0f} {self._unit}/s" if rate else ""
 
     def parts(self) -> list[Text]:
@@ -137,10 +138,9 @@ class LiveStatus:
         return None if first is None else first.entry(), summary.steps
 
     def _wait(self) -> Iterator[Text]:
-        rows = [row for row in islice(reversed(self._books.journal.rows), _LATEST_STEPS) if not row.warmup]
-        if rows:
-            columns = StepColumns.of(rows)
-            frac = float(columns.wait_ms.sum()) / max(1e-9, float(columns.step_ms.sum()))
+        recent = self._books.journal.recent(_LATEST_STEPS)
+        if recent is not None:
+            frac = float(recent.wait_ms.sum()) / float(recent.step_ms.sum())
             yield Text(f"wait {100 * frac:.0f} %", waiting_colour(frac))
 
     def _utilisation(self, latest: Sequence[Sample]) -> Iterator[Text]:

@@ -60,9 +60,9 @@ class ModuleLearner(Learner):
         """
         memory = additions.StepMemory()
         trainer.callbacks.append(memory)
-        instead = {"training_step": weighing_parts(self.module)} if self.options.accumulate > 1 else {}
+        instead = {"training_step": weighing_parts(trainer)} if self.options.accumulate > 1 else {}
         try:
-            with replaced(self.module, instead):
+            with replaced(trainer.strategy, instead):
                 super().fit(trainer, loader, val_batches, checkpoint)
             return
         except Exception as error:
@@ -100,16 +100,12 @@ class ModuleLearner(Learner):
             if plan.loader.device_prefetch:
                 changes["loader.device_prefetch"] = 0
             return RestartNeeded(ran_out, changes, failure.kind)
-        by_part = breakdown.bytes_by_part(self.module, None, None)
-        states = (breakdown.bytes_by_part(self.module, each, None)["optimizer state"] for each in trainer.optimizers)
-        by_part["optimizer state"] = sum(states)
-        ahead, precision = plan.loader.device_prefetch, plan.device.precision
-        less = breakdown.overrides_with_less(by_part, precision=precision, batches_ahead=ahead)
+        others = []
         if smaller is not None:  # the plan does not split steps
             ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
-            less.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
-        ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
-        way_out = f"{breakdown.largest_parts(by_part)} Next: {'; or '.join(ways)}."
+            others.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
+        by_part, ahead = breakdown.bytes_by_part(self.module, trainer.optimizers), plan.loader.device_prefetch
+        way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=ahead, others=others)
         return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
 
     def in_parts(self, loader: TimedLoader) -> Any:

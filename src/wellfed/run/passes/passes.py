@@ -25,20 +25,20 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
 from wellfed.ranks import launched
 from wellfed.record import RankEntry
-from wellfed.run.bookkeeper import PROFILE, Bookkeeper
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.objects.user_callbacks import check_monitors
+from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.ceiling_pass import CeilingPass
 from wellfed.run.passes.eval_batches import EvalBatches
 from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
-from wellfed.run.screen import Terminal
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -104,7 +104,7 @@ class Passes:
             total_steps = lit.total_steps(options, self.steps_per_epoch)
             self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, total_steps)
         self._eval_batches = EvalBatches(self._learner, rank)
-        self._ceiling = CeilingPass(self._learner, self._loader)
+        self.ceiling = CeilingPass(self._learner, self._loader)
         self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
             CheckpointOptions(
@@ -188,14 +188,14 @@ class Passes:
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
-            profiled, interrupt = self._books.profiled, clock.interrupt
+            profiled, interrupt = partial(setattr, self._books.record, "profile"), clock.interrupt
             callbacks.insert(1, ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=interrupt))
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if learner.evaluates(split)]
             few = {split: partial(self._eval_batches.few, split) for split in splits}
             loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
-            callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
+            callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
         return callbacks
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
@@ -209,13 +209,14 @@ class Passes:
                     self._books.journal.event("data_parallel", module=module, devices=devices)
 
         is_on_gpu = self._options.accelerator == "gpu"
-        self._synchronisations = Synchronisations(self._books.synchronised) if is_on_gpu else None
+        record = self._books.record
+        self._synchronisations = Synchronisations(partial(setattr, record, "synchronisations")) if is_on_gpu else None
         is_users = self._learner.objects.is_lightning_module
         return [
             clock,
             *([ModulePhases(clock.clock)] if is_users else []),
             *([] if self._synchronisations is None else [self._synchronisations]),
-            ProcessWatch(self._books.computed),
+            ProcessWatch(partial(setattr, record, "process")),
             ProgressReport(self._books.progress),
             Counts(started, self._books.stepped, self.steps_per_epoch),
             self.figures,
@@ -242,7 +243,7 @@ class Passes:
         """Records what ended the training, and validates after its last step."""
         books = self._books
         if self._options.world_size > 1:
-            self._compare_ranks(trainer.strategy.root_device)
+            compare_ranks(books, self._rank, self._options.world_size, trainer.strategy.root_device)
         books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, books.record.ended_by = True, pruning.reason
@@ -250,32 +251,6 @@ class Passes:
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
-
-    def _compare_ranks(self, device: torch.device) -> None:
-        """Records the figures of each rank. All ranks must call it.
-
-        Args:
-            device: of this rank.
-        """
-        launch, found = launched(), self._books.journal.summary()
-        own: RankEntry | None = None
-        if found is not None:
-            node = 0 if launch is None else launch.node
-            own = {
-                "rank": self._rank,
-                "node": node,
-                "gpu": None if device.type == "cpu" else str(named(of_node(node, device.index))),
-                "wait_frac": found.wait_frac,
-                "copy_frac": found.copy_frac,
-                "compute_frac": found.compute_frac,
-                "host_frac": found.host_frac,
-                "step_ms_mean": found.step_ms_mean,
-                "readiness_frac": found.readiness_frac,
-                "peak_gib": self._books.peak_gib,
-            }
-        of_ranks: list[Any] = [None] * self._options.world_size
-        torch.distributed.all_gather_object(of_ranks, own)
-        self._books.of_ranks([one for one in of_ranks if one is not None])
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
         """Switches the data to another mode of features. Open loaders read the new data from their next pass on."""
@@ -300,18 +275,6 @@ class Passes:
         before = self._books.wall.switch(LOGGING)
         self._books.journal.metrics(*figures, **about)
         self._books.wall.back(before)
-
-    def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
-        """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
-        if split != "val":
-            return
-        check_monitors(self._config, self._learner.objects, {f"val/{name}" for name in metrics})
-        name = self._config.trainer.best_metric
-        if name is not None and name not in metrics:
-            bare = name.removeprefix("val/").removeprefix("val_")
-            listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
-            way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
-            raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     def close(self) -> None:
         """Stops worker processes and threads that build training batches."""
@@ -366,13 +329,32 @@ class Passes:
             name.removeprefix("test/"): value for name, value in self.figures.latest.items() if name.startswith("test/")
         }
 
-    def warm_up(self) -> float | None:
-        """Does a few steps before a timed training; see `CeilingPass.warm_up`."""
-        return self._ceiling.warm_up()
 
-    def ceiling(self, console: Terminal) -> float | None:
-        """Returns samples/s on batches already on the device; see `CeilingPass.ceiling`."""
-        return self._ceiling.ceiling(console)
+def compare_ranks(books: Bookkeeper, rank: int, world_size: int, device: torch.device) -> None:
+    """Records the figures of each rank. All ranks must call it.
+
+    Args:
+        device: of this rank.
+    """
+    launch, found = launched(), books.journal.summary()
+    own: RankEntry | None = None
+    if found is not None:
+        node = 0 if launch is None else launch.node
+        own = {
+            "rank": rank,
+            "node": node,
+            "gpu": None if device.type == "cpu" else str(named(of_node(node, device.index))),
+            "wait_frac": found.wait_frac,
+            "copy_frac": found.copy_frac,
+            "compute_frac": found.compute_frac,
+            "host_frac": found.host_frac,
+            "step_ms_mean": found.step_ms_mean,
+            "readiness_frac": found.readiness_frac,
+            "peak_gib": books.peak_gib,
+        }
+    of_ranks: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(of_ranks, own)
+    books.of_ranks([one for one in of_ranks if one is not None])
 
 
 def _trainer_options(config: RunConfig, plan: RunPlan, *, is_module: bool) -> lit.TrainerOptions:

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import Tensor
-from torch.optim import Optimizer
 
 from wellfed.train.step.step_passes import StepListener
 
@@ -22,6 +20,15 @@ def hooks_of(owner: Any, among: Sequence[str] = HOOKS, base: type = pl.Callback)
     """Returns the hooks that a callback or module overrides."""
     own = ((name, getattr(getattr(owner, name), "__func__", None)) for name in among)
     return [name for name, function in own if function is not getattr(base, name)]
+
+
+def overrides(owner: Any, name: str) -> bool:
+    """Returns whether a LightningModule or LightningDataModule overrides a method, in its class or as an attribute."""
+    if name in vars(owner):
+        return True
+    bases = ("LightningDataModule", "LightningModule")
+    base = next((cls for cls in type(owner).__mro__ if cls.__name__ in bases), None)
+    return base is not None and getattr(type(owner), name) is not getattr(base, name)
 
 
 class Together(pl.Callback):
@@ -52,24 +59,14 @@ def calls_of(callbacks: Sequence[pl.Callback], hook: str) -> list[Callable[..., 
     return found
 
 
-class CallbacksInStep(StepListener):
-    """The callbacks of a Trainer, called within our step as Lightning calls them within its own."""
+def callbacks_in_step(trainer: pl.Trainer, module: pl.LightningModule) -> StepListener:
+    """Returns a function that calls the Trainer's callbacks within our step, as Lightning calls them within its own."""
+    attributes = vars(module)
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._trainer, self._module = trainer, module
-
-    def before_backward(self, loss: Tensor) -> None:
-        self._call("on_before_backward", loss)
-
-    def after_backward(self) -> None:
-        self._call("on_after_backward")
-
-    def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._call("on_before_optimizer_step", optimizer)
-
-    def _call(self, hook: str, *arguments: Any) -> None:
-        trainer, attributes = self._trainer, vars(self._module)
+    def call(hook: str, *arguments: Any) -> None:
         before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook  # read by `module.log`
         for callback in trainer.callbacks:
-            getattr(callback, hook)(trainer, self._module, *arguments)
+            getattr(callback, hook)(trainer, module, *arguments)
         attributes["_current_fx_name"] = before
+
+    return call

@@ -18,7 +18,7 @@ from wellfed.batches import Delivery
 from wellfed.errors import WellfedError
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.sample_rng import seed_from
-from wellfed.train.lightning.hooks import IN_STEP, CallbacksInStep, hooks_of
+from wellfed.train.lightning.hooks import IN_STEP, callbacks_in_step, hooks_of
 from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
@@ -27,6 +27,7 @@ from wellfed.train.step.feature_table import FeatureStage
 from wellfed.train.step.non_finite import as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
+from wellfed.train.step.step_passes import StepListener
 from wellfed.train.step.train_step import TrainStep
 from wellfed.units import gib
 
@@ -44,7 +45,7 @@ class StepModule(pl.LightningModule):
         """Step of the current training."""
         self.clock: StepClock | None = None
         """Clock that times the phases of its steps."""
-        self.listener: CallbacksInStep | None = None
+        self.listener: StepListener | None = None
         """Callbacks with hooks inside a step of the current training."""
         self._delivery: Delivery | None = None
 
@@ -72,7 +73,7 @@ class StepModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         self._hold_features()
         has_listeners = any(hooks_of(callback, IN_STEP) for callback in self.trainer.callbacks)
-        self.listener = CallbacksInStep(self.trainer, self) if has_listeners else None
+        self.listener = callbacks_in_step(self.trainer, self) if has_listeners else None
         self.plain.resume_lowered()
         self.step = self._make_step()
 
@@ -224,15 +225,18 @@ class StepModule(pl.LightningModule):
     on_test_start = on_validation_start
 
     def on_validation_epoch_start(self) -> None:
-        self.plain.begin_evaluation()
+        self.plain.evaluating.begin()
 
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, delivery: Delivery, batch_idx: int) -> None:
-        self.plain.evaluate("val", delivery, self.device, self.trainer.global_step)
+        self._evaluate("val", delivery)
 
     def test_step(self, delivery: Delivery, batch_idx: int) -> None:
-        self.plain.evaluate("test", delivery, self.device, self.trainer.global_step)
+        self._evaluate("test", delivery)
+
+    def _evaluate(self, split: str, delivery: Delivery) -> None:
+        self.plain.evaluating.take(split, delivery, self.plain.source(), self.device, self.trainer.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.plain.save_to(checkpoint, self.trainer.world_size)

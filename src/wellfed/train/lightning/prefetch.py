@@ -12,8 +12,8 @@ import torch
 
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.train.lightning.hooks import overrides
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.lightning.trainer import overrides
 from wellfed.train.memory import oom
 
 _LOG = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
-from wellfed.train.lightning.hooks import Together
+from wellfed.train.lightning.hooks import Together, overrides
 
 # Each Trainer looks for packages with callbacks, which reads the metadata of all packages.
 registry.entry_points = cache(registry.entry_points)
@@ -201,11 +201,6 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader
     if checkpoint is not None:
         trainer.callbacks.append(GoOn(loader))
     trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
-
-
-def overrides(module: pl.LightningModule, hook: str) -> bool:
-    """Returns whether a user's LightningModule, or its LightningDataModule, overrides a hook."""
-    return hook in vars(module) or getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
 
 
 def has_step(module: pl.LightningModule, split: str) -> bool:

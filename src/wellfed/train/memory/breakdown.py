@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -13,15 +13,18 @@ from wellfed.units import show_bytes
 
 
 def bytes_by_part(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None, buckets: int = 0
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    features: FeatureSource | None = None,
+    buckets: int = 0,
 ) -> dict[str, int]:
-    """Returns the bytes that a step needs before any activation. For the optimizer, its current bytes.
+    """Returns the bytes that a step needs before any activation. For the optimizers, their current bytes.
 
     Args:
         buckets: bytes for sums of gradients over ranks.
     """
     weights = list(model.parameters())
-    states = () if optimizer is None else (value for state in optimizer.state.values() for value in state.values())
+    states = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
     return {
         "parameters": sum(each.nbytes for each in [*weights, *model.buffers()]),
         "gradients": sum(each.nbytes for each in weights if each.requires_grad),
@@ -31,14 +34,21 @@ def bytes_by_part(
     }
 
 
-def largest_parts(parts: Mapping[str, int]) -> str:
-    """Returns a sentence such as ``Largest parts: optimizer state 4.1 GiB, parameters 2.0 GiB.``"""
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return f"Largest parts: {', '.join(f'{name} {show_bytes(size)}' for name, size in ordered if size)}."
+def way_out(
+    parts: Mapping[str, int],
+    *,
+    precision: str,
+    batches_ahead: int,
+    others: Sequence[str] = (),
+    larger: str = "a card with more memory (gpu=...)",
+) -> str:
+    """Returns text with the largest parts, and overrides that need less, with the bytes that each saves.
 
-
-def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahead: int) -> list[str]:
-    """Returns overrides that reduce memory, with the bytes that each saves, largest first."""
+    Args:
+        parts: result of `bytes_by_part`.
+        others: other ways to need less.
+        larger: the hardware that would suffice.
+    """
     spared: dict[str, int] = {}
     if precision != "bf16-true":
         halves = ("parameters", "gradients", "optimizer state")
@@ -46,7 +56,11 @@ def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahe
     if parts["feature table"]:
         spared["memory.features=dynamic"] = parts["feature table"]
     typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
-    return typed + ([f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else [])
+    typed += [f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else []
+    ways = [*typed, *others, larger, "a smaller workload.model, which learns something else"]
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    held = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest if size)
+    return f"Largest parts: {held}. Next: {'; or '.join(ways)}."
 
 
 def way_out_of_host(features: FeatureSource | None) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import psutil
 import torch
 
 
@@ -28,11 +27,7 @@ def cap_host(budget_bytes: int) -> int | None:
     The limit is the current memory plus the budget. It counts private memory (RLIMIT_DATA, getrlimit(2)), and worker
     processes inherit it. Returns None where the system has no such limit, or has a lower one.
     """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    held = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
+    held: int | None = getattr(psutil.Process().memory_info(), "data", None)  # on Linux
     if held is None:
         return None
     import resource

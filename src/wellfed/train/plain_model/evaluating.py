@@ -26,14 +26,22 @@ SHARING_STRATEGIES = ("auto", "ddp")
 
 @dataclass
 class Evaluating:
-    """Evaluation of batches. After an out-of-memory error it halves the batch, and all later ones."""
+    """Evaluation of the batches of a split. After an out-of-memory error it halves the batch, and all later ones."""
 
     model: nn.Module
     evaluation: SplitMetrics
     splits: Mapping[str, Preparation]
     may_halve: bool
     on_event: OnEvent
+    shares: bool = False
+    """Ranks share the batches, and merge their metrics at the end."""
     _at_most: int | None = None
+    _failure: Exception | None = None
+
+    def begin(self) -> None:
+        """Empties the metrics before a pass over a split."""
+        self.evaluation.reset()
+        self._failure = None
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -44,6 +52,9 @@ class Evaluating:
             OutOfMemoryExhausted: a single sample does not fit, or the evaluation had already added a part of the batch
                 to a large tensor.
         """
+        if delivery.is_padding:
+            self._failure = delivery.failure
+            return
         prepare, evaluation = self.splits[split], self.evaluation
         sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
         parts = prepare.split(delivery.batch, sizes)
@@ -92,6 +103,12 @@ class Evaluating:
             self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
             sizes = sizes[:done] + self._sizes(sum(sizes[done:]))
             parts = prepare.split(delivery.batch, sizes)
+
+    def end(self) -> dict[str, float]:
+        """Returns the metrics of the pass, over all ranks."""
+        if self.shares:
+            merge_over_ranks(self.evaluation, self._failure)
+        return self.evaluation.compute()
 
     def _sizes(self, num_samples: int) -> list[int]:
         most = self._at_most or num_samples

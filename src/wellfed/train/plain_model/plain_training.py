@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
-from wellfed.train.plain_model.evaluating import Evaluating, merge_over_ranks
+from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
@@ -103,13 +102,13 @@ class PlainTraining:
         self.fallbacks, self._device = Fallbacks(self.micro, self._ways_down()), torch.device("cpu")
         self._prepare = self._preparation(setup.train_data)
         self.evaluation = SplitMetrics(model, setup.evaluation, setup.metrics)
-        self._eval_failure: Exception | None = None
-        self._evaluating = Evaluating(
+        self.evaluating = Evaluating(
             model,
             self.evaluation,
             self._preparations(setup.eval_data),
             may_halve=options.halves_evaluation,
             on_event=setup.on_event,
+            shares=options.shares_evaluation,
         )
         self._encoder = tuple(setup.encoder)
         self._features: FeatureTable | None = None
@@ -211,7 +210,7 @@ class PlainTraining:
         """Holds features as the stage does from here on; returns the encoder's weights that are trained from now on.
         Call it between two epochs, or before training, with data whose batches have what the stage needs."""
         self._device, self._prepare = device, self._preparation(train_data)
-        self._evaluating.splits = self._preparations(eval_data)
+        self.evaluating.splits = self._preparations(eval_data)
         if self._features is not None:
             self._features.begin(stage, device)
         self.micro = stage.micro
@@ -227,26 +226,6 @@ class PlainTraining:
     def feature_mode(self, planned: FeatureModeName) -> FeatureModeName:
         """Returns the mode of the features; ``planned`` without a table."""
         return planned if self._features is None else self._features.mode
-
-    # -- evaluation -----------------------------------------------------------------------------------------------
-
-    def begin_evaluation(self) -> None:
-        """Empties the metrics before a pass over a split."""
-        self.evaluation.reset()
-        self._eval_failure = None
-
-    def evaluate(self, split: str, delivery: Delivery, device: torch.device, step: int) -> None:
-        """Adds a batch to the metrics of a split."""
-        if delivery.is_padding:
-            self._eval_failure = delivery.failure
-        else:
-            self._evaluating.take(split, delivery, self.source(), device, step)
-
-    def evaluated(self) -> dict[str, float]:
-        """Returns the metrics of the pass that has just ended, over all ranks."""
-        if self.options.shares_evaluation:
-            merge_over_ranks(self.evaluation, self._eval_failure)
-        return self.evaluation.compute()
 
     # -- adapting -------------------------------------------------------------------------------------------------
 

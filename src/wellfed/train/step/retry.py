@@ -19,6 +19,7 @@ from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
 
 Result = TypeVar("Result")
+_BEFORE_STATE = "before step {}, where the optimizer makes its state (as large with any micro-batch),"
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,7 @@ class _Ending:
 
 
 class StepRetry:
-    """Repetition of a step that ran out of memory, after taking the next fallback.
-
-    A single rank repeats the step in place. Several ranks end it together (`AgreeingReplicas`): each raises the same
-    RestartNeeded, and the run continues from a checkpoint.
+    """Repetition of a step that ran out of memory, in place, after taking the next fallback.
 
     Args:
         fallbacks: ways to need less memory; None = out-of-memory errors are not handled.
@@ -54,16 +52,12 @@ class StepRetry:
         forget: Callable[[], None],
         way_out: Callable[[oom.Kind], str],
         on_event: OnEvent,
-        ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:
         self._fallbacks, self._start, self._may_adapt = fallbacks, start, may_adapt
-        self._ranks = ranks or Ranks()
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
         self._attempts = oom.Attempts()
-        self._own_failure: oom.MemoryFailure | None = None
-        self._is_in_passes = False
         self.step = 0
         """Number of the current step, for events."""
         self.has_retried = False
@@ -74,17 +68,12 @@ class StepRetry:
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            StepFailed: memory ran out on one of several ranks. All raise it, and `optimizer_step` handles it.
         """
         if self._fallbacks is None:
             return attempt()
         if self._start is not None:
             self._start.is_taken = False
-        if self._ranks.ends_together:
-            self._is_in_passes = True
-            result: Any = self._agreed(partial(self._from_start, attempt))
-            self._is_in_passes = False
-            return result  # type: ignore[no-any-return]
+        result: Any
         while True:
             result, failure = self._attempts(self._from_start, attempt)
             if failure is None:
@@ -105,14 +94,10 @@ class StepRetry:
         if self._start is None:
             attempt()
             return
-        where = f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
-        if self._ranks.ends_together:
-            self._on_all_ranks(attempt, optimizer, where, may_split=False)
-            return
         while (failure := self._attempts(attempt)[1]) is not None:
             self._free(failure)
             if not self._goes_on_with(self._smaller_optimizer(optimizer)):
-                raise self._exhausted(failure, where)
+                raise self._exhausted(failure, _BEFORE_STATE.format(self.step + 1))
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
         """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank.
@@ -125,13 +110,10 @@ class StepRetry:
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            RestartNeeded: memory ran out after the step had changed weights or states, so it can't be repeated; or it
-                ran out on one of several ranks.
+            RestartNeeded: memory ran out after the step had changed weights or states, so it can't be repeated.
         """
         if self._start is None:
             return attempt()
-        if self._ranks.ends_together:
-            return self._on_all_ranks(attempt, optimizer, f"in the optimizer's step {self.step},")
         least_bytes: int | None = None
         while True:
             before = BeforeStep(optimizer)
@@ -165,8 +147,6 @@ class StepRetry:
         if changed is not None:
             oom.release()
             self._report(changed)
-
-    # -- one rank -----------------------------------------------------------------------------------------------------
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
@@ -216,7 +196,34 @@ class StepRetry:
         self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
         self.has_retried = True
 
-    # -- several ranks ------------------------------------------------------------------------------------------------
+
+class EndOnAllRanks(StepRetry):
+    """End of a step on several ranks (`AgreeingReplicas`) when memory runs out on one of them.
+
+    All ranks raise the same RestartNeeded, and the run continues from a checkpoint.
+    """
+
+    def __init__(self, *arguments: Any, ranks: Ranks, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._ranks = ranks
+        self._own_failure: oom.MemoryFailure | None = None
+        self._is_in_passes = False
+
+    def gradients(self, attempt: Callable[[], Result]) -> Result:
+        """Returns the result of the passes. Raises a StepFailed on all ranks, which `optimizer_step` handles."""
+        assert self._start is not None
+        self._start.is_taken, self._is_in_passes = False, True
+        result: Any = self._agreed(partial(self._from_start, attempt))
+        self._is_in_passes = False
+        return result  # type: ignore[no-any-return]
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
+        """Allocates an optimizer's state before the first step."""
+        self._on_all(attempt, optimizer, _BEFORE_STATE.format(self.step + 1), may_split=False)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
+        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank."""
+        return self._on_all(attempt, optimizer, f"in the optimizer's step {self.step},")
 
     def _agreed(self, attempt: Callable[[], Any]) -> Any:
         """Returns the result of an attempt that succeeded on all ranks. A bool is True if it is True on any rank."""
@@ -226,7 +233,7 @@ class StepRetry:
         is_any = self._ranks.agree(failed=failure is not None, flag=result is True)
         return is_any if isinstance(result, bool) else result
 
-    def _on_all_ranks(
+    def _on_all(
         self, attempt: Callable[[], Any], optimizer: torch.optim.Optimizer, where: str, *, may_split: bool = True
     ) -> bool:
         self._is_in_passes = False
@@ -234,11 +241,9 @@ class StepRetry:
             return bool(self._agreed(attempt))
         except StepFailed:
             pass  # its traceback holds the step's tensors, so leave it before freeing
-        raise self._ended_on_all_ranks(optimizer, where, may_split=may_split)
+        raise self._ended(optimizer, where, may_split=may_split)
 
-    def _ended_on_all_ranks(
-        self, optimizer: torch.optim.Optimizer, where: str, *, may_split: bool
-    ) -> OutOfMemoryExhausted:
+    def _ended(self, optimizer: torch.optim.Optimizer, where: str, *, may_split: bool) -> OutOfMemoryExhausted:
         """Returns the error that ends the step on all ranks: that of the first rank that ran out of memory."""
         failure, self._own_failure = self._own_failure, None
         is_in_passes, self._is_in_passes = self._is_in_passes, False

@@ -23,18 +23,13 @@ from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.totals import Totals
 
+StepListener = Callable[..., None]
+"""Function called within a step with the name of a hook of Lightning's callbacks; it may change gradients.
 
-class StepListener:
-    """Hooks within a step that may change gradients. The base class does nothing."""
-
-    def before_backward(self, loss: Tensor) -> None:
-        """Called with the loss of a micro-batch, weighted by its share, before its backward pass."""
-
-    def after_backward(self) -> None:
-        """Called after the backward pass of a micro-batch; with a scaler its gradients are scaled."""
-
-    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called when all gradients are computed and unscaled, before they are clipped."""
+``on_before_backward`` comes with the loss of a micro-batch, weighted by its share. ``on_after_backward`` comes with
+nothing; with a scaler the gradients are scaled then. ``on_before_optimizer_step`` comes with the optimizer, when all
+gradients are computed and unscaled, before they are clipped.
+"""
 
 
 class NoWeight(Exception):
@@ -118,7 +113,7 @@ class StepPasses:
             with context:
                 loss = ranks.forward(self._weighted_loss, delivery, part)
         if listener is not None:
-            listener.before_backward(loss)
+            listener("on_before_backward", loss)
         if precision.scaler is not None:
             loss = precision.scale(loss)
         self.mark((BACKWARD, self.now_s()))
@@ -129,7 +124,7 @@ class StepPasses:
                 ranks.backward(loss)
         del loss  # frees its graph
         if listener is not None:
-            listener.after_backward()
+            listener("on_after_backward")
 
     def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
         """Returns the weighted loss of a micro-batch; adds its figures to the totals."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,10 +18,9 @@ from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.memory.thrash import Thrash
 from wellfed.train.step.fused_adam import step_of
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
-from wellfed.train.step.retry import StepRetry
+from wellfed.train.step.retry import EndOnAllRanks, StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
 from wellfed.train.step.totals import Totals
 
@@ -45,7 +45,7 @@ class TrainStep:
 
     Args:
         fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
-        listener: called within a step; repeated calls if a step is repeated.
+        listener: called within a step; again if a step is repeated.
     """
 
     def __init__(
@@ -84,17 +84,18 @@ class TrainStep:
         self._is_split_checked = False
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
-        self._retry = StepRetry(
+        ends_together = retries and self._ranks.ends_together
+        retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
+        self._retry = retry(
             None if settings.on_oom == "raise" else fallbacks,
             self._start if retries else None,
             forget=self._forget_failed,
             way_out=self._way_out,
             on_event=on_event,
-            ranks=self._ranks,
             may_adapt=settings.may_adapt,
         )
         self._adapts = retries and settings.may_adapt
-        self._thrash = Thrash(self._device) if self._device.type == "cuda" and self._adapts else None
+        self._thrash = oom.Thrash(self._device) if self._device.type == "cuda" and self._adapts else None
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Makes a step on a batch; returns the loss before the step.
@@ -171,7 +172,7 @@ class TrainStep:
         if self._precision.scaler is not None:
             self._precision.unscale(self._optimizer, clips=clip is not None or listener is not None)
         if listener is not None:
-            listener.before_optimizer_step(self._optimizer)
+            listener("on_before_optimizer_step", self._optimizer)
         if clip is not None:
             clip()
         self._is_undoable = False
@@ -242,12 +243,10 @@ class TrainStep:
         features = self._computation.features()
         if kind == "host_oom" and self._device.type != "cpu":
             return breakdown.way_out_of_host(features)
-        parts = breakdown.bytes_by_part(self._model, self._optimizer, features, self._ranks.bucket_bytes)
+        parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
+        larger = {"larger": "a machine with more memory"} if kind == "host_oom" else {}
         ahead = self._settings.batches_ahead
-        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=ahead)
-        more = "a machine with more memory" if kind == "host_oom" else "a card with more memory (gpu=...)"
-        ways = [*less, more, "a smaller workload.model, which learns something else"]
-        return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
+        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead, **larger)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:

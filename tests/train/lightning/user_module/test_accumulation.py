@@ -69,15 +69,14 @@ def test_nobody_knows_the_length_of_a_stream_but_its_last_batch_is_told() -> Non
 @pytest.mark.parametrize("wrapped", [lambda loss: loss, lambda loss: {"loss": loss, "more": 1}])
 def test_the_loss_goes_by_the_weight(wrapped: Any) -> None:
     loader = SimpleNamespace(weight=0.5)
-    module = SimpleNamespace(
-        trainer=SimpleNamespace(train_dataloader=loader), training_step=lambda batch: wrapped(torch.tensor(4.0))
-    )
-    step = weighing_parts(module)
+    strategy = SimpleNamespace(training_step=lambda batch: wrapped(torch.tensor(4.0)))
+    trainer: Any = SimpleNamespace(train_dataloader=loader, strategy=strategy)
+    step = weighing_parts(trainer)
     assert step(None) == wrapped(torch.tensor(2.0))
     loader.weight = 1.0
     assert step(None) == wrapped(torch.tensor(4.0))
-    module.training_step = lambda batch: None
-    assert weighing_parts(module)(None) is None
+    strategy.training_step = lambda batch: None
+    assert weighing_parts(trainer)(None) is None
 
 
 def test_schedulers_count_steps() -> None:

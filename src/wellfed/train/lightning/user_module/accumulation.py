@@ -6,7 +6,6 @@ same as with whole batches.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -74,13 +73,15 @@ class InParts:
                 yield handed.pop()
 
 
-def weighing_parts(module: Any) -> Callable[..., Any]:
-    """Returns the module's ``training_step`` with its loss weighed by the part; logged values are unchanged."""
-    step = module.training_step
+def weighing_parts(trainer: pl.Trainer) -> Callable[..., Any]:
+    """Returns the strategy's ``training_step`` with its loss weighed by the part; logged values are unchanged.
 
-    @functools.wraps(step)
+    The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own step.
+    """
+    step = trainer.strategy.training_step
+
     def training_step(*arguments: Any, **named: Any) -> Any:
-        output, weight = step(*arguments, **named), getattr(module.trainer.train_dataloader, "weight", 1.0)
+        output, weight = step(*arguments, **named), getattr(trainer.train_dataloader, "weight", 1.0)
         if output is None or weight == 1:
             return output
         return {**output, "loss": output["loss"] * weight} if isinstance(output, Mapping) else output * weight

@@ -16,7 +16,8 @@ from wellfed.record import OnEvent
 from wellfed.train.lightning.callbacks.clock import delivery_of, is_within_step
 from wellfed.train.lightning.callbacks.users import Last
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
-from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, overrides
+from wellfed.train.lightning.hooks import overrides
+from wellfed.train.lightning.trainer import TrainerOptions, make_trainer
 from wellfed.train.memory.oom import MemoryFailure, classify
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.compiled import Compiled
@@ -64,17 +65,26 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
     Only for automatic optimization: a failed step is repeated, so it must not have called the optimizer.
     """
-    compiled = Compiled(module.training_step, mode, on_failure)
+    module.training_step = _CompiledStep(module, mode, on_failure)
 
-    @functools.wraps(module.training_step)
-    def training_step(*arguments: Any, **named: Any) -> Any:
+
+class _CompiledStep:
+    """A module's compiled ``training_step``. A deep copy of the module gets its own step, uncompiled."""
+
+    def __init__(self, module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
+        self.__wrapped__ = module.training_step  # Lightning reads its arguments
+        self._module, self._compiled = module, Compiled(module.training_step, mode, on_failure)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         try:
-            return compiled(*arguments, **named)
+            return self._compiled(*arguments, **named)
         finally:
-            if compiled.has_compiled:
-                compiled.has_compiled, module.was_disturbed = False, True
+            if self._compiled.has_compiled:
+                self._compiled.has_compiled, self._module.was_disturbed = False, True
 
-    module.training_step = training_step
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = memo[id(self._module)]
+        return type(other).training_step.__get__(other)
 
 
 def builds_itself_later(module: pl.LightningModule) -> bool:

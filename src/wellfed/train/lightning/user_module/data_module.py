@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.ranks import own_local_rank, own_rank
+from wellfed.train.lightning.hooks import overrides
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader"}
@@ -43,7 +44,7 @@ def datasets_of(owner: Any) -> Datasets:
         ConfigError: there are no training data.
     """
     name = type(owner).__name__
-    if not _overrides(owner, "train_dataloader"):
+    if not overrides(owner, "train_dataloader"):
         problem = f"{name} has no train_dataloader."
         raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
     attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
@@ -55,7 +56,7 @@ def datasets_of(owner: Any) -> Datasets:
         found: dict[str, Any] = {}
         done: set[str] = set()
         for split, loaders in _LOADERS.items():
-            if not _overrides(owner, loaders):
+            if not overrides(owner, loaders):
                 continue
             if (stage := _STAGES[split]) not in done:
                 owner.setup(stage)
@@ -71,7 +72,7 @@ def _called(owner: Any, loaders: str) -> Any:
     try:
         return getattr(owner, loaders)()
     except AttributeError as error:
-        if _overrides(owner, "setup"):
+        if overrides(owner, "setup"):
             raise
         problem = f"{type(owner).__name__}.{loaders}() failed ({error}), and it has no setup(stage)."
         way_out = "Make the data sets in setup(self, stage), or in __init__."
@@ -83,24 +84,15 @@ def _disable(owner: Any, done: set[str]) -> None:
     own, is_module = owner.setup, isinstance(owner, pl.LightningModule)
     done = {*done, "validate"}
     vars(owner)["prepare_data"] = lambda: None
-    if _overrides(owner, "setup"):
+    if overrides(owner, "setup"):
         vars(owner)["setup"] = lambda stage=None: None if stage in done else own(stage)
     if not is_module:
         vars(owner)["teardown"] = lambda stage=None: None
 
 
-def _overrides(owner: Any, name: str) -> bool:
-    """Returns whether a method is overridden, in the class or by ``LightningDataModule.from_datasets``."""
-    if name in vars(owner):
-        return True
-    bases = ("LightningDataModule", "LightningModule")
-    base = next((cls for cls in type(owner).__mro__ if cls.__name__ in bases), None)
-    return base is not None and getattr(type(owner), name) is not getattr(base, name)
-
-
 def transfer_hooks(data_module: Any) -> list[str]:
     """Returns the hooks of a LightningDataModule that change how a batch is moved to the device."""
-    return [name for name in TRANSFER_HOOKS if _overrides(data_module, name)]
+    return [name for name in TRANSFER_HOOKS if overrides(data_module, name)]
 
 
 def use_hooks(module: pl.LightningModule, data_module: Any) -> None:

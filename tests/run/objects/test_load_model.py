@@ -11,7 +11,7 @@ from torch import nn
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError
 from wellfed.record import RunRecord
-from wellfed.run.load_model import load_model
+from wellfed.run.objects.load_model import load_model
 
 
 def data() -> Datasets:
