@@ -298,7 +298,15 @@ class Evidence:
         if cores is None:
             return taken
         other_cores = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
-        return np.clip(taken - other_cores, 0.0, cores)
+        return np.clip(taken - other_cores - self._cores_of_other_ranks, 0.0, cores)
+
+    @property
+    def _cores_of_other_ranks(self) -> float:
+        """Cores of the other ranks on rank 0's machine, unless it has started them and counts them as its own."""
+        if self.record.launch is None:
+            return 0.0
+        here = (one for one in self.record.ranks if one["node"] == 0 and one["rank"] > 0)
+        return sum(one.get("cores") or 0.0 for one in here)
 
     @property
     def mean_others_cores(self) -> float | None:
