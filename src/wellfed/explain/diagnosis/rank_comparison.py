@@ -143,6 +143,17 @@ def has_phases(evidence: Evidence, ranks: Sequence[RankEntry]) -> bool:
     return not is_sharded and all(one.get("forward_frac") is not None for one in ranks)
 
 
+def waits_for_others_ms(evidence: Evidence) -> dict[int, float]:
+    """Returns the milliseconds of a step for which each rank waits for the slowest one; empty if unknown."""
+    ranks = compared_ranks(evidence)
+    if not ranks or not has_phases(evidence, ranks):
+        return {}
+    work_ms = {one["rank"]: sum(ms_of(one, part) for part in (*_BETWEEN, *_PHASES)) for one in ranks}
+    most_ms = max(work_ms.values())
+    sync_ms = {one["rank"]: ms_of(one, "compute") - sum(ms_of(one, part) for part in _PHASES) for one in ranks}
+    return {rank: min(most_ms - own_ms, max(0.0, sync_ms[rank])) for rank, own_ms in work_ms.items()}
+
+
 def straggler_of(evidence: Evidence) -> Straggler | None:
     """Returns the rank that the others wait for, if that costs a good share of the step beyond noise."""
     ranks = compared_ranks(evidence)
