@@ -278,7 +278,9 @@ class RankSteps(TypedDict):
     host_frac: float
     step_ms_mean: float
     readiness_frac: float
-    peak_gib: float |
+    peak_gib: float | None
+    """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
+
 
 class RankEntry(RankSteps, total=False):
     """Latest figures of one of several ranks. Records of earlier versions have only those of `RankSteps`."""
@@ -313,10 +315,6 @@ class RankEntry(RankSteps, total=False):
     """Mean cores of its machine that were idle and waited for a disk."""
     host_cores: int
     """Cores of its machine."""
-| None
-    """Mean cores of its machine that were idle and waited for a disk."""
-| None
-    """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
 
 
 class LoadingEntry(TypedDict, total=False):

@@ -32,6 +32,4 @@ def of_ranks(*ranks: dict[str, Any], plan: dict[str, Any] | None = None, **recor
     wait_ms, host_ms = (first[f"{name}_frac"] * first["step_ms_mean"] for name in ("wait", "host"))
     compute_ms = first["step_ms_mean"] - wait_ms - host_ms
     knobs = {"trainer.strategy": "ddp", "memory.on_oom": "retry", "loader.num_workers": 1} | (plan or {})
-    return evidence(
-        wait_ms=wait_ms, compute_ms=compute_ms, host_ms=host_ms, plan=knobs, ranks=[*ranks], **record
-    )
+    return evidence(wait_ms=wait_ms, compute_ms=compute_ms, host_ms=host_ms, plan=knobs, ranks=[*ranks], **record)

@@ -21,8 +21,6 @@ def machine_trouble(
         lost_frac: share of a step to explain.
         is_loading: whether the rank waits for data.
     """
-|def card_trouble(evidence: Evidence, rank: RankEntry, other: RankEntry) -> Trouble | None:
-    """Returns what slows the card of a rank and not that of another; None if nothing is seen."""
     waited = (rank.get("core_wait_frac") or 0.0) - (other.get("core_wait_frac") or 0.0)
     if waited >= limits.CORE_WAIT_FRAC and waited >= limits.EXPLAINED_FACTOR * lost_frac:
         text = (
@@ -52,9 +50,8 @@ def _others_cores(evidence: Evidence, rank: RankEntry) -> float:
     return max(0.0, (rank.get("machine_cores") or 0.0) - own)
 
 
-def card_trouble(evidence: Evidence, found: Straggler) -> tuple[str, Figures] | None:
-    """Returns what is wrong with the straggler's card, as text and figures; None if nothing is seen."""
-    rank, other = found.rank, found.typical
+def card_trouble(evidence: Evidence, rank: RankEntry, other: RankEntry) -> Trouble | None:
+    """Returns what slows the card of a rank and not that of another; None if nothing is seen."""
     for name, what in (("heat_limited", "heat"), ("power_limited", "its power limit")):
         limited, usual = _figure(evidence, rank, name) or 0.0, _figure(evidence, other, name) or 0.0
         if limited > limits.LIMITED_FRAC and usual < limited / 2:

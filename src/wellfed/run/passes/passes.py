@@ -85,8 +85,6 @@ class Passes:
         """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
         objects, trainer = objects.for_features(plan.memory.features), config.trainer
         self._config, self._plan, self._books, self._rank = config, plan, books, rank
-| None = None
-        """Reports of this rank while it trains with others."""
         self._options = options = _trainer_options(config, plan, is_module=objects.is_lightning_module)
         self._ranks = self._rank_figures(others or OtherRanks(rank))
         lit.set_backend_flags(options)

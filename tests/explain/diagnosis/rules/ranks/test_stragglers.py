@@ -108,7 +108,7 @@ def test_larger_batches_explain_a_slow_rank(more: dict[str, float]) -> None:
 def test_a_card_that_is_slow(figures: dict[str, float], machine: dict[str, Any], said: str) -> None:
     for plan in ({}, {"trainer.strategy": "fsdp"}):
         found = on_cards({"forward": 45.0}, plan=plan, machine=machine, **cards(**figures))
-        if plan and "sm_clock_mhz" not in figures or plan and machine:
+        if (plan and "sm_clock_mhz" not in figures) or (plan and machine):
             continue  # only the clock shows how much slower it is where compute contains waiting
         assert found is not None
         assert (found.id, found.evidence["rank"], found.evidence["gpu"]) == ("slow_gpu", 1, "1")
@@ -136,7 +136,9 @@ def test_a_slow_link_makes_all_ranks_wait_alike() -> None:
     found = of_rules(*slow, process=process)
     assert found is not None
     assert (found.id, found.change) == ("slow_link", ("memory.on_oom=fail",))
-    assert "50 ms of each step of 100 ms (50.0 %) on averaging 95.4 MiB of gradients, at 2 GB/s or less" in found.message
+    assert (
+        "50 ms of each step of 100 ms (50.0 %) on averaging 95.4 MiB of gradients, at 2 GB/s or less" in found.message
+    )
     assert of_rules(*slow, process=process | {"parameter_values": 1000}) is None
     assert of_rules(rank(0), rank(1), process=process) is None
     overlapped = of_rules(*slow, process=process, plan={"memory.on_oom": "fail"})

@@ -43,6 +43,4 @@ def check(evidence: Evidence) -> Finding | None:
     high = step_ms / (step_ms - hidden_ms)
     gain = Gain((1 + high) / 2, 1.0, high)
     text += ". With memory.on_oom=fail, gradients are averaged while the backward pass still computes"
-    return Finding(
-        "slow_link", f"{text}.", figures, ("memory.on_oom=fail",), gain=gain, lost_frac=least_ms / step_ms
-    )
+    return Finding("slow_link", f"{text}.", figures, ("memory.on_oom=fail",), gain=gain, lost_frac=least_ms / step_ms)
