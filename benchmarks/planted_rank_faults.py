@@ -61,6 +61,9 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
         time.sleep(self.build_s)
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
@@ -372,7 +375,8 @@ def judge(machine: RankMachine, fault: RankFault, ranks: int, slow_rank: int) ->
     folder, printed = machine.run(fault, ranks, slow_rank)
     record = None if folder is None else RunRecord.read(folder)
     if record is None or record.exit_code:
-        raise RuntimeError(f"{fault.kind} on {ranks} ranks has failed:\n{printed}")
+        print(f"{fault.kind} on {ranks} ranks has failed:\n{printed}", flush=True)
+        record = RunRecord("failed", exit_code=1)
     is_busy = any(one["id"] == "busy_machine" for one in record.findings)
     found = [one for one in record.findings if one["id"] != "busy_machine"]
     first = found[0] if found else None

@@ -99,7 +99,7 @@ class Straggler:
         )
         return Gain(mid, min(low, mid), max(mid, high))
 
-    def finding(self, cause: Cause, what: str, change: tuple[str, ...] = (), **figures: float | int | str) -> Finding:
+    def finding(self, cause: Cause, what: str, figures: Figures, change: tuple[str, ...] = ()) -> Finding:
         """Returns the finding: who waits for whom, what this rank does, and the gain if it were like the others."""
         text = f"All other ranks wait for {named_rank(self.rank)}: {what}."
         if self.alike:
@@ -187,7 +187,7 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     if part == "forward":
         slow_ms, usual_ms = ms_of(ranks[top], "forward"), ms_of(ranks[typical], "forward")
         hidden_ms = ms_of(ranks[top], "backward") * max(0.0, 1 - usual_ms / slow_ms)
-    alike = tuple(ranks[index]["rank"] for index in np.flatnonzero(is_slow) if index != top)
+    alike = tuple(ranks[int(index)]["rank"] for index in np.flatnonzero(is_slow) if index != top)
     return Straggler(ranks[top], ranks[typical], alike, part, step_ms, lost_ms, half_ms, hidden_ms)
 
 

@@ -108,6 +108,7 @@ class RankFigures:
         """Starts to measure, as training begins."""
         self._sizes, self._cpu, self._due_s = BatchSizes(), CpuUse(), time.monotonic() + EVERY_S
 
+    @property
     def on_batch(self) -> Callable[[Delivery], None] | None:
         """Function to call with each batch; None for a single rank."""
         return None if self._about is None else self._sizes.add

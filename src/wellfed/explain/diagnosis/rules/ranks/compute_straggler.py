@@ -21,4 +21,4 @@ def check(evidence: Evidence) -> Finding | None:
         f"{found.typical['rank']} {show_ms(usual_ms)}. Its batches, its machine and its card show no cause: look for "
         "work that the model does on this rank alone"
     )
-    return found.finding("compute_straggler", text, slow_ms=slow_ms, usual_ms=usual_ms)
+    return found.finding("compute_straggler", text, {"slow_ms": slow_ms, "usual_ms": usual_ms})

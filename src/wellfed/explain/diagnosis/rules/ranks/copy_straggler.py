@@ -25,4 +25,4 @@ def check(evidence: Evidence) -> Finding | None:
         change.append("loader.device_prefetch=2")
     if not change:
         text += ". The link of that card, or the memory that its process reads from, is slower: nvidia-smi topo -m"
-    return found.finding("copy_straggler", text, tuple(change), copy_ms=copy_ms)
+    return found.finding("copy_straggler", text, {"copy_ms": copy_ms}, tuple(change))

@@ -18,4 +18,4 @@ def check(evidence: Evidence) -> Finding | None:
         f"between two steps it takes {show_ms(host_ms)}, rank {found.typical['rank']} {show_ms(usual_ms)}. Callbacks, "
         "loggers and hooks run then: make those cheaper that run on this rank alone"
     )
-    return found.finding("host_straggler", text, host_ms=host_ms)
+    return found.finding("host_straggler", text, {"host_ms": host_ms})

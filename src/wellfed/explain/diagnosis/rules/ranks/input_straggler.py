@@ -27,7 +27,7 @@ def check(evidence: Evidence) -> Finding | None:
         if (other_ms := found.typical.get("build_ms")) is not None:
             text += f", rank {found.typical['rank']} in {show_ms(other_ms)}"
     change = _more_workers(evidence, found)
-    return found.finding("input_straggler", text, change, wait_ms=waits_ms, **figures)
+    return found.finding("input_straggler", text, {"wait_ms": waits_ms, **figures}, change)
 
 
 def _building(found: Straggler) -> Figures:

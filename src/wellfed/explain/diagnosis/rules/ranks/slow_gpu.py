@@ -22,4 +22,4 @@ def check(evidence: Evidence) -> Finding | None:
             f". Its {found.part} takes {show_ms(slow_ms)} of a step, that of rank {found.typical['rank']} "
             f"{show_ms(usual_ms)}"
         )
-    return found.finding("slow_gpu", f"{text}. No setting of a run changes that: look at that card", **figures)
+    return found.finding("slow_gpu", f"{text}. No setting of a run changes that: look at that card", figures)

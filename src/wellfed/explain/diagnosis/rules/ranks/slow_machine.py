@@ -23,4 +23,4 @@ def check(evidence: Evidence) -> Finding | None:
         f". There {what} takes {show_ms(slow_ms)} of a step, on rank {found.typical['rank']} {show_ms(usual_ms)}. "
         "End what else runs on that machine, or leave it out"
     )
-    return found.finding("slow_machine", text, **figures)
+    return found.finding("slow_machine", text, figures)

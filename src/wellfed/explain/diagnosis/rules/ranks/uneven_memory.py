@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rank_comparison import named_rank
 from wellfed.explain.diagnosis.thresholds import UNEVEN_MEMORY_FACTOR, UNEVEN_MEMORY_GIB
 from wellfed.units import show_gib
@@ -27,5 +27,5 @@ def check(evidence: Evidence) -> Finding | None:
         "one micro-batch, so memory runs out on this rank first: look for tensors that it alone keeps, or for longer "
         "samples."
     )
-    figures = {"rank": highest, "host": rank.get("host", ""), "peak_gib": peak, "usual_gib": usual}
+    figures: Figures = {"rank": highest, "host": rank.get("host", ""), "peak_gib": peak, "usual_gib": usual}
     return Finding("uneven_memory", text, figures, is_note=True)

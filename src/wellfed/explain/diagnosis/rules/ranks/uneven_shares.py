@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rank_comparison import share_factor, straggling
 from wellfed.units import MIB, show_bytes, show_count
 
@@ -23,5 +23,5 @@ def check(evidence: Evidence) -> Finding | None:
     else:
         cure = "group samples by length, so that all ranks of a step get alike ones"
     text = f"its batches have {shown} on average: {cure}"
-    figures = {"samples": samples, "usual_samples": usual, "batch_mib": size, "usual_batch_mib": usual_size}
-    return found.finding("uneven_shares", text, **figures)
+    figures: Figures = {"samples": samples, "usual_samples": usual, "batch_mib": size, "usual_batch_mib": usual_size}
+    return found.finding("uneven_shares", text, figures)
