@@ -273,7 +273,11 @@ class RankMachine:
 
         def one(rank: int) -> str:
             printed = place / f"rank{rank}.txt"
-            variables = {**_launch(rank, ranks, port), **self._cards(fault, ranks, place), SIGNALS: str(place)}
+            variables = {
+                **_launch(rank, ranks, _nodes(fault, ranks), port),
+                **self._cards(fault, ranks, place),
+                SIGNALS: str(place),
+            }
             if rank == slow_rank:
                 variables |= fault.variables
             python = self._python(fault.where, rank)
@@ -302,14 +306,19 @@ optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
 """,
             encoding="utf-8",
         )
-        pause = ()
+        pause, nodes = (), _nodes(fault, ranks)
         if fault.pause_ms:
             target = "_target_: planted_rank_faults.RankPause"
             pause = (f"+callbacks.pause={{{target}, slow_rank: {slow_rank}, pause_ms: {fault.pause_ms}}}",)
         return [
             *("--config-dir", str(place / "configs"), "config.allow_targets=[planted_rank_faults,torch,lightning]"),
             *("workload=ranks", "logger=none", f"paths.log_dir={place}/logs", f"paths.cache_dir={place}/cache"),
-            *(f"trainer.devices={ranks}", f"trainer.strategy={fault.strategy}", f"trainer.max_steps={STEPS}"),
+            *(
+                f"trainer.num_nodes={nodes}",
+                f"trainer.devices={ranks // nodes}",
+                f"trainer.strategy={fault.strategy}",
+                f"trainer.max_steps={STEPS}",
+            ),
             *("telemetry.interval_s=0.2", "telemetry.ceiling_steps=0", "trainer.checkpoint_every_steps=1000"),
             f"trainer.accelerator={'cpu' if fault.where == 'cpu' else 'gpu'}",
             *pause,
@@ -341,12 +350,23 @@ optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
         return self._pythons[where, rank]
 
 
-def _launch(rank: int, ranks: int, port: str) -> dict[str, str]:
+def _nodes(fault: RankFault, ranks: int) -> int:
+    """Returns the number of machines that the ranks count as: on a CPU, a run may have a rank for each core of one."""
+    return max(1, ranks // 2) if fault.where == "cpu" else 1
+
+
+def _launch(rank: int, ranks: int, nodes: int, port: str) -> dict[str, str]:
     """Returns the variables of torchrun."""
+    here = ranks // nodes
     return {
         **{"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"},
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
-        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank % here), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(here)},
+        **{
+            "GROUP_RANK": str(rank // here),
+            "GROUP_WORLD_SIZE": str(nodes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        },
     }
 
 

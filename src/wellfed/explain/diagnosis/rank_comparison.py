@@ -106,16 +106,16 @@ class Straggler:
             more = f" and {len(self.alike) - _MOST_NAMED} more" if len(self.alike) > _MOST_NAMED else ""
             numbers = ", ".join(map(str, self.alike[:_MOST_NAMED]))
             text += f" Nearly as slow: rank{'s' if len(self.alike) > 1 else ''} {numbers}{more}."
-        gain = self.gain
+        gain, prospect = self.gain, ""
         if not change:
-            text += (
+            prospect = (
                 f" If it were like the others, steps would be about {show_factor(gain.factor)} times as fast "
                 f"({show_factor(gain.low)} to {show_factor(gain.high)}), predicted."
             )
         found: Figures = {"rank": self.rank["rank"], "typical_rank": self.typical["rank"], "part": self.part}
         found |= {"host": self.rank.get("host", ""), "gpu": self.rank["gpu"] or ""}
         found |= {"step_ms": self.step_ms, "lost_ms": self.lost_ms, **figures}
-        return Finding(cause, text, found, change, gain=gain)
+        return Finding(cause, text + prospect, found, change, gain=gain, prospect=prospect)
 
 
 def straggling(evidence: Evidence, cause: Cause) -> Straggler | None:

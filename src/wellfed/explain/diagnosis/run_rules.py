@@ -207,7 +207,8 @@ def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
 def _without_gain(finding: Finding) -> Finding:
     if finding.gain is None:
         return finding
-    message = f"{finding.message} What that would win can't be predicted beside other programs."
+    message = finding.message.removesuffix(finding.prospect)
+    message += " What that would win can't be predicted beside other programs."
     return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
 
 

@@ -267,7 +267,7 @@ class Passes:
             {"rank": self._rank, "node": node, "gpu": gpu} if self._options.world_size > 1 else None,
             others,
             rows=lambda: books.journal.rows,
-            measured=lambda: {"peak_gib": books.peak_gib, "core_wait_frac": books.wall.core_wait_frac},
+            peak_gib=lambda: books.peak_gib,
             record=books.of_ranks,
         )
 

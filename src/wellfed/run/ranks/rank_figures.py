@@ -18,6 +18,7 @@ from wellfed.observe.telemetry.host import cpu_seconds
 from wellfed.observe.timing.interval import half_width
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
 from wellfed.run.outcome import RankEnded
 from wellfed.run.ranks.coordination import OtherRanks
@@ -64,17 +65,21 @@ class CpuUse:
     def __init__(self) -> None:
         self._began_s, self._own_s = time.monotonic(), _own_cpu_s()
         self._busy_s, self._iowait_s = cpu_seconds()
+        self._waited_s = waited_for_a_core_s()
 
     def entry(self) -> dict[str, Any]:
-        """Returns ``cores``, ``machine_cores`` and ``iowait_cores`` of a `RankEntry`."""
+        """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`."""
         passed_s, (busy_s, iowait_s) = time.monotonic() - self._began_s, cpu_seconds()
         if passed_s <= 0:
             return {}
-        waited_s = None if iowait_s is None or self._iowait_s is None else iowait_s - self._iowait_s
+        idle_s = None if iowait_s is None or self._iowait_s is None else iowait_s - self._iowait_s
+        later_s = waited_for_a_core_s()
+        waits_s = [later_s[thread] - self._waited_s[thread] for thread in later_s.keys() & self._waited_s]
         return {
             "cores": max(0.0, _own_cpu_s() - self._own_s) / passed_s,
             "machine_cores": max(0.0, busy_s - self._busy_s) / passed_s,
-            "iowait_cores": None if waited_s is None else max(0.0, waited_s) / passed_s,
+            "iowait_cores": None if idle_s is None else max(0.0, idle_s) / passed_s,
+            "core_wait_frac": max(waits_s) / passed_s if waits_s else None,
         }
 
 
@@ -87,7 +92,7 @@ class RankFigures:
     Args:
         about: rank, node and GPU; None = this rank trains alone.
         rows: returns the rows of the steps so far.
-        measured: returns the other figures of this rank, by their keys in `RankEntry`.
+        peak_gib: returns the peak of memory of this rank so far.
         record: records the figures of all ranks.
     """
 
@@ -97,11 +102,11 @@ class RankFigures:
         others: OtherRanks,
         *,
         rows: Callable[[], Sequence[StepRow]],
-        measured: Callable[[], dict[str, Any]],
+        peak_gib: Callable[[], float | None],
         record: Callable[[Sequence[RankEntry]], None],
     ) -> None:
         self._about, self._others = about, others
-        self._rows, self._measured, self._record = rows, measured, record
+        self._rows, self._peak_gib, self._record = rows, peak_gib, record
         self.begin()
 
     def begin(self) -> None:
@@ -167,8 +172,8 @@ class RankFigures:
             "launch_ms": found.launch_ms_p50,
             "build_ms": found.build_ms_mean,
             "build_cpu_frac": found.build_cpu_frac,
+            "peak_gib": self._peak_gib(),
             **self._cpu.entry(),
-            **self._measured(),
         }
 
 
