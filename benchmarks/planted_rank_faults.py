@@ -45,7 +45,7 @@ CARD_SIZE, CARD_MS = 128, 2.0
 """Rows of a square matrix, and about the milliseconds that a simulated card takes for a product of two."""
 SIGNALS = "PLANTED_SIGNALS"
 """Variable that names the folder in which rank 0 leaves a file ``begun`` once its steps have begun."""
-STEPS, TIMEOUT_S = 70, 240
+TIMEOUT_S = 240
 
 
 class Sequences:
@@ -182,6 +182,7 @@ class RankFault:
     """Whether no single rank is at fault."""
     is_note: bool = False
     pause_ms: float = 0.0
+    steps: int = 70
 
 
 INLINE = ("loader.backend=inline", "loader.num_workers=0")
@@ -200,10 +201,11 @@ ON_CPU = (
 ON_CARDS = (
     RankFault("more_kernels", "compute_straggler", "simulated", model={"factor": 1.6}),
     *(fault for strategy in ("ddp", "fsdp") for fault in (
-        RankFault("input_inline", "input_straggler", "simulated", strategy, {"build_ms": 40.0}, overrides=INLINE),
+        RankFault("input_inline", "input_straggler", "simulated", strategy, {"build_ms": 150.0}, overrides=INLINE),
         RankFault("slow_copy", "copy_straggler", "simulated", strategy, overrides=BY_STEP,
                   variables={"FAKE_CUDA_PAGEABLE_GBPS": "0.003"}),
-        RankFault("hot_card", "slow_gpu", "simulated", strategy, variables={"FAKE_CUDA_THROTTLE": "0.2:0.5:heat"}),
+        RankFault("hot_card", "slow_gpu", "simulated", strategy, variables={"FAKE_CUDA_THROTTLE": "0.2:0.5:heat"},
+                  steps=160),
         RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75}),
     )),
 )  # fmt: skip
@@ -317,7 +319,7 @@ optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
                 f"trainer.num_nodes={nodes}",
                 f"trainer.devices={ranks // nodes}",
                 f"trainer.strategy={fault.strategy}",
-                f"trainer.max_steps={STEPS}",
+                f"trainer.max_steps={fault.steps}",
             ),
             *("telemetry.interval_s=0.2", "telemetry.ceiling_steps=0", "trainer.checkpoint_every_steps=1000"),
             f"trainer.accelerator={'cpu' if fault.where == 'cpu' else 'gpu'}",
@@ -489,7 +491,7 @@ def main() -> None:
                 "date": datetime.now(UTC).date().isoformat(),
                 "machine": this_machine().to_dict(),
                 "git": None if state is None else {"commit": state["commit"], "dirty": state["dirty"]},
-                "config": {"steps": STEPS, "step_ms": STEP_MS, "samples_of_a_rank": BATCH},
+                "config": {"step_ms": STEP_MS, "samples_of_a_rank": BATCH},
                 "result": sentence,
                 "summary": found,
                 "runs": [asdict(one) for one in verdicts],

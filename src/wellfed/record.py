@@ -306,7 +306,7 @@ class RankEntry(RankSteps, total=False):
     build_cpu_frac: float | None
     """CPU time over wall time of building."""
     core_wait_frac: float | None
-    """As in ``host``."""
+    """Share of training in which its training thread was ready but had no core."""
     cores: float | None
     """Mean cores that this process and its data workers kept busy."""
     machine_cores: float | None

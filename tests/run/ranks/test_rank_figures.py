@@ -67,7 +67,7 @@ def test_a_report_is_left_once_it_is_due_and_waits_for_nobody(exchanges, monkeyp
     assert (first["forward_frac"], first["backward_frac"]) == (pytest.approx(0.3), pytest.approx(0.49))
     assert first["peak_gib"] == 1.5
     assert 0 <= first["cores"] <= first["host_cores"]
-    assert 0 <= first["core_wait_frac"]
+    assert first["core_wait_frac"] >= 0
 
 
 def test_at_the_end_all_ranks_have_the_figures_of_all(exchanges):

@@ -211,13 +211,13 @@ def _slower_by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> St
 
 
 def cause_of(evidence: Evidence, found: Straggler) -> Cause:
-    """Returns why the straggler is slow: its share of the data, its machine, its card, else the part of its step."""
+    """Returns why the straggler is slow: its share of the data, its card, its machine, else the part of its step."""
     if _is_share(found):
         return "uneven_shares"
-    if machine_of(evidence, found):
-        return "slow_machine"
     if found.part in ("forward", "optimizer", "compute") and card_trouble(evidence, found.rank, found.typical):
         return "slow_gpu"
+    if found.part != "copy" and machine_of(evidence, found):
+        return "slow_machine"
     return _OF_PART.get(found.part, "compute_straggler")
 
 

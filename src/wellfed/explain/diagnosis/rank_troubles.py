@@ -21,13 +21,11 @@ def machine_trouble(
         lost_frac: share of a step to explain.
         is_loading: whether the rank waits for data.
     """
-    waited = (rank.get("core_wait_frac") or 0.0) - (other.get("core_wait_frac") or 0.0)
-    if waited >= limits.CORE_WAIT_FRAC and waited >= limits.EXPLAINED_FACTOR * lost_frac:
-        text = (
-            f"it was ready to run and had no core for {show_percent(rank.get('core_wait_frac') or 0.0)} of the time, "
-            f"rank {other['rank']} for {show_percent(other.get('core_wait_frac') or 0.0)}"
-        )
-        return text, {"core_wait_frac": rank.get("core_wait_frac") or 0.0}
+    waited, usual = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
+    least = max(limits.CORE_WAIT_FRAC, limits.EXPLAINED_FACTOR * lost_frac)
+    if waited - usual >= least and usual < waited / 2:
+        text = f"it was ready to run and had no core for {show_percent(waited)} of the time, "
+        return f"{text}rank {other['rank']} for {show_percent(usual)}", {"core_wait_frac": waited}
     if rank["node"] == other["node"]:
         return None
     taken, usual, cores = _others_cores(evidence, rank), _others_cores(evidence, other), rank.get("host_cores", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing.process
 import os
 import socket
@@ -15,7 +16,7 @@ import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds
-from wellfed.observe.timing.interval import half_width
+from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.observe.timing.wall import waited_for_a_core_s
@@ -30,6 +31,10 @@ _LATEST = 10_000
 """Number of latest steps that a report covers. More would hold up the training for longer."""
 _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
+_MAIN_THREAD = str(os.getpid())
+"""Name of the training thread in /proc."""
+_FEWEST_TIMED = 5
+"""Minimum number of steps whose phases a device timed, for an interval."""
 
 
 class BatchSizes:
@@ -65,7 +70,7 @@ class CpuUse:
     def __init__(self) -> None:
         self._began_s, self._own_s = time.monotonic(), _own_cpu_s()
         self._busy_s, self._iowait_s = cpu_seconds()
-        self._waited_s = waited_for_a_core_s()
+        self._waited_s = waited_for_a_core_s().get(_MAIN_THREAD)
 
     def entry(self) -> dict[str, Any]:
         """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`."""
@@ -73,13 +78,13 @@ class CpuUse:
         if passed_s <= 0:
             return {}
         idle_s = None if iowait_s is None or self._iowait_s is None else iowait_s - self._iowait_s
-        later_s = waited_for_a_core_s()
-        waits_s = [later_s[thread] - self._waited_s[thread] for thread in later_s.keys() & self._waited_s]
+        later_s = waited_for_a_core_s().get(_MAIN_THREAD)
+        waited_s = None if later_s is None or self._waited_s is None else later_s - self._waited_s
         return {
             "cores": max(0.0, _own_cpu_s() - self._own_s) / passed_s,
             "machine_cores": max(0.0, busy_s - self._busy_s) / passed_s,
             "iowait_cores": None if idle_s is None else max(0.0, idle_s) / passed_s,
-            "core_wait_frac": max(waits_s) / passed_s if waits_s else None,
+            "core_wait_frac": None if waited_s is None else max(0.0, waited_s) / passed_s,
         }
 
 
@@ -187,19 +192,27 @@ _OF_SUMMARY = (
 def work_half_ms(rows: Sequence[StepRow]) -> float | None:
     """Returns half the 95 % interval of the mean own work of a step, in milliseconds; None with too few steps.
 
-    Own work is the step without its backward pass and without work of no phase, where a rank waits for others. Steps
-    without a figure of a phase count with what is known.
+    Own work is the step without its backward pass and without work of no phase, where a rank waits for others. A device
+    times the phases of some steps.
     """
     kept = [row for row in rows if not row.warmup]
+    between_ms = [row.wait_ms + (row.copy_ms or 0.0) + row.host_ms for row in kept]
     on_device = any(row.copy_ms is not None for row in kept)
-    own_ms = []
-    for row in kept:
-        phases = (row.device_forward_ms, row.device_optimizer_ms) if on_device else (row.forward_ms, row.optimizer_ms)
-        if phases[0] is not None:  # phases of a device are timed in some steps
-            own_ms.append(row.wait_ms + (row.copy_ms or 0.0) + row.host_ms + phases[0] + (phases[1] or 0.0))
-    if not own_ms:
-        own_ms = [row.wait_ms + (row.copy_ms or 0.0) + row.host_ms for row in kept]
-    return half_width(own_ms, [1.0] * len(own_ms))
+    phases_ms = [
+        forward_ms + (optimizer_ms or 0.0)
+        for row in kept
+        for forward_ms, optimizer_ms in [
+            (row.device_forward_ms, row.device_optimizer_ms) if on_device else (row.forward_ms, row.optimizer_ms)
+        ]
+        if forward_ms is not None
+    ]
+    if len(phases_ms) == len(kept):
+        own_ms = [sum(parts) for parts in zip(between_ms, phases_ms, strict=True)]
+        return half_width(own_ms, [1.0] * len(kept))
+    half_ms = half_width(between_ms, [1.0] * len(kept))
+    if half_ms is None or len(phases_ms) < _FEWEST_TIMED:
+        return half_ms
+    return math.hypot(half_ms, student_t_975(len(phases_ms) - 1) * error_of_mean(phases_ms))
 
 
 def _own_cpu_s() -> float:
