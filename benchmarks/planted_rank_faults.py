@@ -190,7 +190,7 @@ WORKER = ("loader.backend=processes", "loader.num_workers=1")
 BY_STEP = ("loader.pin_memory=false", "loader.device_prefetch=0")
 ON_CPU = (
     RankFault("input_inline", "input_straggler", data={"build_ms": 40.0}, overrides=INLINE),
-    RankFault("input_worker", "input_straggler", data={"build_ms": 75.0}, overrides=WORKER),
+    RankFault("input_worker", "input_straggler", data={"build_ms": 150.0}, overrides=WORKER),
     RankFault("slow_forward", "compute_straggler", model={"factor": 1.6}),
     RankFault("long_sequences", "uneven_shares", data={"longer": 1.75}),
     RankFault("callback_on_one_rank", "host_straggler", pause_ms=20.0),

@@ -31,8 +31,6 @@ _LATEST = 10_000
 """Number of latest steps that a report covers. More would hold up the training for longer."""
 _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
-_MAIN_THREAD = str(os.getpid())
-"""Name of the training thread in /proc."""
 _FEWEST_TIMED = 5
 """Minimum number of steps whose phases a device timed, for an interval."""
 
@@ -70,7 +68,7 @@ class CpuUse:
     def __init__(self) -> None:
         self._began_s, self._own_s = time.monotonic(), _own_cpu_s()
         self._busy_s, self._iowait_s = cpu_seconds()
-        self._waited_s = waited_for_a_core_s().get(_MAIN_THREAD)
+        self._waited_s = waited_for_a_core_s().get(str(os.getpid()))
 
     def entry(self) -> dict[str, Any]:
         """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`."""
@@ -78,7 +76,7 @@ class CpuUse:
         if passed_s <= 0:
             return {}
         idle_s = None if iowait_s is None or self._iowait_s is None else iowait_s - self._iowait_s
-        later_s = waited_for_a_core_s().get(_MAIN_THREAD)
+        later_s = waited_for_a_core_s().get(str(os.getpid()))
         waited_s = None if later_s is None or self._waited_s is None else later_s - self._waited_s
         return {
             "cores": max(0.0, _own_cpu_s() - self._own_s) / passed_s,
