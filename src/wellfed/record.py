@@ -297,8 +297,10 @@ class RankEntry(RankSteps, total=False):
     """Part of ``compute_frac``, as in `TimeEntry`. The backward pass includes waiting for other ranks."""
     backward_frac: float | None
     optimizer_frac: float | None
+    between_half_ms: float | None
+    """Half the 95 % interval of its mean wait, copy and host time together."""
     work_half_ms: float | None
-    """Half the 95 % interval of its mean own work: the step without the backward pass and other waiting for ranks."""
+    """The same with forward pass and optimizer: own work of a rank, in which it waits for no other one."""
     launch_ms: float | None
     """Median time that the host took to launch a step; None on a CPU."""
     build_ms: float | None

@@ -11,7 +11,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.run.outcome import RankEnded
 from wellfed.run.ranks import rank_figures
 from wellfed.run.ranks.coordination import OtherRanks
-from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, work_half_ms
+from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, half_widths_ms
 from wellfed.units import MIB
 
 
@@ -108,6 +108,10 @@ def test_batches_are_counted_and_some_of_them_measured():
     assert sizes.batch_mib == pytest.approx(2.0)
 
 
+def work_half_ms(found):
+    return half_widths_ms(found)["work_half_ms"]
+
+
 def test_the_interval_is_that_of_own_work():
     assert work_half_ms(rows(steps=30)) is None
     assert work_half_ms(rows()) == pytest.approx(0.0, abs=1e-9)
@@ -117,5 +121,9 @@ def test_the_interval_is_that_of_own_work():
     assert 0 < half_ms < 5
     waiting = [row._replace(backward_ms=10.0 + 80 * (row.step % 2)) for row in rows()]
     assert work_half_ms(waiting) == pytest.approx(0.0, abs=1e-9)  # in a backward pass ranks wait for others
+    forward = [row._replace(forward_ms=10.0 + 80 * (row.step % 2)) for row in rows()]  # FSDP waits there
+    assert half_widths_ms(forward)["between_half_ms"] == pytest.approx(0.0, abs=1e-9)
     on_card = [row._replace(copy_ms=1.0 + row.step % 2) for row in rows()]  # no phase was timed on the card
     assert (work_half_ms(on_card) or 0) > 0
+    timed = [row._replace(device_forward_ms=30.0 + row.step % 8) for row in on_card[:12]] + on_card[12:]
+    assert (work_half_ms(timed) or 0) > (work_half_ms(on_card) or 0)

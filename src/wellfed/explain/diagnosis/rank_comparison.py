@@ -177,7 +177,7 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     nearest, typical = int(rest[-1]), int(rest[len(rest) // 2])
     lost_ms = float(work_ms[top] - work_ms[nearest])
     part = parts[int(np.argmax(own_ms[top] - own_ms[typical]))]
-    halves = [ranks[index].get("work_half_ms") for index in (top, nearest)]
+    halves = [_half_ms(ranks[index], has_phases="forward" in parts) for index in (top, nearest)]
     half_ms = None if None in halves else math.hypot(*(half or 0.0 for half in halves))
     is_host = part == "host"
     least_ms = max((limits.HOST_FRAC if is_host else limits.STRAGGLER_FRAC) * step_ms, half_ms or 0.0)
@@ -189,6 +189,10 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
         hidden_ms = ms_of(ranks[top], "backward") * max(0.0, 1 - usual_ms / slow_ms)
     alike = tuple(ranks[int(index)]["rank"] for index in np.flatnonzero(is_slow) if index != top)
     return Straggler(ranks[top], ranks[typical], alike, part, step_ms, lost_ms, half_ms, hidden_ms)
+
+
+def _half_ms(rank: RankEntry, *, has_phases: bool) -> float | None:
+    return rank.get("work_half_ms") if has_phases else rank.get("between_half_ms", rank.get("work_half_ms"))
 
 
 def _slower_by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler | None:

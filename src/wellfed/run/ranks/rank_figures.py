@@ -171,7 +171,7 @@ class RankFigures:
             "steps": found.steps,
             "samples": self._sizes.samples,
             "batch_mib": self._sizes.batch_mib,
-            "work_half_ms": work_half_ms(rows),
+            **half_widths_ms(rows),
             "launch_ms": found.launch_ms_p50,
             "build_ms": found.build_ms_mean,
             "build_cpu_frac": found.build_cpu_frac,
@@ -187,11 +187,10 @@ _OF_SUMMARY = (
 )
 
 
-def work_half_ms(rows: Sequence[StepRow]) -> float | None:
-    """Returns half the 95 % interval of the mean own work of a step, in milliseconds; None with too few steps.
+def half_widths_ms(rows: Sequence[StepRow]) -> dict[str, float | None]:
+    """Returns ``between_half_ms`` and ``work_half_ms`` of a `RankEntry`; None with too few steps.
 
-    Own work is the step without its backward pass and without work of no phase, where a rank waits for others. A device
-    times the phases of some steps.
+    A device times the phases of some steps, so their error is added to that of the rest.
     """
     kept = [row for row in rows if not row.warmup]
     between_ms = [row.wait_ms + (row.copy_ms or 0.0) + row.host_ms for row in kept]
@@ -204,13 +203,14 @@ def work_half_ms(rows: Sequence[StepRow]) -> float | None:
         ]
         if forward_ms is not None
     ]
+    between_half_ms = work_half_ms = half_width(between_ms, [1.0] * len(kept))
     if len(phases_ms) == len(kept):
         own_ms = [sum(parts) for parts in zip(between_ms, phases_ms, strict=True)]
-        return half_width(own_ms, [1.0] * len(kept))
-    half_ms = half_width(between_ms, [1.0] * len(kept))
-    if half_ms is None or len(phases_ms) < _FEWEST_TIMED:
-        return half_ms
-    return math.hypot(half_ms, student_t_975(len(phases_ms) - 1) * error_of_mean(phases_ms))
+        work_half_ms = half_width(own_ms, [1.0] * len(kept))
+    elif between_half_ms is not None and len(phases_ms) >= _FEWEST_TIMED:
+        phases_half_ms = student_t_975(len(phases_ms) - 1) * error_of_mean(phases_ms)
+        work_half_ms = math.hypot(between_half_ms, phases_half_ms)
+    return {"between_half_ms": between_half_ms, "work_half_ms": work_half_ms}
 
 
 def _own_cpu_s() -> float:

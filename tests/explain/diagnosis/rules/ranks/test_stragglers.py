@@ -158,7 +158,7 @@ def test_fsdp_waits_in_the_forward_pass_too() -> None:
     """So a long forward pass is no straggler's; batches that come late are."""
     fsdp = {"trainer.strategy": "fsdp"}
     assert of_rules(rank(0), rank(1, forward=45.0), plan=fsdp) is None
-    late = of_rules(rank(0, forward=70.0), rank(1, wait=41.0), plan=fsdp)
+    late = of_rules(rank(0, forward=70.0, work_half_ms=90.0), rank(1, wait=41.0), plan=fsdp)
     assert late is not None
     assert (late.id, late.evidence["rank"]) == ("input_straggler", 1)
     large = of_rules(rank(0), rank(1, batch_mib=8.0), plan=fsdp)
@@ -175,7 +175,7 @@ def test_buffers_of_rank_0_make_the_others_wait_in_their_forward_pass() -> None:
 def test_no_healthy_run_is_accused() -> None:
     assert of_rules(rank(0), rank(1)) is None
     assert of_rules(rank(0), rank(1, wait=5.0)) is None  # 4 % of a step
-    assert of_rules(rank(0), rank(1, wait=11.0, work_half_ms=20.0)) is None  # within noise
+    assert of_rules(rank(0), rank(1, wait=11.0, work_half_ms=20.0, between_half_ms=20.0)) is None  # within noise
     assert of_rules(rank(0)) is None
     assert of_rules(rank(0), rank(1, step_ms=200.0, forward=130.0)) is None  # they do not step together
     spread = [rank(number, forward=30 + 3 * ((number * 37) % 64) / 64) for number in range(64)]
