@@ -474,30 +474,36 @@ def main() -> None:
                     f"{last.named_cause}{' (busy)' if last.is_busy else ''}\n    {last.said}",
                     flush=True,
                 )
-    found = summary(verdicts)
-    sentence = (
-        f"The right rank and cause came first in {found['right']} of {found['planted']} planted runs. No finding about "
-        f"ranks accused {found['not_accused']} of {found['healthy']} healthy runs."
-    )
-    print(sentence)
-    if chosen.out is not None:
-        from benchmarks.measuring import write_record
-        from wellfed.observe.hardware.detect import machine as this_machine
-        from wellfed.record import git_state
+                if chosen.out is not None:
+                    _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
+    print(_sentence(verdicts))
 
-        state = git_state(ROOT)
-        write_record(
-            {
-                "date": datetime.now(UTC).date().isoformat(),
-                "machine": this_machine().to_dict(),
-                "git": None if state is None else {"commit": state["commit"], "dirty": state["dirty"]},
-                "config": {"step_ms": STEP_MS, "samples_of_a_rank": BATCH},
-                "result": sentence,
-                "summary": found,
-                "runs": [asdict(one) for one in verdicts],
-            },
-            chosen.out,
-        )
+
+def _sentence(verdicts: Sequence[RankVerdict]) -> str:
+    found = summary(verdicts)
+    return (
+        f"The right rank and cause came first in {found['right']} of {found['planted']} planted runs. "
+        f"{found['not_accused']} of {found['healthy']} healthy runs were accused of nothing about ranks."
+    )
+
+
+def _write(verdicts: Sequence[RankVerdict], out: Path) -> None:
+    from benchmarks.measuring import write_record
+    from wellfed.observe.hardware.detect import machine
+    from wellfed.record import git_state
+
+    state = git_state(ROOT)
+    record = {
+        "theme": "planted_rank_faults",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": f"python {' '.join(sys.argv)}",
+        "git": None if state is None else {"commit": state["commit"], "dirty": state["dirty"]},
+        "machine": {"load": os.getloadavg(), **machine().to_dict()},
+        "config": {"step_ms": STEP_MS, "samples_of_a_rank": BATCH, "card": CARD},
+        "results": [summary(verdicts), {"runs": [asdict(one) for one in verdicts]}],
+        "says": _sentence(verdicts),
+    }
+    write_record(record, out)
 
 
 if __name__ == "__main__":
