@@ -45,4 +45,7 @@ def _more_workers(evidence: Evidence, found: Straggler) -> tuple[str, ...]:
     needed = math.ceil(build_ms / fed_ms) + 1
     idle = (found.rank.get("host_cores") or 0) - (found.rank.get("machine_cores") or 0.0)
     has_cores = (cpu_frac is not None and cpu_frac < BUILD_WAITS_FRAC) or needed - evidence.num_workers <= idle
-    return knobs(evidence, num_workers=needed) if needed > evidence.num_workers and has_cores else ()
+    if needed <= evidence.num_workers or not has_cores:
+        return ()
+    own = {"backend": "auto"} if evidence.value("loader.backend") == "inline" else {}
+    return knobs(evidence, **own, num_workers=needed)
