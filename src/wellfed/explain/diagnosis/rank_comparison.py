@@ -177,8 +177,9 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     nearest, typical = int(rest[-1]), int(rest[len(rest) // 2])
     lost_ms = float(work_ms[top] - work_ms[nearest])
     part = parts[int(np.argmax(own_ms[top] - own_ms[typical]))]
-    halves = [_half_ms(ranks[index], has_phases="forward" in parts) for index in (top, nearest)]
-    half_ms = None if None in halves else math.hypot(*(half or 0.0 for half in halves))
+    halves = [_half_ms(ranks[index], has_phases="forward" in parts) for index in (top, *map(int, rest))]
+    known = [half for half in halves if half is not None]
+    half_ms = math.hypot(known[0], math.hypot(*known[1:]) / len(rest)) if len(known) == len(halves) else None
     is_host = part == "host"
     least_ms = max((limits.HOST_FRAC if is_host else limits.STRAGGLER_FRAC) * step_ms, half_ms or 0.0)
     if lost_ms < max(least_ms, limits.HOST_MS if is_host else 0.0):
