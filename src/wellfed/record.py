@@ -23,7 +23,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NotRequired, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from wellfed import __version__, project
 from wellfed.errors import ErrorKind
@@ -68,7 +68,7 @@ class GitState(TypedDict):
     dirty: bool
     diff: str
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
-    digest: NotRequired[str]
+    digest: str
     """Digest of the whole uncommitted change, even if ``diff`` is masked or cut; empty without a change."""
 
 
@@ -265,8 +265,8 @@ class LongestWaitEntry(TypedDict):
     readiness_frac: float
 
 
-class RankEntry(TypedDict):
-    """Figures of one of several ranks at the end of training. Shares of its mean step are as in `TimeEntry`."""
+class RankSteps(TypedDict):
+    """Mean step of one of several ranks. Shares are as in `TimeEntry`."""
 
     rank: int
     node: int
@@ -280,6 +280,43 @@ class RankEntry(TypedDict):
     readiness_frac: float
     peak_gib: float | None
     """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
+
+
+class RankEntry(RankSteps, total=False):
+    """Latest figures of one of several ranks. Records of earlier versions have only those of `RankSteps`."""
+
+    host: str
+    """Name of its machine."""
+    steps: int
+    """Steps behind the figures."""
+    samples: float | None
+    """Mean samples of its batches; None if unknown, like the next ones."""
+    batch_mib: float | None
+    """Mean MiB of its batches."""
+    forward_frac: float | None
+    """Part of ``compute_frac``, as in `TimeEntry`. The backward pass includes waiting for other ranks."""
+    backward_frac: float | None
+    optimizer_frac: float | None
+    between_half_ms: float | None
+    """Half the 95 % interval of its mean wait, copy and host time together."""
+    work_half_ms: float | None
+    """The same with forward pass and optimizer: own work of a rank, in which it waits for no other one."""
+    launch_ms: float | None
+    """Median time that the host took to launch a step; None on a CPU."""
+    build_ms: float | None
+    """Mean time to build a batch, in any process."""
+    build_cpu_frac: float | None
+    """CPU time over wall time of building."""
+    core_wait_frac: float | None
+    """Share of training in which its training thread was ready but had no core."""
+    cores: float | None
+    """Mean cores that this process and its data workers kept busy."""
+    machine_cores: float | None
+    """Mean cores of its machine that any process kept busy."""
+    iowait_cores: float | None
+    """Mean cores of its machine that were idle and waited for a disk."""
+    host_cores: int
+    """Cores of its machine."""
 
 
 class LoadingEntry(TypedDict, total=False):

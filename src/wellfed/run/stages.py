@@ -173,7 +173,7 @@ class Run:
         _prepare_model(planner.config, plan, planner.parts)
         may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
-        self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt, others=self._others)
         self._saved.add(self._passes.saved)
         return self._passes
 

@@ -1,15 +1,11 @@
 """Passes of a run: evaluation, and a ceiling that never ends a run."""
 
 import copy
-import json
 import math
-import multiprocessing
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -27,7 +23,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import Stopped, StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes.passes import Passes, compare_ranks
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -500,37 +496,3 @@ def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics:
 def test_metrics_that_are_none_are_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workload.metrics.*can't be collected.*Name classes of torchmetrics"):
         passes_of(tmp_path, metrics={"_target_": f"{__name__}.datasets"})
-
-
-def _compare_ranks(rank: int, folder: Path) -> None:
-    """Runs one of two ranks on different machines, and writes what its record holds."""
-    books = Bookkeeper(RunRecord.start("r"), folder / str(rank), compose(["logger=none"]).config)
-    shares = {"copy_frac": None, "compute_frac": 0.5, "host_frac": 0.0, "step_ms_mean": 9.0}
-    found = SimpleNamespace(wait_frac=0.1 + 0.3 * rank, readiness_frac=0.9 - 0.5 * rank, **shares)
-    store = torch.distributed.FileStore(str(folder / "store"), 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    books.journal.summary = lambda: found  # type: ignore[assignment,method-assign,return-value]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHELASTIC_RUN_ID", "none")
-        patch.setenv("RANK", str(rank))
-        patch.setenv("GROUP_RANK", str(rank))
-        compare_ranks(books, rank, 2, torch.device("cpu"))
-    (folder / f"{rank}.json").write_text(json.dumps([books.record.loading, books.record.ranks]))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_ranks_compare_how_long_they_stood_waiting(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_compare_ranks, args=(rank, tmp_path)) for rank in (0, 1)]
-    for rank, process in enumerate(ranks):
-        (tmp_path / str(rank)).mkdir()
-        process.start()
-    for process in ranks:
-        process.join(40)
-        process.kill()
-    told, of_ranks = json.loads((tmp_path / "0.json").read_text())
-    assert [(one["rank"], one["gpu"], one["wait_frac"], one["step_ms_mean"]) for one in of_ranks] == [
-        (0, None, 0.1, 9.0),
-        (1, None, 0.4, 9.0),
-    ]
-    assert told["longest_wait"] == {"rank": 1, "node": 1, "wait_frac": 0.4, "readiness_frac": 0.4}

@@ -55,6 +55,38 @@ def test_objects_reach_all_ranks_in_order(exchanges):
     assert [each[2:] for each in found] == [([0, 1, 2], [0, -1, -2])] * 3
 
 
+def test_the_latest_object_of_each_rank_is_read_without_waiting(exchanges):
+    joined(exchanges)
+    assert exchanges[0].latest("figures") == []
+    for number in (1, 2):
+        exchanges[2].publish("figures", number)
+    exchanges[0].publish("figures", 0)
+    until_s = time.monotonic() + 20
+    while exchanges[0].latest("figures") != [0, 2] and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert exchanges[0].latest("figures") == [0, 2]
+    exchanges[1].outcomes.ask("set", "latest figures/1", b"of another run")
+    assert exchanges[0].latest("figures") == [0, 2]
+
+
+def test_what_a_killed_rank_has_left_stays(ranks):
+    def first(exchange):
+        exchange.all_gather("hello", None)
+        with pytest.raises(RankEnded):
+            exchange.gather("nothing", None)
+        return exchange.latest("figures")
+
+    def second(exchange):
+        exchange.all_gather("hello", None)
+        exchange.publish("figures", "the last")
+        exchange.outcomes.ask("check", ["any"])  # the store has it
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for rank, job in enumerate((first, second)):
+        ranks.start(launch(rank, 2, on_one_machine=True), job)
+    assert ranks.result(0) == ["the last"]
+
+
 def test_messages_are_handled_until_the_block_ends_though_one_fails(exchanges):
     joined(exchanges)
     handled = []

@@ -96,7 +96,9 @@ class Evidence:
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
         """Readings of GPUs and host during training."""
-        return TrainingTelemetry(self.curves, self.cores, self.record.machine.get("host_cores"))
+        here = (one for one in self.record.ranks if one["node"] == 0 and one["rank"] > 0)
+        of_ranks = 0.0 if self.record.launch is None else sum(one.get("cores") or 0.0 for one in here)
+        return TrainingTelemetry(self.curves, self.cores, self.record.machine.get("host_cores"), of_ranks)
 
     @cached_property
     def swings(self) -> RunSwings:

@@ -59,6 +59,8 @@ class Finding:
     """Share of training's time that the cause costs; None = by the gain, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information instead of a cause of lost time."""
+    prospect: str = field(default="", kw_only=True)
+    """End of the message that predicts the gain, if no override does it; dropped if no gain can be predicted."""
     steps_frac: float | None = field(default=None, kw_only=True)
     """Share of the steps in the wall time of training, if gain and loss refer to steps alone; None = to all of it."""
 

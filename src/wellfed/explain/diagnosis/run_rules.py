@@ -43,6 +43,17 @@ from wellfed.explain.diagnosis.rules.feeding import (
     workers_take_the_cpu,
 )
 from wellfed.explain.diagnosis.rules.memory import device_memory_full, host_memory_full, memory_creeps, memory_unused
+from wellfed.explain.diagnosis.rules.ranks import (
+    compute_straggler,
+    copy_straggler,
+    host_straggler,
+    input_straggler,
+    slow_gpu,
+    slow_link,
+    slow_machine,
+    uneven_memory,
+    uneven_shares,
+)
 from wellfed.explain.diagnosis.rules.verdict import (
     busy_machine,
     healthy,
@@ -65,6 +76,19 @@ OF_EVENTS: tuple[Rule, ...] = (
     host_memory_full.check,
 )
 """Rules on events and the end of a run, valid for any number of steps."""
+OF_RANKS: tuple[Rule, ...] = (
+    input_straggler.check,
+    copy_straggler.check,
+    host_straggler.check,
+    compute_straggler.check,
+    uneven_shares.check,
+    slow_gpu.check,
+    slow_machine.check,
+    slow_link.check,
+    uneven_memory.check,
+)
+"""Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
+wait. So these findings come first, unless another one wins back twice as much."""
 OF_STEPS: tuple[Rule, ...] = (
     clocks_limited.check,
     launch_bound.check,
@@ -95,6 +119,7 @@ OF_STEPS: tuple[Rule, ...] = (
     many_tensors.check,
     wide_batches.check,
     utilisation_swings.check,
+    *OF_RANKS,
 )
 """Rules on figures, which need enough steps."""
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
@@ -111,6 +136,8 @@ _OF_COMPUTE = (
 """Rules on the compute time of a step. Their findings show its phases."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
+_RANKS_FIRST = 2.0
+"""Factor on the time that a finding about ranks wins back, for the order of findings."""
 _EXPLAINED_FRAC = 0.5
 """Minimum share of a gap in the missing time, for a finding."""
 
@@ -131,7 +158,7 @@ def run_rules(evidence: Evidence) -> list[Finding]:
     too_few = too_few_steps.check(evidence)
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
     found += [] if too_few else _of_steps(evidence)
-    found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
+    found.sort(key=lambda finding: (finding.is_note, -_weight(finding) * finding.time_lost_frac))
     found += [too_few] if too_few else []
     if (busy := busy_machine.check(evidence)) is not None:
         return [busy, *(_without_gain(finding) for finding in found)]
@@ -149,6 +176,11 @@ def run_rules(evidence: Evidence) -> list[Finding]:
     if verdict is None and (fed := healthy.check(evidence)) is not None:
         verdict = _with_phases(fed, evidence)
     return found if verdict is None else [verdict, *found]
+
+
+def _weight(finding: Finding) -> float:
+    """Returns a factor on the time of a finding, for its order."""
+    return _RANKS_FIRST if "rank" in finding.evidence or finding.id == "slow_link" else 1.0
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
@@ -173,7 +205,8 @@ def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
 def _without_gain(finding: Finding) -> Finding:
     if finding.gain is None:
         return finding
-    message = f"{finding.message} What that would win can't be predicted beside other programs."
+    message = finding.message.removesuffix(finding.prospect)
+    message += " What that would win can't be predicted beside other programs."
     return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
 
 

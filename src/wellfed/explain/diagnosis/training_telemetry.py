@@ -24,6 +24,8 @@ class TrainingTelemetry:
     """CPUs that the run may use; None if not measured."""
     host_cores: float | None
     """CPUs of the machine; None if not measured."""
+    ranks_cores: float = 0.0
+    """Cores of the other ranks on the machine, unless the run counts them as its own."""
 
     def curve(self, name: str, gpu: int = HOST) -> Series:
         """Returns the readings of a figure, without missing ones."""
@@ -43,7 +45,7 @@ class TrainingTelemetry:
         if self.cores is None:
             return taken
         other_cores = max(0.0, (self.host_cores or self.cores) - self.cores)
-        return np.clip(taken - other_cores, 0.0, self.cores)
+        return np.clip(taken - other_cores - self.ranks_cores, 0.0, self.cores)
 
     @property
     def mean_others_cores(self) -> float | None:

@@ -39,6 +39,12 @@ def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[s
     return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
 
 
+def cpu_seconds() -> tuple[float, float | None]:
+    """Returns the busy seconds of all CPUs of the machine since it started, and those idle for a disk if counted."""
+    found = _cpu_times(0.0, {}, psutil.cpu_times()._asdict())
+    return found.busy, found.iowait
+
+
 def _usage(process: psutil.Process) -> tuple[float, int]:
     """Returns the CPU seconds of a process so far and its resident bytes.
 

@@ -23,8 +23,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import LOGGING, VALIDATION
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
-from wellfed.ranks import launched
-from wellfed.record import RankEntry
+from wellfed.ranks import launched, own_local_rank
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import step_of
@@ -39,6 +38,8 @@ from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
+from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -79,11 +80,13 @@ class Passes:
         *,
         rank: int,
         may_adapt: bool = True,
+        others: OtherRanks | None = None,
     ) -> None:
         """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
         objects, trainer = objects.for_features(plan.memory.features), config.trainer
         self._config, self._plan, self._books, self._rank = config, plan, books, rank
         self._options = options = _trainer_options(config, plan, is_module=objects.is_lightning_module)
+        self._ranks = self._rank_figures(others or OtherRanks(rank))
         lit.set_backend_flags(options)
         settings = loader_settings(config, plan.loader)
         self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
@@ -117,7 +120,7 @@ class Passes:
             books.journal.disk_full,
             progress=books.progress,
             finite_step=lambda: figures.handed_over_step if figures.stops_on_nan else 0,
-            on_saved=lambda step, name: books.saved(step, name, figures.latest),
+            on_saved=self._saved,
         )
 
     @property
@@ -158,10 +161,15 @@ class Passes:
         pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
         last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, last)
-        with self._books.wall.running():
-            with self._eval_batches.open("val", trainer) as val_batches:
-                self._fit(trainer, clock, val_batches, checkpoint)
-            self._end_training(trainer, pruning)
+        self._ranks.begin()
+        try:
+            with self._books.wall.running():
+                with self._eval_batches.open("val", trainer) as val_batches:
+                    self._fit(trainer, clock, val_batches, checkpoint)
+                self._end_training(trainer, pruning)
+        except BaseException:
+            self._ranks.record_latest()  # with those of ranks that have ended
+            raise
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
@@ -183,7 +191,7 @@ class Passes:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
         bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
-        callbacks = [*self._callbacks(Clock(clock, journal.steps), on_start), bar]
+        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._ranks.report), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
@@ -218,7 +226,7 @@ class Passes:
             *([] if self._synchronisations is None else [self._synchronisations]),
             ProcessWatch(partial(setattr, record, "process")),
             ProgressReport(self._books.progress),
-            Counts(started, self._books.stepped, self.steps_per_epoch),
+            Counts(started, self._stepped, self.steps_per_epoch),
             self.figures,
         ]
 
@@ -229,7 +237,8 @@ class Passes:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
-            loader = learner.in_parts(TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first))
+            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=self._ranks.on_batch)
+            loader = learner.in_parts(timed)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:
                     learner.fit(trainer, loader, val_batches, checkpoint)
@@ -242,8 +251,7 @@ class Passes:
     def _end_training(self, trainer: Any, pruning: Pruning) -> None:
         """Records what ended the training, and validates after its last step."""
         books = self._books
-        if self._options.world_size > 1:
-            compare_ranks(books, self._rank, self._options.world_size, trainer.strategy.root_device)
+        self._ranks.compare()
         books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, books.record.ended_by = True, pruning.reason
@@ -251,6 +259,29 @@ class Passes:
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
+
+    def _rank_figures(self, others: OtherRanks) -> RankFigures:
+        launch, books = launched(), self._books
+        node = 0 if launch is None else launch.node
+        gpu = str(named(of_node(node, own_local_rank()))) if self._options.accelerator == "gpu" else None
+        return RankFigures(
+            {"rank": self._rank, "node": node, "gpu": gpu} if self._options.world_size > 1 else None,
+            others,
+            rows=lambda: books.journal.rows,
+            peak_gib=lambda: books.peak_gib,
+            record=books.of_ranks,
+        )
+
+    def _stepped(self, steps: int, epochs: float, samples: int) -> None:
+        """Counts a step, and brings the figures of the ranks together if that is due."""
+        self._books.stepped(steps, epochs, samples)
+        if self._ranks.stepped():
+            self._books.journal.save()
+
+    def _saved(self, step: int, name: str) -> None:
+        """Records a checkpoint, with the figures of all ranks so far."""
+        self._ranks.record_latest()
+        self._books.saved(step, name, self.figures.latest)
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
         """Switches the data to another mode of features. Open loaders read the new data from their next pass on."""
@@ -328,33 +359,6 @@ class Passes:
         return {
             name.removeprefix("test/"): value for name, value in self.figures.latest.items() if name.startswith("test/")
         }
-
-
-def compare_ranks(books: Bookkeeper, rank: int, world_size: int, device: torch.device) -> None:
-    """Records the figures of each rank. All ranks must call it.
-
-    Args:
-        device: of this rank.
-    """
-    launch, found = launched(), books.journal.summary()
-    own: RankEntry | None = None
-    if found is not None:
-        node = 0 if launch is None else launch.node
-        own = {
-            "rank": rank,
-            "node": node,
-            "gpu": None if device.type == "cpu" else str(named(of_node(node, device.index))),
-            "wait_frac": found.wait_frac,
-            "copy_frac": found.copy_frac,
-            "compute_frac": found.compute_frac,
-            "host_frac": found.host_frac,
-            "step_ms_mean": found.step_ms_mean,
-            "readiness_frac": found.readiness_frac,
-            "peak_gib": books.peak_gib,
-        }
-    of_ranks: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(of_ranks, own)
-    books.of_ranks([one for one in of_ranks if one is not None])
 
 
 def _trainer_options(config: RunConfig, plan: RunPlan, *, is_module: bool) -> lit.TrainerOptions:

@@ -151,6 +151,23 @@ class OtherRanks:
         dist.all_gather_object(found, own)
         return found
 
+    def publish(self, kind: str, own: Any) -> None:
+        """Leaves an object for rank 0, in place of the previous one. Does not wait for another rank.
+
+        Raises:
+            RankEnded: rank 0 is gone.
+        """
+        if self._exchange is not None:
+            self._exchange.publish(kind, own)
+
+    def latest(self, kind: str) -> list[Any]:
+        """Returns, on rank 0, the latest object of each rank that has left one. Does not wait for another rank.
+
+        Raises:
+            RankEnded: the store is closed.
+        """
+        return [] if self._exchange is None or self._rank > 0 else self._exchange.latest(kind)
+
     def met(self) -> None:
         """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
         exchange = self._exchange

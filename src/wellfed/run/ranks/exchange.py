@@ -93,6 +93,32 @@ class Exchange:
         with suppress(RankEnded):
             self._put(f"{self._next(kind)}/{self.launch.rank}", content)
 
+    def publish(self, kind: str, content: Any) -> None:
+        """Leaves an object for `latest`, in place of the previous one of this rank. Does not wait for another rank.
+
+        Raises:
+            RankEnded: rank 0, which serves the store, is gone.
+        """
+        self._open()
+        self._put(f"latest {kind}/{self.launch.rank}", content)
+
+    def latest(self, kind: str) -> list[Any]:
+        """Returns, on rank 0, the latest object of each rank that has left a readable one, in the order of ranks.
+        Objects of ranks that have ended stay. Does not wait for another rank.
+
+        Raises:
+            RankEnded: the store is closed.
+        """
+        self._open()
+        keys = [f"latest {kind}/{rank}" for rank in range(self.launch.world_size)]
+        if not self.outcomes.ask("check", keys):  # one question, once all ranks have left something
+            keys = [key for key in keys if self.outcomes.ask("check", [key])]
+        found = []
+        for signed in self.outcomes.ask("multi_get", keys) if keys else ():
+            with suppress(Exception):  # unpickling may raise anything
+                found.append(self._opened(signed))
+        return found
+
     @contextmanager
     def receiving(self, kind: str, ranks: Sequence[int], handler: Callable[[Any], None]) -> Iterator[None]:
         """Passes messages of these ranks to a handler, in a thread that ends with the block. A handler that raises
@@ -136,6 +162,9 @@ class Exchange:
         signed: bytes = self.outcomes.ask("get", key)
         if is_last:
             self.outcomes.ask("delete_key", key)
+        return self._opened(signed)
+
+    def _opened(self, signed: bytes) -> Any:
         data = signed[_DIGEST_BYTES:]
         if not hmac.compare_digest(signed[:_DIGEST_BYTES], self._signature(data)):
             raise ValueError("it was signed by another run")

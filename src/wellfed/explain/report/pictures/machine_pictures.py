@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.rank_comparison import ms_of, waits_for_others_ms
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
@@ -25,6 +26,8 @@ _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
 }
 """Figures of the host in percent of a core, with their names and colours."""
 _CARD = {"power_w": ("Power", "W"), "temp_c": ("Temperature", "°C"), "sm_clock_mhz": ("Clock", "MHz")}
+_RANK_PARTS: Mapping[str, Colour] = {**PARTS, "others": "bad"}
+"""Parts of a rank's step with their colours, as in the pictures of steps."""
 _LIMITS: Mapping[str, Colour] = {"power_limited": "one", "heat_limited": "bad"}
 """Flags of readings in which the clock was held down."""
 
@@ -123,16 +126,19 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
         return
     shown = sorted(ranks, key=lambda one: -one["wait_frac"])[:MOST_GPUS] if len(ranks) > MOST_GPUS else ranks
     has_nodes = len({one["node"] for one in ranks}) > 1
-    rows = [Bar(_rank_name(one, has_nodes=has_nodes), _rank_parts(one), _rank_text(one)) for one in shown]
-    caption = (
-        "Parts of the mean step, batches that were ready, peak of memory. Compute includes waiting for other ranks."
-    )
+    waits_ms = waits_for_others_ms(evidence)
+    rows = [
+        Bar(_rank_name(one, has_nodes=has_nodes), _rank_parts(one, waits_ms.get(one["rank"], 0.0)), _rank_text(one))
+        for one in shown
+    ]
+    caption = "Parts of the mean step, batches that were ready, peak of memory."
+    caption += " Others: waiting for other ranks." if waits_ms else " Compute includes waiting for other ranks."
     if len(shown) < len(ranks):
         caption = f"The {len(shown)} of {len(ranks):,} ranks that waited longest; run.json has all. {caption}"
     waits = [one["wait_frac"] for one in ranks]
     told = f"Mean step of {len(ranks)} ranks: they wait {show_percent(min(waits))} to {show_percent(max(waits))} of it."
     used = dict.fromkeys(part[2].split(" ")[0] for row in rows for part in row.parts)
-    keys = [Key(PARTS[name], name, "area") for name in used]
+    keys = [Key(_RANK_PARTS[name], name, "area") for name in used]
     yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
 
 
@@ -141,9 +147,10 @@ def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
     return ", ".join([*parts, f"node {one['node']}"] if has_nodes and one["gpu"] is None else parts)
 
 
-def _rank_parts(one: RankEntry) -> list[tuple[Colour, float, str]]:
-    spent = {name: one["step_ms_mean"] * (one[f"{name}_frac"] or 0.0) for name in PARTS}  # type: ignore[literal-required]
-    return [(PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
+def _rank_parts(one: RankEntry, waits_ms: float) -> list[tuple[Colour, float, str]]:
+    spent = {name: ms_of(one, name) for name in _RANK_PARTS}
+    spent |= {"compute": max(0.0, spent["compute"] - waits_ms), "others": waits_ms}
+    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
 
 
 def _rank_text(one: RankEntry) -> str:

@@ -29,13 +29,16 @@ class TimedLoader:
         *,
         unwrap: bool = False,
         on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
+        on_batch: Callable[[Delivery], None] | None = None,
     ) -> None:
         """
         Args:
             unwrap: yield bare batches, as a user's own LightningModule expects.
             on_first: called with the bytes of the first batch by dtype.
+            on_batch: called with each batch, after its wait has ended.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
+        self._on_batch = on_batch
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
         """Latest delivery without its batch, if batches are yielded bare."""
@@ -68,6 +71,8 @@ class TimedLoader:
             if self._on_first is not None:
                 self._on_first(batches.bytes_by_dtype(batch.batch))
                 self._on_first = None
+            if self._on_batch is not None:
+                self._on_batch(batch)
             clock.copy_begins(batch.epoch, batch.took)
             if self._unwrap:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
@@ -118,9 +123,16 @@ class Clock(pl.Callback):
     """Marks of a step. Must be the first callback, so that the time of the others counts as host time."""
 
     def __init__(
-        self, clock: StepClock, take: Callable[[Iterable[StepRow]], None], *, warmup_steps: int = WARMUP_STEPS
+        self,
+        clock: StepClock,
+        take: Callable[[Iterable[StepRow]], None],
+        *,
+        warmup_steps: int = WARMUP_STEPS,
+        on_save: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_save`` is called on each rank before a checkpoint is written."""
         self.clock, self._take, self._warmup_left = clock, take, warmup_steps
+        self._on_save = on_save
 
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
         if isinstance(module, StepModule):
@@ -167,6 +179,7 @@ class Clock(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         self.clock.interrupt()
+        self._on_save()
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         if module.device.type == "cuda":
