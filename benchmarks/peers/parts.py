@@ -24,7 +24,7 @@ CHECKPOINT = "planted.pt"
 class Settings:
     """What a script does. Without a fault in it, all times but the model's are zero."""
 
-    steps: int = 70
+    steps: int = 50
     """Steps of the optimizer."""
     batch: int = 16
     features: int = 16
