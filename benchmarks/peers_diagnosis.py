@@ -57,6 +57,23 @@ PEERS = ROOT / "benchmarks" / "peers"
 SCRIPTS = {"plain": PEERS / "plain_script.py", "lightning": PEERS / "lightning_script.py"}
 EXAMPLES = ("nanogpt_style", "torchvision_style", "transformers_style")
 TRACEML = "0.5.0"
+PAGE = ROOT / "docs" / "peers.md"
+PAGE_BEGIN = """# Does wellfed watch find more than TraceML?
+
+`benchmarks/peers_diagnosis.py` plants 24 faults in a plain PyTorch script and in a Lightning script, and runs
+`wellfed watch` and [TraceML](https://pypi.org/project/traceml-ai/) on each, in turns. A verdict is right if it names
+the kind of bottleneck: `input` (steps wait for data), `copy`, `between` (time outside of the passes and the
+optimizer), `compute`, `start` (the first steps), `none`. The kinds that are right are written down for each fault in
+`benchmarks/peers/faults.py`, for both tools alike. Names of causes are not asked for, as TraceML names none.
+
+The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
+machine (`busy_machine`) is no verdict on a script, and is left out. The machine has no GPU: faults of copies and
+launches are those of simulated cards, run under `wellfed watch` alone. Other programs used the machine during the
+runs.
+
+Gains are samples/s with what our verdict says to type over those without it: median (lowest-highest) of 3 pairs of
+trainings. TraceML's advice is in words, so there is nothing to type.
+"""
 TIMEOUT_S, PAIRS = 300, 3
 ON_MACHINE = ("busy_machine", "machine_was_slower")
 """Our remarks on the machine, which are no verdict on the script."""
@@ -353,6 +370,63 @@ def examples(machine: Machine) -> list[Verdict]:
     return found
 
 
+def newest(theme: str) -> dict[str, Any] | None:
+    """Returns the newest record of ``peers_<theme>``."""
+    found = sorted((ROOT / "benchmarks" / "records").glob(f"*_peers_{theme}_cpu.json"))
+    return json.loads(found[-1].read_text()) | {"file": found[-1].name} if found else None
+
+
+def page() -> str:
+    """Returns `docs/peers.md`, made from the newest records."""
+    text = PAGE_BEGIN
+    for theme, section in (("diagnosis", _verdicts), ("cost", _costs), ("examples", _examples)):
+        record = newest(theme)
+        if record is not None:
+            cores = f"{record['machine']['cpu_quota_cores']:g} cores of {record['machine']['cpu']}"
+            made = f"`{record['command']}`, {record['date']}, on {cores}; record `benchmarks/records/{record['file']}`."
+            text += f"\n{section(record)}\n{made}\n"
+    return text
+
+
+def _verdicts(record: Mapping[str, Any]) -> str:
+    rows = [
+        "| script with | right | ours, plain | ours, Lightning | TraceML, plain | TraceML, Lightning | typed, gain |"
+    ]
+    rows.append("|" + "---|" * 7)
+    for expected in record["expected"]:
+        of_fault = {(one["tool"], one["script"]): one for one in record["results"] if one["fault"] == expected["fault"]}
+        if not of_fault:
+            continue
+        cells = []
+        for key in (("wellfed", "plain"), ("wellfed", "lightning"), ("traceml", "plain"), ("traceml", "lightning")):
+            one = of_fault.get(key)
+            cells.append("" if one is None else f"{one['id']}{'' if one['is_right'] else ' **wrong**'}")
+        ours = of_fault.get(("wellfed", "plain"), {})
+        gain = f" {ours['gains'][0]:.2f} ({ours['gains'][1]:.2f}-{ours['gains'][2]:.2f})" if ours.get("gains") else ""
+        typed = f"`{ours['advice']}`{gain}" if ours.get("advice") else ""
+        says = expected["says"] + (", on a simulated card" if expected.get("simulated") else "")
+        rows.append(f"| {says} | {', '.join(expected['right'])} | {' | '.join(cells)} | {typed} |")
+    left = f"\n\nNot run yet: {', '.join(record['not_run'])}." if record["not_run"] else ""
+    return "## Planted faults\n\n" + "\n".join(rows) + f"\n\n{record['says']}{left}\n"
+
+
+def _costs(record: Mapping[str, Any]) -> str:
+    rows = ["| watched by | CPU of the training thread | CPU of the process | wall |", "|---|---|---|---|"]
+    for row in record["results"]:
+        if row["watch"] != "alone":
+            figures = [row[f"extra_{clock}"] for clock in ("thread_us", "process_us", "wall_us")]
+            cells = [f"{middle:.0f} ({low:.0f}-{high:.0f})" for middle, low, high in figures]
+            rows.append(f"| {row['watch']} | {' | '.join(cells)} |")
+    begin = "## Cost\n\nMicroseconds a step beyond the loop alone in the same round: median (lowest-highest) of "
+    return f"{begin}{record['n']} rounds.\n\n" + "\n".join(rows) + "\n"
+
+
+def _examples(record: Mapping[str, Any]) -> str:
+    rows = ["| script | tool | verdict |", "|---|---|---|"]
+    rows += [f"| {one['script']} | {one['tool']} | {one['id']}: {one['says']} |" for one in record["results"]]
+    return "## Scripts in the manner of others\n\n" + "\n".join(rows) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ALL, default=[*ALL])
@@ -363,9 +437,13 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="the cost a step instead")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of --cost")
     parser.add_argument("--examples", action="store_true", help="the scripts in the manner of others instead")
+    parser.add_argument("--page", action="store_true", help="write docs/peers.md from the newest records")
     parser.add_argument("--traceml-env", type=Path, default=ROOT / "build" / "traceml")
     parser.add_argument("--out", type=Path, help="record to write")
     given = parser.parse_args()
+    if given.page:
+        PAGE.write_text(page())
+        return
     traceml = traceml_in(given.traceml_env.absolute())
     config = {
         "traceml": TRACEML,

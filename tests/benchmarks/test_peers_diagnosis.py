@@ -51,6 +51,10 @@ def test_typed_advice_changes_what_it_names(benchmark: Any) -> None:
     assert benchmark.changed(before, "Increase workers, prefetch, or storage throughput.") == before
 
 
+def test_the_page_shows_the_newest_records(benchmark: Any) -> None:
+    assert benchmark.PAGE.read_text() == benchmark.page(), "python benchmarks/peers_diagnosis.py --page"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["plain", "lightning"])
 def test_a_planted_fault_is_found(script: str, benchmark: Any, tmp_path: Path) -> None:

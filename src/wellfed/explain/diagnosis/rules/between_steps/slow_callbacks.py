@@ -8,7 +8,7 @@ from wellfed.explain.diagnosis.compute_phases import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.pauses import gain_of
-from wellfed.explain.diagnosis.rules.between_steps import frequent_logging
+from wellfed.explain.diagnosis.rules.between_steps import frequent_checkpoints, frequent_logging, frequent_validation
 from wellfed.explain.diagnosis.rules.feeding import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
@@ -19,6 +19,7 @@ from wellfed.units import counted, show_duration, show_ms, show_percent
 _BETWEEN_PASSES_FRAC = 0.2
 """Minimum share of a step between its passes for a finding (a proposal). A large loss outside of the model takes 10 %.
 """
+_OF_PAUSES = (restarted_workers, frequent_validation, frequent_checkpoints)
 _MOSTLY = 0.8
 """Minimum share of the pauses at starts of epochs for these to be named."""
 _LEAST_REGULAR = 0.8
@@ -93,10 +94,10 @@ def _between_steps(evidence: Evidence) -> Finding | None:
 
 
 def _between_epochs(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of the wall time passes in no step, and is no validation, checkpoint, or start of
-    workers."""
+    """Returns a finding if much of the wall time passes in no step, and no other rule names validations, checkpoints or
+    starts of workers, around which more time passes than was timed."""
     wall, gap_ms = evidence.wall, evidence.gap_ms
-    if wall is None or not len(gap_ms) or restarted_workers.check(evidence) is not None:
+    if wall is None or not len(gap_ms) or any(rule.check(evidence) for rule in _OF_PAUSES):
         return None
     frac, is_long = wall["other_s"] / max(wall["total_s"], 1e-9), gap_ms > HOST_MS
     if frac < HOST_FRAC or not is_long.any():
