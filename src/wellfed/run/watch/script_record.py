@@ -19,6 +19,7 @@ from wellfed import __version__
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.monitor.loop_watch import cuda_events
@@ -232,6 +233,7 @@ class ScriptRecord:
             phase: {"total_s": round(total_s, 6), "times": times}
             for phase, (total_s, times) in self.progress.spent().items()
         }
+        self._add_pauses()
         trained_s = self.progress.trained_s(0.0, self.journal.time_s())
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
@@ -248,6 +250,16 @@ class ScriptRecord:
             "cpu_pct": 100 * (_cpu_s() - self._cpu_before_s) / passed_s,
             "rss_gib": gib(psutil.Process().memory_info().rss),
         }
+
+    def _add_pauses(self) -> None:
+        """Records after how many steps the script validates and saves on average, if it does so within an epoch."""
+        record = self.record
+        for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
+            times = record.phases[phase]["times"] if phase in record.phases else 0
+            if record.epochs < 1 and times >= FEWEST_PAUSES:
+                every = max(1, round(record.steps / times))
+                entry: PlanEntry = {"value": every, "because": "of the script, on average", "source": "set"}
+                record.plan = {**record.plan, f"trainer.{knob}": entry}
 
     @property
     def _unit(self) -> str:

@@ -100,7 +100,6 @@ class ScriptSteps(Harmless):
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
         self._steps_of_iterations = deque([1], maxlen=2)
         """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
-        self._is_in_optimizer = False
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
         self._rows = RowsOfSteps()
@@ -225,7 +224,7 @@ class ScriptSteps(Harmless):
         if not self._is_mine():
             return
         if is_done:
-            self._mark(OPTIMIZER if self._is_in_optimizer else OTHER)
+            self._mark(OTHER)
             return
         iteration = self._training_iteration()
         iteration.has_backward = iteration.is_copied = True
@@ -241,7 +240,6 @@ class ScriptSteps(Harmless):
         """Marks begin or end of an optimizer's step."""
         if not self._is_mine():
             return
-        self._is_in_optimizer = not is_done
         if not is_done:
             self._mark(OPTIMIZER)
             return
@@ -256,6 +254,12 @@ class ScriptSteps(Harmless):
         self._raise_to(Level.optimizer)
         if iteration.num_steps >= min(self._steps_of_iterations) and not iteration.is_ended:
             self._end(iteration)
+
+    @harmless
+    def closure(self, *, is_done: bool) -> None:
+        """Marks begin or end of the function with which an optimizer computes the loss anew, as Lightning's do."""
+        if self._is_mine():
+            self._mark(OPTIMIZER if is_done else OTHER)
 
     @harmless
     def replayed(self) -> None:

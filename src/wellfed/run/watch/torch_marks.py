@@ -180,9 +180,28 @@ class TorchMarks:
 
         return replay
 
-    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._steps.optimizer(optimizer, is_done=False)
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        """Marks the begin of an optimizer's step. Returns its arguments with a closure that marks itself, if any."""
+        if torch.compiler.is_compiling() or self._steps.is_off:
+            return None
+        self._steps.optimizer(optimizer, is_done=False)
+        if len(arguments) > 1 and callable(arguments[1]):  # the first is the optimizer
+            return (arguments[0], self._closure(arguments[1]), *arguments[2:]), named
+        if callable(named.get("closure")):
+            return arguments, {**named, "closure": self._closure(named["closure"])}
+        return None
+
+    def _closure(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._steps
+
+        def closure(*arguments: Any, **named: Any) -> Any:
+            steps.closure(is_done=False)
+            try:
+                return original(*arguments, **named)
+            finally:
+                steps.closure(is_done=True)
+
+        return closure
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():

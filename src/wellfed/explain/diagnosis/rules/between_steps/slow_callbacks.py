@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from wellfed.explain.diagnosis.compute_phases import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.pauses import gain_of
-from wellfed.explain.diagnosis.rules.between_steps import frequent_logging
+from wellfed.explain.diagnosis.rules.between_steps import frequent_checkpoints, frequent_logging, frequent_validation
+from wellfed.explain.diagnosis.rules.feeding import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record import WallEntry
-from wellfed.units import show_duration, show_percent
+from wellfed.units import counted, show_duration, show_ms, show_percent
 
+_BETWEEN_PASSES_FRAC = 0.2
+"""Minimum share of a step between its passes for a finding (a proposal). A large loss outside of the model takes 10 %.
+"""
+_OF_PAUSES = (restarted_workers, frequent_validation, frequent_checkpoints)
+_MOSTLY = 0.8
+"""Minimum share of the pauses at starts of epochs for these to be named."""
 _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
@@ -24,7 +32,8 @@ def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
     """Returns a finding if they take ``least_frac`` of the wall time, or by the time between steps if it is unknown."""
     wall = evidence.record.wall
     if wall is None:
-        return _between_steps(evidence)
+        unnamed = (_between_steps(evidence), _between_epochs(evidence), _between_passes(evidence))
+        return max((one for one in unnamed if one), key=lambda one: one.time_lost_frac, default=None)
     hooks, of_s = wall["callbacks"], wall["total_s"]
     spent_s = sum(hooks.values())
     lost_s = spent_s - _hidden_s(evidence, wall)
@@ -82,6 +91,41 @@ def _between_steps(evidence: Evidence) -> Finding | None:
         {"host_frac": time["host_frac"] if time else frac, "host_ms": long_ms, "every_steps": every},
         gain=gain_of(frac, 0.5 * frac, frac),
     )
+
+
+def _between_epochs(evidence: Evidence) -> Finding | None:
+    """Returns a finding if much of the wall time passes in no step, and no other rule names validations, checkpoints or
+    starts of workers, around which more time passes than was timed."""
+    wall, gap_ms = evidence.wall, evidence.gap_ms
+    if wall is None or not len(gap_ms) or any(rule.check(evidence) for rule in _OF_PAUSES):
+        return None
+    frac, is_long = wall["other_s"] / max(wall["total_s"], 1e-9), gap_ms > HOST_MS
+    if frac < HOST_FRAC or not is_long.any():
+        return None
+    pauses, longest_ms = int(is_long.sum()), float(gap_ms.max())
+    is_start = np.diff(evidence.column("epoch"), prepend=np.nan) > 0
+    at_starts_ms = float(gap_ms[is_long & is_start].sum()) if len(is_start) == len(gap_ms) else 0.0
+    where = "between epochs" if at_starts_ms >= _MOSTLY * gap_ms.sum() else "between steps"
+    text = (
+        f"{show_percent(frac)} of the wall time of training passed {where}, in {counted(pauses, 'pause')} of up to "
+        f"{show_duration(longest_ms / 1e3)}: code that is no step, no validation and no checkpoint. debug=profiler "
+        "shows which."
+    )
+    figures: Figures = {"between_frac": frac, "pauses": pauses, "longest_ms": longest_ms}
+    return Finding("slow_callbacks", text, figures, gain=gain_of(frac, 0.5 * frac, frac))
+
+
+def _between_passes(evidence: Evidence) -> Finding | None:
+    """Returns a finding if much of a step passes outside of forward, backward and optimizer."""
+    frac, step_ms = evidence.phase_fracs.get(OTHER, 0.0), evidence.step_ms
+    if step_ms is None or frac < _BETWEEN_PASSES_FRAC:
+        return None
+    text = (
+        f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
+        "optimizer: the loss, statistics or clipping of gradients, or other code there. debug=profiler shows which."
+    )
+    figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
+    return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))
 
 
 def _distance(indices: Series) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from wellfed.explain.diagnosis.compute_phases import show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules.feeding import slow_start
@@ -45,7 +46,9 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
         return text, {"ci95_low": low, "ci95_high": high}
     if factor is None:
         text = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
-        return f"{text}; {show_percent(evidence.wait_frac)} of a step waits for data", {}
+        text += f"; {show_percent(evidence.wait_frac)} of a step waits for data"
+        phases = show_phases(evidence.time)
+        return (f"{text}, and the passes take: {phases}" if phases else text), {}
     figures = {"of_ceiling_frac": 1 / factor}
     if factor > CEILING_FACTOR:
         text = (
