@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
@@ -70,9 +71,7 @@ class Example:
             for shard in (folder / "shards").iterdir():
                 shard.rename(folder / shard.name)
             (folder / "shards").rmdir()
-            for file in (folder / "files").rglob("*"):
-                if file.is_file():
-                    file.unlink()
+            shutil.rmtree(folder / "files")
 
         return replace(self, write=write)
 
