@@ -70,7 +70,7 @@ class Fault:
 
     kind: str
     plant: Plant
-    expected: Expected = Expected()
+    expected: Expected
     needs_root: bool = False
     workload: str = "planted"
 
@@ -192,14 +192,14 @@ DISK = (
     fine("$TMPDIR read-only", mounted("{box}/tmp", "ro", TMPDIR="{box}/tmp"), needs_root=True),
     fine("$TMPDIR that does not exist", trained("", TMPDIR="{box}/none")),
     full("a file in place of the checkpoints' folder",
-         with_callback("on_train_start", "[(run / 'checkpoints').write_text('') for run in Path('logs').glob('*/runs/*')]"),
+         with_callback("on_train_start", "[(one / 'checkpoints').write_text('') for one in RUNS]"),
          f"{LAST_SAVED} 0 of 24"),
     Fault("logs/ can't be made", without_logs, Expected((0,), (), resumes=False)),
     failed("logs/ deleted during the run",
            with_callback("on_train_epoch_end", "shutil.rmtree('logs', ignore_errors=True)"), "can't be written",
            resumes=False, statuses=()),
     fine("checkpoints deleted during the run",
-         with_callback("on_train_epoch_start", "[shutil.rmtree(one) for one in Path('logs').glob('*/runs/*/checkpoints')]")),
+         with_callback("on_train_epoch_start", "[shutil.rmtree(one / 'checkpoints', True) for one in RUNS]")),
     fine("stdout on a full disk", trained("", around='exec "$@" > /dev/full')),
     fine("stderr on a full disk", trained("", around='exec "$@" 2> /dev/full')),
     fine("stdout closed", trained("", around='exec "$@" >&-')),
@@ -302,7 +302,8 @@ FILES = (
           Expected((0,), ("ok",), "made again"), workload="speech"),
     Fault("prepared files in the cache cut", SOUNDS.with_damaged_cache(cut),
           Expected((0,), ("ok",), "made again"), workload="speech"),
-    Fault("all of the cache of noise", IMAGES.with_damaged_cache(noise), Expected((0,), ("ok",)), workload="restoration"),
+    Fault("all of the cache of noise", IMAGES.with_damaged_cache(noise), Expected((0,), ("ok",)),
+          workload="restoration"),
     Fault("a cache that can't be written", SOUNDS.with_cache("/proc/none"),
           Expected((2,), (), "paths.cache_dir", resumes=False), workload="speech"),
 )  # fmt: skip
@@ -342,13 +343,14 @@ LOGGERS = (
     fine("wandb's server does not answer", trained(
         "", "logger=wandb", "logger.mode=online", WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="x" * 40)),
     fine("a file in place of the CSV logger's folder", with_callback(
-        "on_train_start", "[(run / 'csv').write_text('') for run in Path('logs').glob('*/runs/*')]")),
+        "on_train_start", "[(one / 'csv').write_text('') for one in RUNS]")),
 )  # fmt: skip
 DRIVER = (
     fine("the driver is not loaded", driven(Scenario(init_error=DRIVER_NOT_LOADED))),
     fine("a card is lost", driven(Scenario([card(Lost(1.0))]))),
     fine("a card is lost and comes back", driven(Scenario([card(Lost(1.0, 2.0, needs_init=True))]))),
-    fine("the driver hangs in a call", driven(Scenario([card()], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, 1.0)]))),
+    fine("the driver hangs in a call",
+         driven(Scenario([card()], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, 1.0)]))),
     fine("the driver hangs at its start", driven(Scenario([card()], hangs=[Hang("nvmlInit_v2", 20.0)]))),
     fine("the driver shows stale and impossible figures",
          driven(Scenario([card(stale_samples=True, temp_c=-1, sm_clock_mhz=-5, used_gib=10_000)]))),
@@ -381,10 +383,12 @@ TWO_AT_ONCE = (
     full("NaN on a full disk", trained("step:10:full; loss:12:nan"), "(?i)nan"),
     Fault("SIGTERM while a checkpoint fails", trained("save:2:full; loss:14:sigterm", *KEEPS_TWO),
           Expected((1, 143), ("failed", "interrupted", "killed"), LAST_SAVED, resumes=False)),
-    fine("last.ckpt cut, and tables of noise", damaged(both(last(cut), of("steps.csv", noise), of("metrics.csv", noise)))),
+    fine("last.ckpt cut, and tables of noise",
+         damaged(both(last(cut), of("steps.csv", noise), of("metrics.csv", noise)))),
     unresumable("last.ckpt cut, and run.json cut", both(last(cut), of("run.json", cut))),
     Fault("SIGTERM while a worker hangs",
-          trained("train_sample:40!:worker_hang; loss:4:sigterm", *WORKERS), Expected((1, 143), ("failed", "interrupted"))),
+          trained("train_sample:40!:worker_hang; loss:4:sigterm", *WORKERS),
+          Expected((1, 143), ("failed", "interrupted"))),
     fine("the card is lost to the driver, and the clock is set back",
          driven(Scenario([card(Lost(1.0))]), "trainer.checkpoint_every_steps=6")),
     killed("power cut right after a kill was resumed", killed_twice("powercut"), 12),

@@ -17,6 +17,7 @@ from tests.faults.plants import Plant
 from tests.workloads.speech import recordings
 from wellfed.data.shards import write_shards
 
+
 @dataclass(frozen=True)
 class Example:
     """A workload on a user's data."""

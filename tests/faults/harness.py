@@ -64,11 +64,10 @@ class Box:
     def __post_init__(self) -> None:
         (self.folder / "conf" / "workload").mkdir(parents=True, exist_ok=True)
         (self.folder / "conf" / "workload" / "planted.yaml").write_text(YAML)
-        (self.folder / "planted.py").write_text(Path(__file__).with_name("planted.py").read_text())
+        for name in ("planted.py", "durable.py"):
+            (self.folder / name).write_text(Path(__file__).with_name(name).read_text())
 
-    def train(
-        self, *overrides: str, plant: str = "", around: str = "", is_resumed: bool = False, **more: str
-    ) -> Done:
+    def train(self, *overrides: str, plant: str = "", around: str = "", is_resumed: bool = False, **more: str) -> Done:
         """Runs ``python src/train.py`` on the planted training.
 
         Args:

@@ -198,7 +198,8 @@ def with_callback(hook: str, line: str) -> Plant:
     def plant_it(box: Box) -> None:
         (box.folder / "own.py").write_text(
             "import shutil\nfrom pathlib import Path\nimport lightning.pytorch as pl\n"
-            f"class Own(pl.Callback):\n    def {hook}(self, trainer, module):\n        {line}\n"
+            f"class Own(pl.Callback):\n    def {hook}(self, trainer, module):\n"
+            f"        RUNS = list(Path('logs').glob('*/runs/*'))\n        {line}\n"
         )
         box.train("+callbacks.own._target_=own.Own", "config.allow_targets=[planted,torch,own]")
 

@@ -87,14 +87,11 @@ def test_rows_that_are_written_twice_are_noticed(tmp_path: Path) -> None:
 
 CUT = """
 import os, sys
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 Path("logs").mkdir()
 Path("logs/old").write_text("old")
-from planted import Durable, planted
+from durable import Durable
+Durable.record()
 
 def write(name, text, flush):
     with open(name, "w") as file:
@@ -109,23 +106,20 @@ write("logs/tmp", "new", True)
 os.replace("logs/tmp", "logs/old")
 if "folder" in sys.argv:
     os.fsync(os.open("logs", os.O_RDONLY))
-planted("cut")
+Durable.cut_power(keeps_names="names" in sys.argv)
 """
 
 
 @pytest.mark.parametrize(
-    ("action", "words", "left"),
+    ("words", "left"),
     [
-        ("powercut", [], {"dropped": "", "flushed": "y", "old": "new"}),
-        ("powercut-names", [], {"old": "old"}),
-        ("powercut-names", ["folder"], {"dropped": "", "flushed": "y", "old": "new"}),
+        (["names"], {"dropped": "", "flushed": "y", "old": "new"}),
+        ([], {"old": "old"}),
+        (["folder"], {"dropped": "", "flushed": "y", "old": "new"}),
     ],
 )
-def test_a_power_cut_leaves_what_was_flushed(
-    tmp_path: Path, action: str, words: list[str], left: dict[str, str]
-) -> None:
-    variables = {**os.environ, "PLANTED": f"cut:1:{action}", "PLANTED_FOLDER": str(tmp_path)}
-    variables["PYTHONPATH"] = str(Path(__file__).parent)
+def test_a_power_cut_leaves_what_was_flushed(tmp_path: Path, words: list[str], left: dict[str, str]) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", CUT, *words], cwd=tmp_path, env=variables, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == left

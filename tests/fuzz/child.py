@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from tests.fuzz.readers import Reader
 
 MOST_SECONDS = 10
+"""Seconds of CPU time for an input; of the clock six times as many, since the machine may be busy."""
 MOST_BYTES = 2**30
 CORPUS = Path(__file__).with_name("corpus")
 _FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")
@@ -73,6 +75,7 @@ def fuzz(reader: Reader, *, examples: int, fresh: int | None = None) -> Outcome:
             deadline=None,
             database=None,
             derandomize=fresh is None,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         )
         @given(reader.inputs(whole))
@@ -109,7 +112,11 @@ def _result(reader: Reader, top: Path, status: int) -> Outcome:
     outcome = Outcome(**json.loads(found.read_text())) if found.exists() else Outcome(reader.name)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        ended = f"longer than {MOST_SECONDS} s" if number == signal.SIGALRM else signal.Signals(number).name
+        ended = (
+            f"longer than {MOST_SECONDS} s"
+            if number in (signal.SIGALRM, signal.SIGPROF)
+            else signal.Signals(number).name
+        )
         outcome.fault = f"the reader's process ended: {ended}"
     elif not found.exists():
         outcome.fault = "the reader's process ended without a result"
@@ -124,6 +131,9 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
+        for number in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        faulthandler.disable()
         data = top / "data"
         data.mkdir()
         (top / "cwd").mkdir()
@@ -160,8 +170,8 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
 
 def _read_one(reader: Reader, data: Path, content: bytes, outcome: Outcome, guard: _Guard) -> None:
     (data / reader.file).write_bytes(content)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 6 * MOST_SECONDS)
     try:
         with guard.watched():
             reader.read(data)
@@ -170,6 +180,7 @@ def _read_one(reader: Reader, data: Path, content: bytes, outcome: Outcome, guar
     except Exception as error:
         raise FaultError from error
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
     if guard.seen:
         raise FaultError from PermissionError(f"code was run: {guard.seen}")

@@ -274,7 +274,7 @@ READERS = (
     Reader("checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=True), _read_checkpoint),
     Reader("foreign_checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=False), _read_checkpoint),
     Reader("ledger", "ledger.jsonl", made.write, shown),
-    Reader("sweep", "sweep.json", made.write, shown, (ValueError,)),
+    Reader("sweep", "sweep.json", made.write, shown, (ConfigError, ValueError)),
     Reader("optuna", "optuna.journal", _write_journal, _read_journal),
     Reader("footprint", "footprint.json", _write_footprint, lambda folder: footprints.load(folder / "footprint.json")),
     Reader("prepared", f"things/{digest([], {})}/{MANIFEST}", _make_prepared, _read_prepared),
