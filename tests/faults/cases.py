@@ -114,6 +114,11 @@ def refused(kind: str, plant: Plant, says: str = "", *, needs_root: bool = False
     return Fault(kind, plant, Expected((2,), (), says, resumes=False), needs_root)
 
 
+def elsewhere(kind: str, plant: Plant, *, needs_root: bool = False) -> Fault:
+    """Returns a fault because of which the run goes to the folder for temporary files."""
+    return Fault(kind, plant, Expected((0,), (), "this run goes to", resumes=False), needs_root)
+
+
 def full(kind: str, plant: Plant, says: str = LAST_SAVED, *, needs_root: bool = False) -> Fault:
     """Returns a fault that leaves no space to the end, so that the record may be that of the start."""
     return Fault(kind, plant, Expected((1,), ("failed", "killed"), says, resumes=False), needs_root)
@@ -148,7 +153,7 @@ SIGNALS = (
     stopped("SIGTERM in the test", trained("test:1:sigterm")),
     stopped("SIGTERM at an epoch's end", trained("epoch:2:sigterm")),
     stopped("SIGTERM before the first step", trained("fit:1:sigterm")),
-    stopped("SIGTERM in the sanity check", trained("sanity:1:sigterm")),
+    stopped("SIGTERM in the sanity check", trained("evaluate:1:sigterm")),
     stopped("SIGTERM while the model is built", trained("model:1:sigterm")),
     stopped("SIGTERM twice in a step", trained("loss:12:sigterm; loss:12:sigterm", *KEEPS_TWO)),
     stopped("SIGTERM in the first epoch", trained("step:3:sigterm")),
@@ -184,8 +189,8 @@ POWER = (
 DISK = (
     full("disk full from step 12 on", trained("step:12:full"), f"{LAST_SAVED} 8 of 24"),
     refused("disk full from the start", mounted("{box}/logs", "size=64k"), "No space left", needs_root=True),
-    refused("logs/ on a file system that is read-only", mounted("{box}/logs", "ro"), "[Rr]ead-only", needs_root=True),
-    refused("no inodes left", mounted("{box}/logs", "size=50m,nr_inodes=3"), "No space left", needs_root=True),
+    elsewhere("logs/ on a file system that is read-only", mounted("{box}/logs", "ro", TMPDIR="{box}"), needs_root=True),
+    elsewhere("no inodes left", mounted("{box}/logs", "size=50m,nr_inodes=3", TMPDIR="{box}"), needs_root=True),
     full("disk full at the last save", trained("save:5:full; test:1:room")),
     fine("disk full at one save, then free", trained("save:1:full; step:12:room")),
     fine("$TMPDIR of 12 KB", mounted("{box}/tmp", "size=12k", TMPDIR="{box}/tmp"), needs_root=True),
@@ -194,7 +199,7 @@ DISK = (
     full("a file in place of the checkpoints' folder",
          with_callback("on_train_start", "[(one / 'checkpoints').write_text('') for one in RUNS]"),
          f"{LAST_SAVED} 0 of 24"),
-    Fault("logs/ can't be made", without_logs, Expected((0,), (), resumes=False)),
+    elsewhere("logs/ can't be made", without_logs),
     failed("logs/ deleted during the run",
            with_callback("on_train_epoch_end", "shutil.rmtree('logs', ignore_errors=True)"), "can't be written",
            resumes=False, statuses=()),
@@ -209,15 +214,15 @@ MEMORY = (
     failed("MemoryError in a step", trained("step:12:memory"), codes=(3,), statuses=("oom",)),
     failed("MemoryError in validation", trained("validation:2:memory"), codes=(3,), statuses=("oom",)),
     Fault("a worker that leaks until memory ends", trained("train_sample:40!:worker_leak", *WORKERS),
-          Expected((1, 3), ("failed", "oom"), "sample 40")),
+          Expected((1, 3), ("failed", "oom"), "host's memory")),
     failed("the host's memory ends in a step", trained("step:12:leak"), codes=(1, 3), statuses=("failed", "oom")),
     Fault("/dev/shm of 1 MB", mounted("/dev/shm", "size=1m", *WORKERS),
           Expected((0, 1, 2), ("ok", "failed"), resumes=False), needs_root=True),
     Fault("/dev/shm read-only", mounted("/dev/shm", "ro", *WORKERS),
           Expected((0, 1, 2), ("ok", "failed"), resumes=False), needs_root=True),
     Fault("48 file handles", trained("", around='ulimit -n 48; exec "$@"'), Expected((0, 1, 2), ("ok", "failed"))),
-    Fault("no file handle left from step 12 on", trained("step:12:handles"), Expected((0, 1), ("ok", "failed"))),
-    fine("the card's memory ends in one step", on_card("loss:12:oom", "memory.on_oom=step_down")),
+    Fault("no file handle left from step 12 on", trained("step:12:handles"), Expected((1,), ("failed", "killed"), LAST_SAVED)),
+    fine("the card's memory ends in one step", on_card("loss:12:oom", "memory.on_oom=retry")),
     failed("the card's memory ends in one step, and may not",
            on_card("loss:12:oom", "memory.on_oom=fail"), codes=(3,), statuses=("oom",), resumes=False),
 )  # fmt: skip

@@ -37,7 +37,8 @@ def latest() -> dict[str, Any]:
 def with_table(text: str, record: Mapping[str, Any]) -> str:
     """Returns the page with the table of a record."""
     config = record["config"]
-    says = f"{record['says']} That took {config['minutes']:g} minutes, {config['jobs']} faults at a time ({record['date']})."
+    took = f"That took {config['minutes']:g} minutes, {config['jobs']} faults at a time"
+    says = f"{record['says']} {took} ({record['date']})."
     rows = [f"| {' | '.join('' if cell is None else str(cell) for cell in row)} |" for row in record["results"]]
     table = "\n".join([BEGIN, "", says, "", *_HEAD, *rows, "", END])
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: table, text, flags=re.DOTALL)

@@ -225,9 +225,6 @@ class Watch(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
         planted("fit")
 
-    def on_sanity_check_start(self, trainer: pl.Trainer, module: Any) -> None:
-        planted("sanity")
-
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         Watch.step = trainer.global_step + 1
 

@@ -124,9 +124,10 @@ def evaluated(change: Change) -> Plant:
         whole = box.folder / "whole"
         shutil.copytree(box.run, whole)
         change(box.run)
-        box.script("evaluate.py", f"checkpoint={box.run}")
-        shutil.rmtree(box.run)
-        whole.rename(box.run)
+        run = box.run
+        box.script("evaluate.py", f"checkpoint={run}")
+        shutil.rmtree(run)
+        whole.rename(run)
 
     return plant_it
 

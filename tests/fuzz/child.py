@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.readers import Reader
 
@@ -59,11 +59,12 @@ class FaultError(Exception):
     """Raised for an input that a reader did not survive."""
 
 
-def fuzz(reader: Reader, *, examples: int, fresh: int | None = None) -> Outcome:
+def fuzz(reader: Reader, *, examples: int, fresh: int | None = None, shrinks: bool = True) -> Outcome:
     """Reads the corpus of a reader, then this many damaged files.
 
     Args:
         fresh: seed of the examples; None = the same ones each time.
+        shrinks: make an input that went wrong as short as possible.
     """
 
     def examine(read: Callable[[bytes], None], whole: bytes) -> None:
@@ -76,6 +77,7 @@ def fuzz(reader: Reader, *, examples: int, fresh: int | None = None) -> Outcome:
             database=None,
             derandomize=fresh is None,
             report_multiple_bugs=False,
+            phases=(Phase.generate, *([Phase.shrink] if shrinks else [])),
             suppress_health_check=list(HealthCheck),
         )
         @given(reader.inputs(whole))
@@ -198,6 +200,7 @@ class _Guard:
         return self
 
     def __enter__(self) -> None:
+        self.seen.clear()
         self._is_on = True
 
     def __exit__(self, *_: object) -> None:

@@ -278,7 +278,8 @@ READERS = (
     Reader("optuna", "optuna.journal", _write_journal, _read_journal),
     Reader("footprint", "footprint.json", _write_footprint, lambda folder: footprints.load(folder / "footprint.json")),
     Reader("prepared", f"things/{digest([], {})}/{MANIFEST}", _make_prepared, _read_prepared),
-    Reader("sizes", "sizes.json", _write_sizes, lambda folder: remembered_sizes.recall(folder / "sizes.json"), (ValueError,)),
+    Reader("sizes", "sizes.json", _write_sizes, lambda folder: remembered_sizes.recall(folder / "sizes.json"),
+           (ValueError,)),
     Reader("shard", "shards/0.tar", _write_shard, _read_shard),
     Reader("series", "table.csv", _write_series, lambda folder: read_csv(folder / "table.csv")),
     Reader("npy", "scene.npy", lambda folder: np.save(folder / "scene.npy", np.arange(60.0).reshape(3, 4, 5)),
@@ -295,5 +296,6 @@ READERS = (
     *(Reader(f"ratings_{file[2:]}", file, _write_ratings, lambda folder: read_movielens(folder, 100))
       for file in ("u.data", "u.user", "u.item")),
     Reader("option", "workload/own.yaml", _write_option, _read_option),
-    Reader("overrides", "typed.json", lambda folder: (folder / "typed.json").write_text("[]"), _read_typed, inputs=_typed),
+    Reader("overrides", "typed.json", lambda folder: (folder / "typed.json").write_text("[]"), _read_typed,
+           inputs=_typed),
 )  # fmt: skip

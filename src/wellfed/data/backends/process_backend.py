@@ -193,6 +193,11 @@ class ProcessBackend:
                 self._end_workers(self._loader._iterator)
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
+            except OSError as error:  # semaphores are files in /dev/shm
+                raise WorkerLost(
+                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
+                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
+                ) from error
         self._processes = getattr(iterator, "_workers", [])
         return iterator
 
