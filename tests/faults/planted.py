@@ -3,7 +3,7 @@
 ``PLANTED="step:10:sigterm; save:3:full"``: at optimizer step 10 the process sends itself SIGTERM; the third save of a
 checkpoint finds the disk full. Each fault fires once in a folder, however often the training is resumed there. With
 ``!`` behind the count it fires each time, with ``*`` for the count at every call. Prefixes of an action: ``worker_``
-(only in a loader's worker process), ``rank1_`` (only in rank 1), ``then_`` (only after the fault listed before it has
+(only in a loader's worker process), ``rank0_``, ``rank1_`` (only in that rank), ``then_`` (only after the fault listed before it has
 fired, since workers read ahead of the step). The module is imported by name, as a user's code is.
 """
 
@@ -51,10 +51,10 @@ def planted(place: str, count: int | None = None) -> str:
         action = action.removeprefix("then_")
         if action.startswith("worker_") and os.getpid() == _MAIN:
             continue
-        if action.startswith("rank1_") and os.environ.get("LOCAL_RANK") != "1":
+        if action[:6] in ("rank0_", "rank1_") and os.environ.get("LOCAL_RANK", "0") != action[4]:
             continue
         if when[-1] in "*!" or _is_first(number):
-            action = action.removeprefix("worker_").removeprefix("rank1_")
+            action = action.removeprefix("worker_").removeprefix("rank0_").removeprefix("rank1_")
             _act(action)
             return action
     return ""
