@@ -32,7 +32,6 @@ from tests.faults.plants import KEEPS_TWO, may_mount
 SETTINGS: dict[str, tuple[str, ...]] = {
     "one process": (),
     "worker processes": ("loader.backend=processes", "loader.num_workers=2"),
-    "worker threads": ("loader.backend=threads", "loader.num_workers=2"),
     "micro-batches": ("memory.micro_batch=4",),
     "EMA": ("callbacks=ema",),
     "clipping": ("trainer.gradient_clip=0.5",),

@@ -3,8 +3,8 @@
 ``PLANTED="step:10:sigterm; save:3:full"``: at optimizer step 10 the process sends itself SIGTERM; the third save of a
 checkpoint finds the disk full. Each fault fires once in a folder, however often the training is resumed there. With
 ``!`` behind the count it fires each time, with ``*`` for the count at every call. Prefixes of an action: ``worker_``
-(only in a loader's worker process), ``rank0_``, ``rank1_`` (only in that rank), ``then_`` (only after the fault listed before it has
-fired, since workers read ahead of the step). The module is imported by name, as a user's code is.
+(only in a loader's worker process), ``rank0_`` and ``rank1_`` (only in that rank), ``then_`` (only after the fault
+listed before it has fired, since workers read ahead of the step). The module is imported by name, as a user's code is.
 """
 
 import os
