@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import Done
+from tests.faults import page
 from tests.faults.cases import FAULTS, Fault
 from tests.faults.harness import Box, Expected, judge
 from wellfed.record import RunRecord
@@ -123,3 +124,8 @@ def test_a_power_cut_leaves_what_was_flushed(tmp_path: Path, words: list[str], l
     done = subprocess.run([sys.executable, "-c", CUT, *words], cwd=tmp_path, env=variables, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == left
+
+
+def test_the_page_shows_the_newest_record() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.with_table(text, page.latest()) == text

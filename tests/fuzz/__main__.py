@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from tests.fuzz.child import Outcome, fuzz
+from tests.fuzz.child import Outcome, fuzz_until
 from tests.fuzz.readers import READERS
-
-EXAMPLES = 100
-"""Inputs of a reader before the next reader's turn."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         turn = 0
         while time.monotonic() < until_s and chosen:
             seeds = [given.seed + turn] * len(chosen)
-            for outcome in pool.map(_tried, chosen, seeds, [until_s] * len(chosen)):
+            for outcome in pool.map(fuzz_until, chosen, seeds, [until_s] * len(chosen)):
                 found[outcome.reader] = _sum(found.get(outcome.reader), outcome)
                 if outcome.fault:
                     print(f"{outcome.reader}: {outcome.fault}\n    {outcome.keep()}", flush=True)
@@ -51,11 +48,6 @@ def main(words: Sequence[str]) -> int:
     faults = sum(bool(total.fault) for total in found.values())
     print(f"\n{sum(total.inputs for total in found.values())} inputs, {faults} readers with a fault, seed {given.seed}")
     return 1 if faults else 0
-
-
-def _tried(number: int, seed: int, until_s: float) -> Outcome:
-    reader = READERS[number]
-    return Outcome(reader.name) if time.monotonic() > until_s else fuzz(reader, examples=EXAMPLES, fresh=seed)
 
 
 def _sum(before: Outcome | None, new: Outcome) -> Outcome:

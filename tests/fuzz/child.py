@@ -20,11 +20,13 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.fuzz.readers import Reader
+from tests.fuzz.readers import READERS, Reader
 
 MOST_SECONDS = 10
 """Seconds of CPU time for an input; of the clock six times as many, since the machine may be busy."""
 MOST_BYTES = 2**30
+EXAMPLES = 100
+"""Inputs of a reader in `fuzz_until`."""
 CORPUS = Path(__file__).with_name("corpus")
 _FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")
 """Audit events of code that starts something."""
@@ -87,6 +89,12 @@ def fuzz(reader: Reader, *, examples: int, fresh: int | None = None, shrinks: bo
         (each if fresh is None else seed(fresh)(each))()
 
     return _in_child(reader, examine)
+
+
+def fuzz_until(number: int, seed: int, until_s: float) -> Outcome:
+    """Reads fresh inputs of the reader of this number; none after this time of ``time.monotonic``."""
+    reader = READERS[number]
+    return Outcome(reader.name) if time.monotonic() > until_s else fuzz(reader, examples=EXAMPLES, fresh=seed)
 
 
 def _in_child(reader: Reader, examine: Callable[[Callable[[bytes], None], bytes], None]) -> Outcome:
