@@ -105,6 +105,9 @@ def _act(action: str) -> None:
         _leak()
     elif action == "handles":
         _use_all_handles()
+    elif action == "close":
+        while _HANDLES:
+            os.close(_HANDLES.pop())
     elif action == "wandb":  # its service, a process beside this one
         for child in psutil.Process().children(recursive=True):
             if "wandb" in child.name():

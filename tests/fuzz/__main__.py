@@ -38,7 +38,8 @@ def main(words: Sequence[str]) -> int:
             for outcome in pool.map(fuzz_until, chosen, seeds, [until_s] * len(chosen)):
                 found[outcome.reader] = _sum(found.get(outcome.reader), outcome)
                 if outcome.fault:
-                    print(f"{outcome.reader}: {outcome.fault}\n    {outcome.keep()}", flush=True)
+                    kept = outcome.keep() if outcome.inputs else "before the first input"
+                    print(f"{outcome.reader}: {outcome.fault}\n    {kept}", flush=True)
             chosen = [number for number in chosen if not found[READERS[number].name].fault]
             turn += 1
     print(f"{'reader':20} {'inputs':>8} {'refused':>8} {'slowest':>10} {'memory':>10}  fault")

@@ -149,6 +149,7 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
         (top / "cwd").mkdir()
         os.chdir(top / "cwd")
         tempfile.tempdir = str(data)
+        os.environ["WELLFED_PROJECT"] = str(Path(__file__).parents[2])
         warnings.simplefilter("ignore")
         reader.write(data)
         whole = (data / reader.file).read_bytes()

@@ -185,7 +185,7 @@ class ProcessBackend:
         """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced."""
         with _undisturbed():
             try:
-                multiprocessing.Lock()  # raises now what would leave a half-made iterator of torch, which then complains
+                multiprocessing.Lock()  # fails before torch does, which would then complain of a half-made iterator
                 iterator = iter(self._loader)
             except RuntimeError as error:
                 # Persistent workers are still busy with an abandoned pass.
