@@ -221,7 +221,7 @@ MEMORY = (
     Fault("/dev/shm read-only", mounted("/dev/shm", "ro", *WORKERS),
           Expected((0, 1, 2), ("ok", "failed"), resumes=False), needs_root=True),
     Fault("48 file handles", trained("", around='ulimit -n 48; exec "$@"'), Expected((0, 1, 2), ("ok", "failed"))),
-    fine("no file handle left from step 12 to 20", trained("step:12:handles; step:20:close")),
+    fine("no file handle left from step 12 to 20", trained("step:12:handles; step:20!:close")),
     fine("the card's memory ends in one step", on_card("loss:12:oom", "memory.on_oom=retry")),
     failed("the card's memory ends in one step, and may not",
            on_card("loss:12:oom", "memory.on_oom=fail"), codes=(3,), statuses=("oom",), resumes=False),
