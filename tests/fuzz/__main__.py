@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         turn = 0
         while time.monotonic() < until_s and chosen:
+            random.Random(given.seed + turn).shuffle(chosen)  # a short time then reaches other readers each time
             seeds = [given.seed + turn] * len(chosen)
             for outcome in pool.map(fuzz_until, chosen, seeds, [until_s] * len(chosen)):
                 found[outcome.reader] = _sum(found.get(outcome.reader), outcome)
