@@ -4,12 +4,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Wheels run no code at an installation; antlr4-python3-runtime, which Hydra needs, comes as source alone.
+WHEELS = --only-binary :all: --no-binary antlr4-python3-runtime
+PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check $(WHEELS) -c constraints.txt
 RUNS := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
 GUESTS := $(VENV)/.installed-guests
 PEERS := $(VENV)/.installed-peers
 
+given = $(if $(filter command,$(origin $(1))),$($(1)))
 chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
   $(call chosen,memory,memory) $(ARGS))
@@ -23,7 +26,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -50,8 +53,20 @@ test: $(TESTS) ## install if needed, then run the tests, without the slow ones
 test-guests: $(GUESTS) ## run the tests of code that people bring: installs other libraries first
 	$(PYTEST) -m guests $(ARGS)
 
-faults: $(TESTS) ## plant faults in real runs, and check what each run says of itself: ARGS="--only SIGTERM"
+faults: $(TESTS) ## plant faults in real runs, and check what each run says of itself (20 minutes): ARGS="--only SIGTERM"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
+
+kills: $(TESTS) ## kill runs at random moments, resume them, and compare the weights: N=200 SEED=1 ARGS="--only ranks"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kills --kills $(or $(call given,N),20) $(ARGS) \
+	  $(if $(call given,SEED),--seed $(SEED))
+
+fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTES=60 ARGS="--only checkpoint --seed 7"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(call given,MINUTES),5) $(ARGS)
+
+audit: $(TESTS) ## look up known vulnerabilities of all pinned packages, and their licences
+	$(PIP) "pip-audit>=2.7"
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip $(ARGS)
+	$(BIN)/python tools/licences.py
 
 bench: $(PEERS) ## measure everything beside its peers in 20 minutes, on an idle machine: a record, and docs/benchmarks.md
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -7,6 +7,7 @@ Plain data, standard library only. The run changes its `RunRecord` and replaces 
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ import os
 import platform
 import re
 import socket
+import stat
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -573,6 +575,17 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def regular(path: Path) -> Path:
+    """Returns the path of a file in a run folder.
+
+    Raises:
+        OSError: there is none, or it is a named pipe, a socket or a device, where reading could wait for ever.
+    """
+    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a named pipe, a socket or a device, not a file", str(path))
+    return path
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
@@ -580,7 +593,7 @@ def read(folder: Path) -> dict[str, Any]:
         OSError: the record is missing or unreadable.
         ValueError: the file is no record, or has an unknown schema.
     """
-    path = folder / FILE_NAME
+    path = regular(folder / FILE_NAME)
     if (size := path.stat().st_size) > _LARGEST:
         raise ValueError(f"{path} is not a run record: it has {size >> 20} MiB, and a record at most {_LARGEST >> 20}.")
     try:

@@ -1,1 +1,5 @@
-"""Plants faults in real runs and checks that each survives them and says nothing that is not so: `make faults`."""
+"""Plants faults in real runs, and checks that each run survives and makes no false claim: `make faults`.
+
+Start reading at `cases.FAULTS`. `plants` has the ways to plant a fault, `damages` the changes of files, `examples` the
+workloads on a user's data, `planted` the user's code that fails, `harness` the checks.
+"""

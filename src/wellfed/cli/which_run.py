@@ -10,7 +10,7 @@ from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.record import FILE_NAME, RunRecord
+from wellfed.record import FILE_NAME, RunRecord, regular
 from wellfed.units import show_text
 
 _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
@@ -42,7 +42,7 @@ def read(folder: Path) -> RunRecord:
         raise ConfigError.of(str(folder), f"can't be read: {why}", "Name another run.") from error
     for name in _TABLES:
         try:
-            with (folder / name).open("rb") as stream:
+            with regular(folder / name).open("rb") as stream:
                 stream.read(1)
         except (FileNotFoundError, IsADirectoryError):
             pass

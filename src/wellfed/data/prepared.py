@@ -236,7 +236,10 @@ def _is_whole(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Returns an entry's manifest. Raises OSError or ValueError if it can't be read."""
-    found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        found = None
     if not isinstance(found, dict) or not isinstance(found.get("members"), dict):
         raise ValueError(f"{folder / MANIFEST} is no manifest.")
     return found

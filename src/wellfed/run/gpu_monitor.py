@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ class Usage:
 
     def stop(self) -> None:
         """Ends the measurement with the training."""
-        self._at_the_end = self.entries()
+        with suppress(OSError):  # `entries` tries again, and its caller reports the error
+            self._at_the_end = self.entries()
 
     def held_gib(self) -> float | None:
         """Returns the memory that the allocator holds now, without the ballast; None without a card."""

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from wellfed.record import regular
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -37,7 +39,7 @@ def reported_metrics(folder: Path) -> list[str]:
 
 
 def _validations(folder: Path) -> Iterator[dict[str, str]]:
-    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
+    with regular(folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
         yield from (row for row in csv.DictReader(stream) if row.get("split") == "val")
 
 

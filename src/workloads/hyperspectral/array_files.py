@@ -71,7 +71,7 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
         content = loadmat(path)
     except FileNotFoundError:
         raise
-    except (*_OF_DAMAGE, MatReadError) as error:
+    except (*_OF_DAMAGE, MatReadError, MemoryError) as error:  # MemoryError: a damaged size
         raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
     arrays, others = dict[str, Array](), list[str]()
     for name, value in content.items():

@@ -1,5 +1,4 @@
 import os
-import shutil
 import time
 from collections import namedtuple
 
@@ -186,10 +185,12 @@ def test_quota_is_positive_and_within_both(cores, affinity):
 def test_shared_memory_where_the_system_has_any(tmp_path, monkeypatch):
     assert look(tmp_path).shm_gib is None
     (tmp_path / "dev/shm").mkdir(parents=True)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**28, 2**29))
+    status = namedtuple("status", "f_blocks f_bavail f_frsize f_flag")
+    monkeypatch.setattr(os, "statvfs", lambda path: status(1024, 512, 2**20, 0), raising=False)
     facts = look(tmp_path)
     assert (facts.shm_gib, facts.shm_free_gib) == (1.0, 0.5)
+    monkeypatch.delattr(os, "statvfs")
+    assert look(tmp_path).shm_gib is None
 
 
 def test_cpu_name_and_versions(tmp_path):

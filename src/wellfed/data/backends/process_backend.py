@@ -185,6 +185,7 @@ class ProcessBackend:
         """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced."""
         with _undisturbed():
             try:
+                multiprocessing.Lock()  # fails before torch does, which would then complain of a half-made iterator
                 iterator = iter(self._loader)
             except RuntimeError as error:
                 # Persistent workers are still busy with an abandoned pass.
@@ -193,6 +194,11 @@ class ProcessBackend:
                 self._end_workers(self._loader._iterator)
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
+            except OSError as error:  # semaphores are files in /dev/shm
+                raise WorkerLost(
+                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
+                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
+                ) from error
         self._processes = getattr(iterator, "_workers", [])
         return iterator
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from wellfed.observe.telemetry.machines import numbered
 from wellfed.observe.telemetry.series import Phase
+from wellfed.record import regular
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
@@ -37,7 +38,7 @@ def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_C
     spelt = {f",{label},".encode(): f",{number},".encode() for label, number in codes.items()}
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
-        with path.open("rb") as stream:
+        with regular(path).open("rb") as stream:
             head = _cells(stream.readline())
             indices = {name: head.index(name) for name in names if name in head}
             while indices and (lines := stream.readlines(_CHUNK_BYTES)):
@@ -86,7 +87,7 @@ def passes_ended(folder: Path) -> dict[str, Series]:
 def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
     """Yields these cells of each complete row of metrics.csv."""
     try:
-        with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
+        with regular(folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = csv.reader(stream)
             head = next(rows, [])
             if set(names) <= set(head):

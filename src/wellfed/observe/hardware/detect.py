@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -187,12 +186,13 @@ def _rlimit_bytes() -> int | None:
 
 
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
-    """Returns size and free space of /dev/shm in GiB."""
+    """Returns size and free space of /dev/shm in GiB; a read-only one has no free space."""
     try:
-        found = shutil.disk_usage(root / "dev/shm")
-    except OSError:  # Windows, macOS
+        status = os.statvfs(root / "dev/shm")
+    except (AttributeError, OSError):  # Windows, macOS
         return None, None
-    return gib(found.total), gib(found.free)
+    free = 0 if status.f_flag & os.ST_RDONLY else status.f_bavail * status.f_frsize
+    return gib(status.f_blocks * status.f_frsize), gib(free)
 
 
 def _cpu_name(root: Path) -> str:

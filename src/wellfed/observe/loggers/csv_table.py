@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import write_atomically
+from wellfed.record import regular, write_atomically
 
 FLUSH_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -155,7 +155,7 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
     """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows."""
-    text = path.read_bytes().decode("utf-8", errors="replace")
+    text = regular(path).read_bytes().decode("utf-8", errors="replace")
     *lines, torn = text.split("\n")  # an incomplete line may lack digits
     return [_cells(line) for line in lines], bool(torn)
 
@@ -163,7 +163,10 @@ def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
 def _cells(line: str) -> list[str]:
     if '"' not in line:
         return line.split(",")
-    return [] if line.count('"') % 2 else next(csv.reader([line]), [])
+    try:
+        return [] if line.count('"') % 2 else next(csv.reader([line]), [])
+    except csv.Error:  # a cell beyond csv's limit
+        return []
 
 
 def _figure(cell: str) -> float | None:

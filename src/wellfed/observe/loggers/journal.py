@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, StepSummary, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
-from wellfed.record import EventKind, RunRecord
+from wellfed.record import EventKind, RunRecord, regular
 
 _LOG = logging.getLogger(__name__)
 _SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
@@ -107,11 +108,13 @@ class Journal:
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        path = self._metrics.path
-        if not path.exists():
-            return 0
-        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-            return len({row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val"})
+        steps: set[str | None] = set()
+        with (
+            suppress(OSError, csv.Error),
+            regular(self._metrics.path).open(encoding="utf-8", errors="replace", newline="") as stream,
+        ):
+            steps.update(row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val")
+        return len(steps)
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""

@@ -61,7 +61,7 @@ def load(file: Path) -> Footprint | None:
     """Returns the footprint in a file; None if the file is missing or unreadable."""
     try:
         return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

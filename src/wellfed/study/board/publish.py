@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -89,15 +90,16 @@ def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) ->
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:
     """Yields the figures of each reading, as a run would have logged them."""
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
+        with record.regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = list(csv.DictReader(stream))
-    except OSError:
+    except (OSError, csv.Error):
         return
-    for time_s, samples in groupby(rows, key=lambda row: row["time_s"]):
-        figures = {
-            f"{prefix(int(sample['gpu']))}/{name}": float(value)
-            for sample in samples
-            for name, value in sample.items()
-            if name not in _NOT_FIGURES and value
-        }
-        yield {TIME_AXIS: float(time_s), **figures}
+    for time_s, samples in groupby(rows, key=lambda row: row.get("time_s")):
+        with suppress(KeyError, TypeError, ValueError):  # a damaged row
+            figures = {
+                f"{prefix(int(sample['gpu']))}/{name}": float(value)
+                for sample in samples
+                for name, value in sample.items()
+                if name not in _NOT_FIGURES and value
+            }
+            yield {TIME_AXIS: float(time_s or ""), **figures}

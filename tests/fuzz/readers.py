@@ -1,0 +1,301 @@
+"""Every reader of files that a user, a crash or a stranger may have damaged, with a sound file of each kind."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from PIL import Image
+
+from tests.data.shards.test_tar_members import packed
+from tests.every.test_overrides import overrides
+from tests.fuzz.damage import damaged
+from tests.kit import made
+from tests.kit.footprints import footprint
+from tests.kit.made_run import made_run
+from tests.test_damaged_files import GPUS, WHOLE, read_all, shown
+from tests.workloads.speech.recordings import tone, wav
+from wellfed.config.compose import compose
+from wellfed.data.prepared import MANIFEST, digest, prepared
+from wellfed.data.shards.shard_index import find_shards, index_shards
+from wellfed.data.shards.shard_reader import ShardReader
+from wellfed.errors import ConfigError, DataError
+from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.observe.loggers.journal import Journal
+from wellfed.plan.predict import cache as footprints
+from wellfed.record import RunRecord
+from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, step_of
+from wellfed.run.folder.resume import find_latest
+from wellfed.study.board import publish
+from wellfed.study.learning_curve import read_curve, reported_metrics
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
+from wellfed.train.memory import remembered_sizes
+from workloads.forecast.read_csv import read_csv
+from workloads.hyperspectral.array_files import read_arrays
+from workloads.recsys.movielens import read_movielens
+from workloads.restoration.decoding import DamagedImage, decode, quiet_pillow, size_of
+from workloads.speech import sound_files
+from workloads.speech.wav_layout import DamagedClip, wav_layout
+
+RUN = "logs/recsys/runs/2026-01-01_00-00-00_beef"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of one kind of file."""
+
+    name: str
+    file: str
+    """The file to damage, relative to the folder."""
+    write: Callable[[Path], Any]
+    """Writes a sound file, and files beside it that the reader needs, into an empty folder."""
+    read: Callable[[Path], Any]
+    """Reads the files of the folder."""
+    refusals: tuple[type[Exception], ...] = (ConfigError, DataError)
+    """Errors that callers report to the user as a message."""
+    inputs: Callable[[bytes], SearchStrategy[bytes]] = damaged
+    """Returns the inputs to try for a sound file."""
+
+
+# -- run folders -------------------------------------------------------------------------------------------------------
+
+
+def _write_run(folder: Path) -> None:
+    run = folder / RUN
+    run.mkdir(parents=True)
+    found = made_run(run, steps=60, **WHOLE)
+    found.gpus = GPUS
+    found.write(run)
+    (folder / "other").mkdir()
+    made_run(folder / "other", steps=20).write(folder / "other")
+    torch.save({"global_step": 3, "state_dict": {}}, run / "x.ckpt")
+
+
+def _read_run(folder: Path) -> None:
+    run = folder / RUN
+    read_all(run, Evidence.read(folder / "other"))
+    read_curve(run, "loss")
+    reported_metrics(run)
+
+
+def _read_as_latest(folder: Path) -> None:
+    find_latest(compose([f"paths.log_dir={folder / 'logs'}"]).config)
+
+
+def _read_tables(folder: Path) -> None:
+    _read_run(folder)
+    journal = Journal(RunRecord.read(folder / "other"), folder / RUN)
+    journal.samples_written()
+    journal.validations_written()
+    journal.cut_after(10)
+    list(publish._telemetry(folder / RUN / "telemetry.csv"))
+
+
+def _read_record(folder: Path) -> None:
+    _read_run(folder)
+    _read_as_latest(folder)
+
+
+def _write_checkpoint(folder: Path, *, has_trailer: bool) -> None:
+    state = {
+        "global_step": 3,
+        "state_dict": {"w": torch.arange(64.0), "b": torch.zeros(3, dtype=torch.bfloat16)},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}],
+        "loops": {"fit_loop": {"state_dict": {}, "epoch": (1, "x", None, True)}},
+    }
+    if has_trailer:
+        checkpoint_trailer.write(folder / "last.ckpt", partial(torch.save, state), {"step": 3})
+    else:
+        torch.save(state, folder / "last.ckpt")
+
+
+def _read_checkpoint(folder: Path) -> None:
+    path = folder / "last.ckpt"
+    is_readable(path)
+    step_of(path)
+    content = load_checkpoint(path)
+    for value in content["state_dict"].values():
+        if isinstance(value, torch.Tensor):
+            value.clone()
+
+
+# -- studies -----------------------------------------------------------------------------------------------------------
+
+
+def _write_journal(folder: Path) -> None:
+    study = _optuna(folder)
+    for _ in range(3):
+        asked = study.ask()
+        study.report(asked.number, 1, 0.5)
+        study.end(asked.number, "complete", 0.5)
+    study.ask()
+
+
+def _optuna(folder: Path) -> Any:
+    from tests.study.points.test_optuna_study import study
+
+    return study(folder)
+
+
+def _read_journal(folder: Path) -> None:
+    study = _optuna(folder)
+    for asked in study.unfinished():
+        study.give_up(asked)
+    study.ask()
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
+
+
+def _make_prepared(folder: Path) -> Path:
+    return prepared(folder, "things", [], {}, lambda into: (into / "a.txt").write_text("content"))
+
+
+def _read_prepared(folder: Path) -> None:
+    assert (_make_prepared(folder) / "a.txt").read_text() == "content"
+
+
+def _write_footprint(folder: Path) -> None:
+    (folder / "footprint.json").write_text(json.dumps(footprint().to_dict()))
+
+
+def _write_sizes(folder: Path) -> None:
+    lowered = remembered_sizes.Lowered(8, 16, "2026-01-01", "run")
+    remembered_sizes.remember(folder / "sizes.json", remembered_sizes.MICRO_BATCH, lowered)
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def _write_shard(folder: Path) -> None:
+    clips = [(f"c/{number}.{part}", content) for number in range(4) for part, content in
+             (("wav", wav(tone(seconds=0.01))), ("cls", b"1"))]  # fmt: skip
+    (folder / "shards").mkdir()
+    (folder / "shards" / "0.tar").write_bytes(packed(clips))
+
+
+def _read_shard(folder: Path) -> None:
+    index = index_shards(find_shards(folder / "shards"), ("wav", "cls"), folder / "cache", max_damaged=100)
+    if index.keys:
+        ShardReader(index, "wav").read(np.arange(len(index.keys)))
+
+
+def _write_series(folder: Path) -> None:
+    rows = [f"2024-01-{day:02d},{name},{day / 7:.3f}" for name in ("a", "b") for day in range(1, 29)]
+    (folder / "table.csv").write_text("\n".join(["date,series,value", *rows, ""]))
+
+
+def _write_mat(folder: Path) -> None:
+    from scipy.io import savemat
+
+    savemat(folder / "scene.mat", {"X": np.arange(60.0).reshape(3, 4, 5), "names": ["a", "b"], "s": {"y": 1}})
+
+
+def _write_image(folder: Path, name: str, **options: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / name, **options)
+
+
+def _read_image(folder: Path, name: str) -> None:
+    with quiet_pillow():
+        size_of(folder / name)
+        decode(folder / name)
+
+
+def _write_flac(folder: Path) -> None:
+    import soundfile
+
+    out = io.BytesIO()
+    soundfile.write(out, tone(seconds=0.05), 16_000, format="FLAC")
+    (folder / "x.flac").write_bytes(out.getvalue())
+
+
+def _read_sound(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    if name.endswith(".wav"):
+        wav_layout(lambda start, count: content[start : start + count], len(content))
+    sound_files.decode(content)
+
+
+def _write_ratings(folder: Path) -> None:
+    rows = [(1, 10, 5, 100), (1, 20, 3, 101), (2, 30, 1, 50), (2, 10, 2, 60), (2, 20, 5, 70)]
+    (folder / "u.data").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    (folder / "u.user").write_text("1|27|F|programmer|55455\n2|60|M|other|02138\n")
+    flags = "|".join(["0"] * 18 + ["1"])
+    (folder / "u.item").write_text("".join(f"{item}|A (1995)|01-Jan-1995||x|{flags}\n" for item in (10, 20, 30)))
+
+
+def _write_option(folder: Path) -> None:
+    source = Path(__file__).parents[2] / "configs" / "workload" / "speech.yaml"
+    (folder / "workload").mkdir()
+    (folder / "workload" / "own.yaml").write_bytes(source.read_bytes())
+
+
+def _read_option(folder: Path) -> None:
+    compose(["workload=own"], extra_dirs=[folder]).yaml()
+
+
+def _typed(whole: bytes) -> SearchStrategy[bytes]:
+    """Returns lists of overrides, as JSON."""
+    del whole
+    return st.lists(overrides(), min_size=1, max_size=3).map(lambda typed: json.dumps(typed).encode())
+
+
+def _read_typed(folder: Path) -> None:
+    compose(json.loads((folder / "typed.json").read_text())).yaml()
+
+
+def _run(name: str, file: str, read: Callable[[Path], Any]) -> Reader:
+    return Reader(name, f"{RUN}/{file}", _write_run, read, (ConfigError, DataError, ValueError))
+
+
+def _image(name: str, **options: Any) -> Reader:
+    file = f"x.{name}"
+    write, read = partial(_write_image, name=file, **options), partial(_read_image, name=file)
+    return Reader(name, file, write, read, (DamagedImage,))
+
+
+READERS = (
+    _run("record", "run.json", _read_record),
+    _run("steps", "steps.csv", _read_tables),
+    _run("metrics", "metrics.csv", _read_tables),
+    _run("telemetry", "telemetry.csv", _read_tables),
+    Reader("curves", f"{RUN}/telemetry.csv", _write_run, lambda folder: read_curves(folder / RUN / "telemetry.csv")),
+    Reader("checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=True), _read_checkpoint),
+    Reader("foreign_checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=False), _read_checkpoint),
+    Reader("ledger", "ledger.jsonl", made.write, shown),
+    Reader("sweep", "sweep.json", made.write, shown, (ConfigError, ValueError)),
+    Reader("optuna", "optuna.journal", _write_journal, _read_journal),
+    Reader("footprint", "footprint.json", _write_footprint, lambda folder: footprints.load(folder / "footprint.json")),
+    Reader("prepared", f"things/{digest([], {})}/{MANIFEST}", _make_prepared, _read_prepared),
+    Reader("sizes", "sizes.json", _write_sizes, lambda folder: remembered_sizes.recall(folder / "sizes.json"),
+           (ValueError,)),
+    Reader("shard", "shards/0.tar", _write_shard, _read_shard),
+    Reader("series", "table.csv", _write_series, lambda folder: read_csv(folder / "table.csv")),
+    Reader("npy", "scene.npy", lambda folder: np.save(folder / "scene.npy", np.arange(60.0).reshape(3, 4, 5)),
+           lambda folder: read_arrays(folder / "scene.npy")),
+    Reader("mat", "scene.mat", _write_mat, lambda folder: read_arrays(folder / "scene.mat")),
+    _image("png"),
+    _image("jpg"),
+    _image("webp"),
+    _image("tiff"),
+    _image("bmp"),
+    Reader("wav", "x.wav", lambda folder: (folder / "x.wav").write_bytes(wav(tone(seconds=0.05))),
+           partial(_read_sound, name="x.wav"), (DamagedClip, DataError)),
+    Reader("flac", "x.flac", _write_flac, partial(_read_sound, name="x.flac"), (DamagedClip, DataError)),
+    *(Reader(f"ratings_{file[2:]}", file, _write_ratings, lambda folder: read_movielens(folder, 100))
+      for file in ("u.data", "u.user", "u.item")),
+    Reader("option", "workload/own.yaml", _write_option, _read_option),
+    Reader("overrides", "typed.json", lambda folder: (folder / "typed.json").write_text("[]"), _read_typed,
+           inputs=_typed),
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""Damaged bytes of every file that is read, and that the limits of the fuzzing itself hold."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import child
+from tests.fuzz.child import fuzz
+from tests.fuzz.readers import READERS, Reader
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
+IS_FRESH = os.environ.get("HYPOTHESIS_PROFILE") == "fresh"
+SLOW = {"record", "steps", "metrics", "telemetry", "option", "overrides"}
+"""Readers that take longer than 20 ms for a file."""
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_damaged_bytes_are_read_or_refused(reader: Reader) -> None:
+    examples = (8 if reader.name in SLOW else 40) * (4 if IS_FRESH else 1)
+    outcome = fuzz(reader, examples=examples, fresh=random.randrange(2**32) if IS_FRESH else None)
+    assert not outcome.fault, f"{outcome.fault}\n{outcome.culprit[:2000]!r}"
+    assert outcome.inputs >= min(examples, 5)
+
+
+def test_readers_have_names_of_their_own() -> None:
+    assert len({reader.name for reader in READERS}) == len(READERS)
+
+
+def text_reader(read: Callable[[str], object]) -> Reader:
+    """Returns a reader of a text file."""
+    return Reader(
+        "text",
+        "x.txt",
+        lambda folder: (folder / "x.txt").write_text("sound"),
+        lambda folder: read((folder / "x.txt").read_bytes().decode(errors="replace")),
+    )
+
+
+def only_sound(act: Callable[[], object]) -> Callable[[str], object]:
+    """Returns a reader that acts on damaged text."""
+    return lambda text: None if text == "sound" else act()
+
+
+def raise_key_error() -> None:
+    raise KeyError("damaged")
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("act", "fault"),
+    [
+        (raise_key_error, "KeyError: 'damaged'"),
+        (lambda: bytearray(3 * 2**30), "MemoryError"),
+        (lambda: os.system("true"), "code was run: ['os.system']"),
+        (lambda: subprocess.run(["true"], check=False), "code was run: ['subprocess.Popen'"),
+        (lambda: Path("ran").write_text(""), "code was run: ['writes "),
+        (lambda: os._exit(0), "ended without a result"),
+        (loop, "longer than 1 s"),
+        (os.abort, "SIGABRT"),
+    ],
+)
+def test_what_a_reader_may_not_do_is_noticed(
+    act: Callable[[], object], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "MOST_SECONDS", 1)
+    outcome = fuzz(text_reader(only_sound(act)), examples=20, shrinks=False)
+    assert fault in outcome.fault
+    assert outcome.culprit != b"sound"
+
+
+def test_an_input_that_went_wrong_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "CORPUS", tmp_path)
+    bad = text_reader(only_sound(raise_key_error))
+    outcome = fuzz(bad, examples=20, shrinks=False)
+    assert outcome.keep().read_bytes() == outcome.culprit
+    again = fuzz(bad, examples=1)
+    assert (again.inputs, again.culprit) == (1, outcome.culprit)
+    mended = replace(bad, read=lambda folder: None)
+    assert not fuzz(mended, examples=20).fault
