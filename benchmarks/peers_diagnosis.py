@@ -157,7 +157,7 @@ class Machine:
             return subprocess.CompletedProcess(words, 124, "", f"not ended after {TIMEOUT_S} s")
 
     def _ours(self, place: Path, fault: Fault, script: Path, words: Sequence[str]) -> tuple[Any, ...]:
-        command = [sys.executable, "-m", "wellfed", "watch", script, *words]
+        command: list[str | Path] = [sys.executable, "-m", "wellfed", "watch", script, *words]
         done = self.ended(command, place, **_card(fault, place))
         folders = [*place.glob("logs/watch/runs/*")]
         if done.returncode or not folders:
@@ -174,7 +174,7 @@ class Machine:
         return kind, one["id"], one["text"], "; ".join(one["change"]), more
 
     def _theirs(self, place: Path, script: Path, words: Sequence[str], name: str) -> tuple[Any, ...]:
-        command = [
+        command: list[str | Path] = [
             *(self.traceml, "run", script, "--logs-dir", place / "logs", "--run-name", "run"),
             *("--aggregator-port", str(free_port()), "--master-port", str(free_port())),
             *("--args", *words, *(["--traceml"] if name not in ("lightning", "transformers_style") else [])),

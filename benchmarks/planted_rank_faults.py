@@ -218,7 +218,7 @@ HEALTHY = (
 )
 FAULTS = (*ON_CPU, *ON_CARDS, *HEALTHY)
 ABOUT_RANKS = {one.cause for one in FAULTS} - {"healthy"}
-CARD = {
+CARD: Mapping[str, Any] = {
     **{"mib": 4096, "context_mib": 100, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0},
     **{"tflops": 0.001, "tensor_tflops": 0.004, "dram_gbps": 1.0, "sms": 16, "kernel_us": 20.0},
 }

@@ -28,7 +28,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model: Any = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader: Any = DataLoader(torch.randn(given.steps + WARMUP, BATCH, WIDTH), batch_size=None)
+    data: Any = torch.randn(given.steps + WARMUP, BATCH, WIDTH)
+    loader: Any = DataLoader(data, batch_size=None)
     traced, clock, backward = nullcontext, None, torch.Tensor.backward
     if given.mode in ("auto", "manual"):
         import traceml_ai

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER
+from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.pauses import gain_of
@@ -96,14 +96,14 @@ def _between_steps(evidence: Evidence) -> Finding | None:
 def _between_epochs(evidence: Evidence) -> Finding | None:
     """Returns a finding if much of the wall time passes in no step, and no other rule names validations, checkpoints or
     starts of workers, around which more time passes than was timed."""
-    wall, gap_ms = evidence.wall, evidence.gap_ms
+    wall, gap_ms = evidence.wall.entry, evidence.steps.gap_ms
     if wall is None or not len(gap_ms) or any(rule.check(evidence) for rule in _OF_PAUSES):
         return None
     frac, is_long = wall["other_s"] / max(wall["total_s"], 1e-9), gap_ms > HOST_MS
     if frac < HOST_FRAC or not is_long.any():
         return None
     pauses, longest_ms = int(is_long.sum()), float(gap_ms.max())
-    is_start = np.diff(evidence.column("epoch"), prepend=np.nan) > 0
+    is_start = np.diff(evidence.steps.column("epoch"), prepend=np.nan) > 0
     at_starts_ms = float(gap_ms[is_long & is_start].sum()) if len(is_start) == len(gap_ms) else 0.0
     where = "between epochs" if at_starts_ms >= _MOSTLY * gap_ms.sum() else "between steps"
     text = (
@@ -117,7 +117,7 @@ def _between_epochs(evidence: Evidence) -> Finding | None:
 
 def _between_passes(evidence: Evidence) -> Finding | None:
     """Returns a finding if much of a step passes outside of forward, backward and optimizer."""
-    frac, step_ms = evidence.phase_fracs.get(OTHER, 0.0), evidence.step_ms
+    frac, step_ms = phase_shares(evidence.record.time).get(OTHER, 0.0), evidence.steps.mean_ms
     if step_ms is None or frac < _BETWEEN_PASSES_FRAC:
         return None
     text = (

@@ -47,7 +47,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     if factor is None:
         text = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
         text += f"; {show_percent(evidence.wait_frac)} of a step waits for data"
-        phases = show_phases(evidence.time)
+        phases = show_phases(evidence.record.time)
         return (f"{text}, and the passes take: {phases}" if phases else text), {}
     figures = {"of_ceiling_frac": 1 / factor}
     if factor > CEILING_FACTOR:
