@@ -62,9 +62,19 @@ PAGE_BEGIN = """# Does wellfed watch find more than TraceML?
 
 `benchmarks/peers_diagnosis.py` plants 24 faults in a plain PyTorch script and in a Lightning script, and runs
 `wellfed watch` and [TraceML](https://pypi.org/project/traceml-ai/) on each, in turns. A verdict is right if it names
-the kind of bottleneck: `input` (steps wait for data), `copy`, `between` (time outside of the passes and the
-optimizer), `compute`, `start` (the first steps), `none`. The kinds that are right are written down for each fault in
-`benchmarks/peers/faults.py`, for both tools alike. Names of causes are not asked for, as TraceML names none.
+the kind of bottleneck:
+
+| kind | means |
+|---|---|
+| `input` | steps wait for data |
+| `copy` | steps wait for copies to the device |
+| `between` | time passes outside of the passes and the optimizer |
+| `compute` | the passes and the optimizer take the time |
+| `start` | the first steps take it |
+| `none` | nothing is wrong |
+
+`benchmarks/peers/faults.py` has the kinds that are right for each fault, for both tools alike. Names of causes are not
+asked for, as TraceML names none.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
 machine (`busy_machine`) is no verdict on a script, and is left out. The machine has no GPU: faults of copies and
@@ -312,14 +322,14 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def sentence(found: Mapping[str, Any]) -> str:
     """Returns the summary in words."""
-    said = ", ".join(
+    said = " ".join(
         f"{name} named the kind of bottleneck in {found[f'{tool}_right']} of {found[f'{tool}_planted']} scripts with a "
-        f"fault, and accused {found[f'{tool}_healthy'] - found[f'{tool}_healthy_right']} of {found[f'{tool}_healthy']} "
-        "healthy ones"
-        for tool, name in (("wellfed", "wellfed watch"), ("traceml", f"TraceML {TRACEML}"))
+        f"fault. It accused {found[f'{tool}_healthy'] - found[f'{tool}_healthy_right']} of {found[f'{tool}_healthy']} "
+        "healthy ones."
+        for tool, name in (("wellfed", "`wellfed watch`"), ("traceml", f"TraceML {TRACEML}"))
     )
     below = ", ".join(found["kinds_below_traceml"]) or "none"
-    return f"{said}. Kinds in which ours was right less often: {below}."
+    return f"{said} Kinds in which ours was right less often: {below}."
 
 
 def cost(machine: Machine, rounds: int) -> tuple[list[dict[str, Any]], str]:

@@ -9,7 +9,7 @@ from wellfed.record import RankEntry
 from wellfed.units import show_gib, show_percent
 
 Trouble = tuple[str, Figures]
-"""What is wrong, as text, and its figures."""
+"""Text that says what is wrong, and its figures."""
 
 
 def machine_trouble(

@@ -95,9 +95,11 @@ def _between_steps(evidence: Evidence) -> Finding | None:
 
 def _between_epochs(evidence: Evidence) -> Finding | None:
     """Returns a finding if much of the wall time passes in no step, and no other rule names validations, checkpoints or
-    starts of workers, around which more time passes than was timed."""
+    starts of workers, around which more time passes than was timed. The first steps of a run say nothing on it."""
     wall, gap_ms = evidence.wall.entry, evidence.steps.gap_ms
-    if wall is None or not len(gap_ms) or any(rule.check(evidence) for rule in _OF_PAUSES):
+    if wall is None or not len(gap_ms) or evidence.record.status == "running":
+        return None
+    if any(rule.check(evidence) for rule in _OF_PAUSES):
         return None
     frac, is_long = wall["other_s"] / max(wall["total_s"], 1e-9), gap_ms > HOST_MS
     if frac < HOST_FRAC or not is_long.any():
