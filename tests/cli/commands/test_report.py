@@ -139,6 +139,7 @@ def test_long_names_and_the_same_name_twice_have_a_page_each(runs: Path) -> None
 def test_a_table_that_can_not_be_read_is_told(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (runs / A / "telemetry.csv").touch()
     open_ = Path.open
 
     def refusing(self: Path, *words: Any, **options: Any) -> Any:
