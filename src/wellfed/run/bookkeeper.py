@@ -20,6 +20,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.loggers.log_media import MOST_TABLE_ROWS
 from wellfed.observe.loggers.sink import PICTURES, Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Sample
@@ -58,8 +59,6 @@ _ARTIFACTS = {
     "best": f"{CHECKPOINTS}/{BEST}",
     "profile": PROFILE,
 }
-_MOST_TABLE_ROWS = 1000
-"""Maximum number of rows of an evaluation's table that loggers get; the file has all."""
 
 
 class Bookkeeper:
@@ -302,7 +301,7 @@ class Bookkeeper:
             elif path.suffix.lower() == ".csv":
                 try:
                     with path.open(encoding="utf-8", newline="") as stream:
-                        columns, *rows = islice(csv.reader(stream), 1 + _MOST_TABLE_ROWS)
+                        columns, *rows = islice(csv.reader(stream), 1 + MOST_TABLE_ROWS)
                 except (OSError, ValueError, csv.Error) as error:
                     _LOG.warning("%s is not shown in the loggers: %s", path, error)
                     continue
