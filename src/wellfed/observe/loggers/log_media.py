@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,12 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
 
 
 def _log(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) -> None:
+    """Shows a picture or table if it is due. torch.compile leaves this out of its graphs."""
+    compiler = sys.modules.get("torch._dynamo")
+    (_send if compiler is None else compiler.disable(_send))(kind, name, every, show)
+
+
+def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) -> None:
     """Shows a picture or table if it is due. Any error is one warning."""
     run = _current
     if run is None or run.process != os.getpid():  # a worker process has a copy of its parent's run
@@ -144,10 +151,6 @@ def _log(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) -
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
         run.warn(call, " ".join(absence(package)) if package else text)
-
-
-log_image._torchdynamo_disable = log_table._torchdynamo_disable = True  # type: ignore[attr-defined]
-"""torch.compile leaves these functions out of its graphs."""
 
 
 def _check(name: Any, every: Any) -> None:
