@@ -172,7 +172,7 @@ def pictures_are_logged(project: Path, printed: list[str]) -> None:
     assert len(pictures) == len(tables) == 3  # two validations and the test, none of the batches that are only tried
     for path in pictures:
         with Image.open(path) as picture:
-            assert picture.size == (320, 320)
+            assert picture.size == (128, 128)
     *_, tested = (
         json.loads(path.read_text())["data"] for path in sorted(tables, key=lambda path: path.stat().st_mtime)
     )
