@@ -26,7 +26,7 @@ def checked(folder: Path, name: str, text: str) -> tuple[int, list[str]]:
         (SHORT, SHORT, None),
         (LONG, SHORT, 31),
         ("A word.", LONG, 31),
-        ("word " * 15 + "{value}", "word " * 15 + "end.", 32),  # a value is a word
+        ("Word: " + "word " * 14 + "{value}", "word " * 15 + "end.", 32),  # a value is a word
         ("Ends here.{value} " + SHORT, "", None),  # or a sentence
         ("Word, " + "word " * 19, "word " * 11, 32),  # + value
     ],
