@@ -3,9 +3,9 @@
     python tools/sentences.py README.md docs --show
     python tools/sentences.py README.md docs --messages src
 
-The mean of a page is at most 16 words. Code, tables, headings, HTML and the addresses of links are left out. `inline code`
-counts as one word. Messages of a Python file are its texts (help, findings, reasons, warnings) without docstrings. A
-value in braces counts as one word.
+The mean of a page is at most 16 words. Code, tables, headings, HTML and the addresses of links are left out.
+`inline code` counts as one word. Messages of a Python file are its texts (help, findings, reasons, warnings) without
+docstrings. A value in braces counts as one word.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _pixels(image: Any, warn: Callable[[str], None]) -> Any:
     if isinstance(image, (str, os.PathLike)):
         return np.asarray(_read(Path(image)))
     is_tensor = isinstance(image, Tensor)
-    found = image if is_tensor else np.asarray(image)
+    found: Any = image if is_tensor else np.asarray(image)
     shape = tuple(found.shape)
     channels_at = _channels_at(shape, first_wins=is_tensor)
     text = str(found.dtype).removeprefix("torch.")

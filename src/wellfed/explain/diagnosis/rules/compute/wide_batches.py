@@ -16,6 +16,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     text = (
         f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. With "
-        "float32 there is half as much to build, to hand over and to copy, and with uint8 (made a float in on_device) an eighth."
+        "float32 there is half as much to build, to hand over and to copy, and with uint8 (made a float in on_device) "
+        "an eighth."
     )
     return Finding("wide_batches", text, {"float64_mib": wide, "batch_mib": total}, is_note=True)
