@@ -88,6 +88,7 @@ site: $(TESTS) ## build the pages of docs/ into build/site
 
 pictures: $(TESTS) ## draw the pictures of README and docs/ anew, from a run on a simulated GPU: ARGS="<run folder>"
 	$(BIN)/python tools/pictures.py $(ARGS)
+	$(BIN)/python tools/pictures.py --boards
 
 recordings: $(TESTS) ## on an idle machine: record tutorial and screens of docs/ anew, with their pictures (15 minutes)
 	$(BIN)/python tools/tutorial.py

@@ -43,10 +43,12 @@ CARD = "24gb"
 COMMAND = ("src/train.py", "workload=recsys", "loader=baseline", f"gpu={CARD}", "trainer.max_steps=120", "logger=none")
 SIZES = {"page": (1280, 1340, ""), "steps": (1280, 575, "#time"), "phone": (390, 1100, "")}
 """Width and height in pixels, and the part of the page, by name."""
-BOARDS = {"board": (1280, 640, ("board",)), "phones": (390, 900, ("board", "compared"))}
+BOARDS = {"board": (1280, 510, ("board",)), "phones": (390, 900, ("board", "compared"))}
 """Width and height of each page in pixels, and the pages side by side, by name."""
 SWEEP = ROOT / "tests" / "traces" / "board.json.gz"
-COMPARED = tuple(ROOT / "tests" / "traces" / "gpu" / f"{name}_gpu_pictures.json.gz" for name in ("lockstep", "on"))
+COMPARED = tuple(
+    ROOT / "tests" / "traces" / "gpu" / f"{name}_gpu_pictures.json.gz" for name in ("accumulated_on", "on")
+)
 MOST_BYTES = 150_000
 _COLOURS = (255, 128, 64)
 """Sizes of a palette; the first whose file is small enough is taken."""
