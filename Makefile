@@ -89,7 +89,7 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy \
 	  "mypy --config-file benchmarks/mypy.ini -p benchmarks" lint-imports \
-	  "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads" "python tools/site.py" \
+	  "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads --messages src" "python tools/site.py" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
@@ -103,6 +103,7 @@ site: $(TESTS) ## build the pages of docs/ into build/site
 
 pictures: $(TESTS) ## draw the pictures of README and docs/ anew, from a run on a simulated GPU: ARGS="<run folder>"
 	$(BIN)/python tools/pictures.py $(ARGS)
+	$(BIN)/python tools/pictures.py --boards
 
 recordings: $(TESTS) ## on an idle machine: record tutorial and screens of docs/ anew, with their pictures (15 minutes)
 	$(BIN)/python tools/tutorial.py

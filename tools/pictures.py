@@ -3,7 +3,9 @@
     python tools/pictures.py            # makes the run on a simulated GPU, then draws
     python tools/pictures.py RUN        # draws a run folder, or a run of tests/traces/
 
-The page is drawn anew from the files of the run. docs/images/pictures.json records what they show: where the run
+    python tools/pictures.py --boards   # draws the leaderboard of `SWEEP` and the comparison of `COMPARED`
+
+A page is drawn anew from the files of the run. docs/images/pictures.json records what they show: where the run
 is from, the machine, the verdict. tests/every/test_pictures.py holds it to the code and to the captions.
 """
 
@@ -28,7 +30,11 @@ from PIL import Image
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.report.comparison import compared
+from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.run_page import boxes, to_html
+from wellfed.study.board import files
+from wellfed.study.ranking.ranking import board_of
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -37,6 +43,12 @@ CARD = "24gb"
 COMMAND = ("src/train.py", "workload=recsys", "loader=baseline", f"gpu={CARD}", "trainer.max_steps=120", "logger=none")
 SIZES = {"page": (1280, 1340, ""), "steps": (1280, 575, "#time"), "phone": (390, 1100, "")}
 """Width and height in pixels, and the part of the page, by name."""
+BOARDS = {"board": (1280, 510, ("board",)), "phones": (390, 900, ("board", "compared"))}
+"""Width and height of each page in pixels, and the pages side by side, by name."""
+SWEEP = ROOT / "tests" / "traces" / "board.json.gz"
+COMPARED = tuple(
+    ROOT / "tests" / "traces" / "gpu" / f"{name}_gpu_pictures.json.gz" for name in ("accumulated_on", "on")
+)
 MOST_BYTES = 150_000
 _COLOURS = (255, 128, 64)
 """Sizes of a palette; the first whose file is small enough is taken."""
@@ -48,10 +60,13 @@ def main(words: list[str]) -> int:
     """Draws all pictures, writes their record, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python tools/pictures.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", nargs="?", type=Path, help="run folder or trace to draw (default: makes a run)")
+    parser.add_argument("--boards", action="store_true", help="draw leaderboard and comparison instead")
     asked = parser.parse_args(words)
     program = browser()
     if program is None:
         return 2
+    if asked.boards:
+        return draw_boards(program)
     with tempfile.TemporaryDirectory() as scratch:
         folder = folder_of(asked.run, Path(scratch)) if asked.run else made(Path(scratch))
         evidence = Evidence.read(folder)
@@ -60,20 +75,51 @@ def main(words: list[str]) -> int:
             print(f"Nothing is drawn. {first['message']}", file=sys.stderr)
             return 1
         page = to_html(evidence, folder)
-        drawn = {
-            f"{name}-{theme}.png": picture(program, page, Path(scratch), size, is_dark=theme == "dark")
-            for name, size in SIZES.items()
-            for theme in ("light", "dark")
-        }
-    IMAGES.mkdir(exist_ok=True)
-    for name, content in drawn.items():
-        (IMAGES / name).write_bytes(content)
-        print(f"{(IMAGES / name).relative_to(ROOT)}: {len(content) / 1000:.0f} kB")
+        keep(
+            {
+                f"{name}-{theme}.png": picture(program, page, Path(scratch), size, is_dark=theme == "dark")
+                for name, size in SIZES.items()
+                for theme in ("light", "dark")
+            }
+        )
     source = asked.run.as_posix() if asked.run and asked.run.is_file() else None
     RECORD.write_text(
         json.dumps(what_is_shown(evidence, page, source), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     return 0
+
+
+def keep(drawn: dict[str, bytes]) -> None:
+    """Writes pictures by name."""
+    IMAGES.mkdir(exist_ok=True)
+    for name, content in drawn.items():
+        (IMAGES / name).write_bytes(content)
+        print(f"{(IMAGES / name).relative_to(ROOT)}: {len(content) / 1000:.0f} kB")
+
+
+def draw_boards(program: str) -> int:
+    """Draws the leaderboard and the comparison, and returns the exit code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        pages = boards(Path(scratch))
+        keep(
+            {
+                f"{name}-{theme}.png": frames(
+                    program, [pages[page] for page in shown], Path(scratch), (wide, high, ""), is_dark=theme == "dark"
+                )
+                for name, (wide, high, shown) in BOARDS.items()
+                for theme in ("light", "dark")
+            }
+        )
+    return 0
+
+
+def boards(scratch: Path) -> dict[str, str]:
+    """Returns the pages of the recorded sweep and of two recorded runs."""
+    runs = [Evidence.read(folder_of(run, scratch / str(number))) for number, run in enumerate(COMPARED)]
+    for run in runs:
+        conclude(run)
+    sweep = files.to_html(board_of(folder_of(SWEEP, scratch / "sweep")))
+    return {"board": sweep, "compared": comparison_html(*compared(runs))}
 
 
 def browser() -> str | None:
@@ -140,11 +186,20 @@ def _without_paths(overrides: list[str]) -> list[str]:
 
 
 def picture(browser: str, page: str, scratch: Path, size: tuple[int, int, str], *, is_dark: bool) -> bytes:
-    """Returns a part of the page as PNG. A window can't be as narrow as a phone, a frame can."""
+    """Returns a part of the page as PNG."""
+    return frames(browser, [page], scratch, size, is_dark=is_dark)
+
+
+def frames(browser: str, pages: list[str], scratch: Path, size: tuple[int, int, str], *, is_dark: bool) -> bytes:
+    """Returns pages side by side as PNG. A window can't be as narrow as a phone, a frame can."""
     wide, high, anchor = size
-    (scratch / "page.html").write_text(page, encoding="utf-8")
-    frame = f'<iframe src=page.html{anchor} scrolling=no style="border:0;width:{wide}px;height:{high}px"></iframe>'
-    (scratch / "frame.html").write_text(f'<!doctype html><body style="margin:0">{frame}</body>')
+    shown = ""
+    for number, page in enumerate(pages):
+        (scratch / f"page{number}.html").write_text(page, encoding="utf-8")
+        style = f"border:0;width:{wide}px;height:{high}px;float:left"
+        shown += f'<iframe src=page{number}.html{anchor} scrolling=no style="{style}"></iframe>'
+    (scratch / "frame.html").write_text(f'<!doctype html><body style="margin:0">{shown}</body>')
+    wide *= len(pages)
     shot = scratch / "shot.png"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}"]
     command += ["--virtual-time-budget=60000", f"--window-size={max(wide, 600) + _MARGIN},{high + _MARGIN}"]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from wellfed.errors import first_line as first_line
     from wellfed.monitor.gpu_curves import GPUCurves as GPUCurves
     from wellfed.monitor.gpu_watch import GPUWatch as GPUWatch
+    from wellfed.observe.loggers.log_media import log_image as log_image
+    from wellfed.observe.loggers.log_media import log_table as log_table
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record import RunRecord as RunRecord
     from wellfed.run.objects.load_model import load_model as load_model
@@ -65,6 +67,8 @@ _HOMES = {
     "first_line": "errors",
     "from_transformers": "train.hugging_face",
     "load_model": "run.objects.load_model",
+    "log_image": "observe.loggers.log_media",
+    "log_table": "observe.loggers.log_media",
     "main": "cli.main",
     "prepared": "data.prepared",
     "seed_from": "sample_rng",

@@ -230,7 +230,8 @@ def type_and_line(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """Returns type, first line of the text, and the line of code, for a message."""
     reason = type_and_line(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    # wandb puts a function of its own in place of sys.exit.
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.endswith("exit_hooks.py")]
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason
 
 

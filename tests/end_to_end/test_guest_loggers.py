@@ -54,13 +54,13 @@ def data():
 """
 
 
-def drawn(folder: Path, *arguments: str) -> Done:
+def drawn(folder: Path, *arguments: str, **more: str) -> Done:
     (folder / "configs" / "workload").mkdir(parents=True, exist_ok=True)
     (folder / "configs" / "workload" / "drawing.yaml").write_text(YAML)
     (folder / "drawing.py").write_text(MODULE)
     where = ("--config-dir", str(folder / "configs"), "workload=drawing", "config.allow_targets=[drawing,torch]")
     quick = ("trainer.max_epochs=2", "trainer.log_every_steps=2", "telemetry.ceiling_steps=3", "loader.backend=inline")
-    done = run("train.py", *where, *quick, *arguments, cwd=folder, PYTHONPATH=str(folder))
+    done = run("train.py", *where, *quick, *arguments, cwd=folder, PYTHONPATH=str(folder), **more)
     assert done.code == 0, done.text
     return done
 
@@ -117,3 +117,61 @@ def test_tensorboard_and_mlflow_get_the_same_and_what_is_drawn(tmp_path: Path, m
     text = told.tensor_proto.string_val[0].decode()
     assert text == (kept / "findings.md").read_text()
     assert [one["id"] in text for one in record["findings"]] == [True] * len(record["findings"])
+
+
+SHOWING = """
+import lightning.pytorch as pl
+import torch
+from drawing import Drawing
+from wellfed import Datasets, LossOutput, log_image, log_table
+
+def data():
+    return Datasets(*(list(torch.randn(number, 4)) for number in (64, 16, 16)))
+
+class Module(Drawing):
+    def training_step(self, batch, batch_idx):
+        log_image("train/seen", batch > 0, every=3)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        log_image("val/seen", batch > 0)
+        log_table("val/rows", ["a", "b", "c", "d"], batch)
+        return super().validation_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        log_image("test/seen", batch[0])
+        return super().test_step(batch, batch_idx)
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def loss(self, batch):
+        if self.training:
+            log_image("train/seen", batch > 0, every=3)
+        else:
+            log_image("val/seen", batch > 0)
+            log_table("val/rows", ["a", "b", "c", "d"], batch)
+        return LossOutput(self.layer(batch).square().mean())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Module", "Plain"])
+def test_pictures_and_tables_of_a_step_reach_wandb_once_and_none_of_the_trial(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "showing.py").write_text(SHOWING)
+    targets = (f"workload.model._target_=showing.{kind}", "workload.data._target_=showing.data")
+    allowed = "config.allow_targets=[drawing,showing,torch]"
+    plain = ("+workload.optimizer._target_=torch.optim.SGD", "+workload.optimizer.lr=0.01", "memory.micro_batch=4")
+    typed = (*targets, allowed, *(plain if kind == "Plain" else ()), "logger=wandb", "logger.mode=offline")
+    # With WANDB_SILENT it is a process of its own. Forks of one share wandb's folder, which the first to end removes.
+    done = drawn(tmp_path, *typed, WANDB_SILENT="true")
+    record = record_of(only_folder(tmp_path, "drawing"))
+    steps: dict[str, list[int]] = {}
+    for row in stored(tmp_path / record["wandb"]["path"]).history:
+        for name in {key.partition(".")[0] for key in row if key.endswith("._type") and "step" in row}:
+            steps.setdefault(name, []).append(row["step"])
+    shown = [4, 8] if kind == "Module" else [4, 8, 8]  # a plain model's test has the names of the validation
+    assert steps == {"train/seen": [0, 3, 6], "val/seen": shown, "val/rows": shown}, done.err
+    assert done.err.count("log_image('test/seen'): the shape is (4,), and must be H x W") == (kind == "Module")

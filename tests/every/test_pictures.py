@@ -62,10 +62,12 @@ def test_the_command_that_makes_the_pictures_can_be_typed() -> None:
 
 
 def test_pictures_are_small_and_come_light_and_dark() -> None:
-    names = {f"{name}-{theme}.png" for name in [*pictures.SIZES, *tutorial.SIZES] for theme in ("light", "dark")}
+    sizes = [*pictures.SIZES, *pictures.BOARDS, *tutorial.SIZES]
+    names = {f"{name}-{theme}.png" for name in sizes for theme in ("light", "dark")}
     records = {pictures.RECORD.name, tutorial.RECORD.name}
     assert {path.name for path in pictures.IMAGES.iterdir()} == {*names, *records}
-    for name, size in pictures.SIZES.items():
+    side_by_side = {name: (wide * len(shown), high) for name, (wide, high, shown) in pictures.BOARDS.items()}
+    for name, size in {**pictures.SIZES, **side_by_side}.items():
         light, dark = (pictures.IMAGES / f"{name}-{theme}.png" for theme in ("light", "dark"))
         grey = {}
         for path in (light, dark):
@@ -92,6 +94,19 @@ def test_every_picture_is_used() -> None:
     used = {name for page in PAGES for name in USED.findall(page.read_text(encoding="utf-8"))}
     names = [path.name for name in pictures.SIZES for path in pictures.IMAGES.glob(f"{name}-*.png")]
     assert set(names) == used
+
+
+def test_the_boards_are_drawn_of_recorded_runs_that_the_caption_names(tmp_path: Path) -> None:
+    pages = pictures.boards(tmp_path)
+    assert "Sweep quick" in pages["board"]
+    assert "Simulated GPU 24 GiB" in pages["board"]
+    assert "times as fast as A" in pages["compared"]
+    assert pages["compared"].count("NVIDIA H200") >= 2
+    text = (ROOT / "docs" / "screens.md").read_text(encoding="utf-8")
+    for path in (pictures.SWEEP, *pictures.COMPARED):
+        assert f"`{path.relative_to(ROOT).as_posix()}`" in text
+    for name in pictures.BOARDS:
+        assert all(f"images/{name}-{theme}.png#only-{theme}" in text for theme in ("light", "dark"))
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_steps_that_are_shorter_than_a_hand_over_get_no_workers():
     assert "Try num_workers" in seen(wait_ms=3.3, compute_ms=0.9, num_workers=0).advice()
     fed = seen(wait_ms=2.4, compute_ms=1.0, num_workers=1).advice()
     assert "Try" not in fed
-    assert "where it does not, use num_workers=0" in fed
+    assert "Where it does not, use num_workers=0" in fed
 
 
 def test_the_mean_of_steps_is_said_beside_their_median():

@@ -423,13 +423,13 @@ class SearchConfig:
     sampler: SearchSampler = knob(
         SearchSampler.grid,
         "How the values of the next trial are chosen: grid (every combination), random, or tpe (Optuna's estimator, "
-        "which learns from the trials so far). tpe and random need the extra search, and take intervals.",
+        "which learns from the trials so far). Both random and tpe need the extra search, and take intervals.",
     )
     pruner: SearchPruner = knob(
         SearchPruner.none,
-        "Rule that ends a trial early, applied after each validation: none, median or asha. median: its best so far is "
-        "worse than the others' median at that validation, from the second validation and five trials on. asha "
-        "(successive halving): the best third of trials at validation 1, 3, 9, ... continues.",
+        "Rule that ends a trial early, applied after each validation: none, median or asha. With median, "
+        "its best so far is worse than the others' median at that validation, from the second validation and five "
+        "trials on. With asha (successive halving), the best third of trials at validation 1, 3, 9, ... continues.",
     )
     max_trials: int = knob(
         100, "Trials in all, including earlier commands; for a grid the maximum number of points.", at_least=1

@@ -76,7 +76,7 @@ class SampledEpochs:
             self._inexact.add(epoch)
             on_event("resume_inexact", epoch=epoch)
             _LOG.warning(
-                "%s gives other samples for epoch %d than it gave before this run was resumed: the rest of the epoch "
+                "%s gives other samples for epoch %d than it gave before this run was resumed. The rest of the epoch "
                 "is the rest of its new order, so samples may come twice or not at all. Give it set_epoch(epoch), and "
                 "let it draw by that alone.",
                 self.name, epoch,

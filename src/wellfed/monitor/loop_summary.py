@@ -126,6 +126,6 @@ class LoopSummary:
         of = f"num_workers={self.num_workers}, on {self.cores:g} CPU cores"
         return (
             f"the DataLoader's workers can't keep up ({of}). Where building a batch takes longer than the about "
-            f"{HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do; "
-            f"where it does not, use num_workers=0. {_WITHOUT_WORKERS}"
+            f"{HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do. "
+            f"Where it does not, use num_workers=0. {_WITHOUT_WORKERS}"
         )

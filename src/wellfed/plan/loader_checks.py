@@ -158,7 +158,7 @@ def _stream_warnings(config: RunConfig, stream: StreamFacts, section: LoaderSect
     idle = 1 - (num_shards or world) / (most * world)
     if stream.shared_by and idle >= _IDLE_FRAC:
         yield (
-            f"{stream.name} can be read in {num_shards} parts (num_shards): of {world} ranks some have {most} and "
+            f"{stream.name} can be read in {num_shards} parts (num_shards). Of {world} ranks some have {most} and "
             f"others {most - 1}, which are without samples at the end of each epoch, {show_percent(idle)} of all "
             f"ranks' time. A multiple of {world} shards leaves none without."
         )

@@ -12,6 +12,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.loggers.log_media import MOST_TABLE_ROWS
 from wellfed.observe.loggers.sink import PICTURES
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record import RunRecord
@@ -31,8 +32,6 @@ _ARTIFACTS = {
     "best": f"{CHECKPOINTS}/{BEST}",
     "profile": PROFILE,
 }
-_MOST_TABLE_ROWS = 1000
-"""Maximum number of rows of an evaluation's table that loggers get; the file has all."""
 
 
 def diagnosed(journal: Journal, *, has_page: bool) -> Evidence:
@@ -76,7 +75,7 @@ def publish(journal: Journal) -> None:
         elif path.suffix.lower() == ".csv":
             try:
                 with path.open(encoding="utf-8", newline="") as stream:
-                    columns, *cells = islice(csv.reader(stream), 1 + _MOST_TABLE_ROWS)
+                    columns, *cells = islice(csv.reader(stream), 1 + MOST_TABLE_ROWS)
             except (OSError, ValueError, csv.Error) as error:
                 _LOG.warning("%s is not shown in the loggers: %s", path, error)
                 continue

@@ -251,9 +251,9 @@ def _refuse_double(table: TextTable, frequency: Frequency, first: pd.Series, sec
     )
     raise DataError(
         f"{table.file}, line {second['line']}: {first['series']!r} has {what}: {first['value']:g} "
-        f"(line {first['line']}) and {second['value']:g}. Remove one; if the file holds several series "
+        f"(line {first['line']}) and {second['value']:g}. Remove one. If the file holds several series "
         "one below the other, write workload.data.series_column=NAME of the one column that tells them apart (join two "
-        "where it takes two); if a clock was set back, write dates with their UTC offset."
+        "where it takes two). If a clock was set back, write dates with their UTC offset."
     )
 
 

@@ -31,7 +31,7 @@ def test_several_get_the_same():
     kept = [Kept(), Kept()]
     sinks = Sink(*kept)
     sinks.log({"step": 1})
-    table, page = ("findings", ("id",), [["healthy"]]), ("report", Path("report.html"))
+    table, page = ("findings", ("id",), [["healthy"]], 3), ("report", Path("report.html"), 3)
     sinks.table(*table)
     sinks.file(*page)
     sinks.finish({"a": 1}, 3)

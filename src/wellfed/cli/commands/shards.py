@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
     """Prints what was packed and what was skipped."""
     parser = argparse.ArgumentParser(
         prog=command("shards"),
-        description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
-        "DIR/0000.tar and on, each file with the number of its class beside it (.cls); the names of the classes are in "
+        description="Pack many small files into a few tar files, in webdataset's layout. SRC/<class>/**/*.wav become "
+        "DIR/0000.tar and on, each file with the number of its class beside it (.cls). The names of the classes are in "
         "DIR/classes.json. SRC/train, SRC/val and SRC/test become DIR/train, DIR/val and DIR/test. Files on a network "
         "drive or a spinning disk are read several times as fast then.",
     )

@@ -368,7 +368,7 @@ class StreamLoader:
             if not self._keeps_states:
                 _LOG.warning(
                     "%s.state_dict() holds more than numbers, texts, tensors and lists or dicts of them, which a "
-                    "checkpoint can't: a resumed run will read the epoch again up to where it was left.",
+                    "checkpoint can't. A resumed run will read the epoch again up to where it was left.",
                     self._reading.stream.name,
                 )
         return mark if self._keeps_states else mark._replace(states=None)

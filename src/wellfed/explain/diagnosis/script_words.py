@@ -58,7 +58,10 @@ _PHRASES = (
         "are fused, so they update all in one call (unless workload.optimizer.fused=false)",
         "update all in one call with fused=True",
     ),
-    ("optimizers with fused=true", "optimizers with fused=True"),
+    (
+        "or fewer and larger tensors in the model.",
+        "an optimizer with fused=True, fewer and larger tensors in the model.",
+    ),
     ("(gpu.channels_last)", "(memory_format=torch.channels_last)"),
     (" (gpu.precision=32-true)", ""),
     ("gpu.allocator=expandable avoids", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids"),

@@ -88,8 +88,13 @@ class _OfRun(Logger):
         super().log_hyperparams(config)
         super().save()
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """Logs a table, if the logger takes tables or text."""
+    shows_media = False
+    """Whether `table` and `file` show anything."""
+
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
+    ) -> None:
+        """Logs a table, if the logger takes tables or text. ``file_name``: name of its file, without the suffix."""
 
     def file(self, name: str, path: Path, step: int) -> None:
         """Logs an HTML page or a picture, if the logger takes them."""
@@ -133,6 +138,8 @@ class Quiet(_OfRun):
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
+    shows_media = True
+
     def file(self, name: str, path: Path, step: int) -> None:
         if path.suffix.lower() in PICTURES:
             from PIL import Image  # TensorBoard requires it
@@ -140,7 +147,9 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
             with Image.open(path) as picture:
                 self.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
+    ) -> None:
         self.experiment.add_text(name, _markdown(columns, rows), step)
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
@@ -153,12 +162,15 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 
 class _Mlflow(_OfRun, MLFlowLogger):
     shown_as = "with mlflow"
+    shows_media = True
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        self.experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
+    ) -> None:
+        self.experiment.log_text(self.run_id, _markdown(columns, rows), f"{file_name}.md")
 
     def file(self, name: str, path: Path, step: int) -> None:
         self.experiment.log_artifact(self.run_id, str(path))
@@ -191,11 +203,17 @@ class LoggerSink(GuardedSink):
         if is_of_step:  # saves earlier readings too, so a killed run loses no more than in metrics.csv
             self.logger.save()
 
-    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self.logger.table(name, columns, rows, self._step())
+    @property
+    def shows_media(self) -> bool:
+        """Whether the logger shows pictures and tables."""
+        return super().shows_media and bool(self.logger.shows_media)
 
-    def _take_file(self, name: str, path: Path) -> None:
-        self.logger.file(name, path, self._step())
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
+        at, file_name = (self._step(), name) if step is None else (step, f"{name}_{step}")
+        self.logger.table(name, columns, rows, at, file_name)
+
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
+        self.logger.file(name, path, self._step() if step is None else step)
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         self.logger.close(summary, self._step(), is_ok=exit_code == 0)

@@ -30,15 +30,20 @@ class Sink:
         for sink in self._sinks:
             sink.log(row)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Takes a table, which some loggers show as text."""
-        for sink in self._sinks:
-            sink.table(name, columns, rows)
+    @property
+    def shows_media(self) -> bool:
+        """Whether a logger shows pictures and tables."""
+        return any(sink.shows_media for sink in self._sinks)
 
-    def file(self, name: str, path: Path) -> None:
-        """Takes an HTML page or a picture, if the logger takes files."""
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None) -> None:
+        """Takes a table, which some loggers show as text. ``step=None``: it is of the whole run."""
         for sink in self._sinks:
-            sink.file(name, path)
+            sink.table(name, columns, rows, step)
+
+    def file(self, name: str, path: Path, step: int | None = None) -> None:
+        """Takes an HTML page or a picture, if the logger takes files. ``step=None``: it is of the whole run."""
+        for sink in self._sinks:
+            sink.file(name, path, step)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Closes the sink; later rows are dropped."""
@@ -64,10 +69,10 @@ class GuardedSink(Sink):
     def _take(self, row: dict[str, float | int]) -> None:
         """Passes a row to the logger; may raise anything."""
 
-    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         """Passes a table to the logger; may raise anything."""
 
-    def _take_file(self, name: str, path: Path) -> None:
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
         """Passes a file to the logger; may raise anything."""
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -77,13 +82,18 @@ class GuardedSink(Sink):
         """Passes a row to the logger."""
         self._hand(lambda: self._take({key: value for key, value in row.items() if value is not None}))
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Passes a table to the logger."""
-        self._hand(lambda: self._take_table(name, columns, rows))
+    @property
+    def shows_media(self) -> bool:
+        """Whether the logger shows pictures and tables."""
+        return not (self._is_hung or self._is_finished)
 
-    def file(self, name: str, path: Path) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None) -> None:
+        """Passes a table to the logger."""
+        self._hand(lambda: self._take_table(name, columns, rows, step))
+
+    def file(self, name: str, path: Path, step: int | None = None) -> None:
         """Passes an HTML page or a picture to the logger."""
-        self._hand(lambda: self._take_file(name, path))
+        self._hand(lambda: self._take_file(name, path, step))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the logger."""

@@ -93,20 +93,21 @@ class WandbSink(GuardedSink):
     def _take(self, row: dict[str, float | int]) -> None:
         self.run.log(row)
 
-    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         import wandb
 
         with _without_pandas():
-            self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+            self.run.log({**_at(step), name: table})
 
-    def _take_file(self, name: str, path: Path) -> None:
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
         import wandb
 
         if path.suffix.lower() in PICTURES:
-            self.run.log({name: wandb.Image(str(path))})
+            self.run.log({**_at(step), name: wandb.Image(str(path))})
             return
         with path.open(encoding="utf-8") as page, _without_pandas():
-            self.run.log({name: wandb.Html(page, inject=False)})  # without wandb's style sheet
+            self.run.log({**_at(step), name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         try:
@@ -118,6 +119,11 @@ class WandbSink(GuardedSink):
         except Exception:
             _forget_service(exit_code)
             raise
+
+
+def _at(step: int | None) -> dict[str, int]:
+    """Returns the axis of a row."""
+    return {} if step is None else {"step": step}
 
 
 @contextmanager

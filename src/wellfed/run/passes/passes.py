@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from wellfed.data.loader_parts import loader_of
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.streams.stream_ranks import StepsOfRanks
 from wellfed.errors import ConfigError, LastSaveFailed
+from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import LOGGING, VALIDATION
@@ -163,7 +164,7 @@ class Passes:
         trainer = self._learner.training(self._options, callbacks, last)
         self._ranks.begin()
         try:
-            with self._books.wall.running():
+            with self._books.wall.running(), self._logging_media():
                 with self._eval_batches.open("val", trainer) as val_batches:
                     self._fit(trainer, clock, val_batches, checkpoint)
                 self._end_training(trainer, pruning)
@@ -247,6 +248,11 @@ class Passes:
                     raise
             name_left_out(learner, self._loader, trainer.global_step, batches.state_dict())
         self.close()
+
+    def _logging_media(self) -> AbstractContextManager[None]:
+        """Returns a context in which the workload's code logs pictures and tables. Rank 0 alone logs."""
+        books = self._books
+        return nullcontext() if self._rank > 0 else logged_to(books.journal.sink, lambda: books.progress.step)
 
     def _end_training(self, trainer: Any, pruning: Pruning) -> None:
         """Records what ended the training, and validates after its last step."""
@@ -336,7 +342,8 @@ class Passes:
         self._books.progress.enter("test")
         best = self._checkpoints.files.folder / BEST
         is_there = best.exists()
-        self.evaluate(best if is_there else None)
+        with self._logging_media():
+            self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
             step, picked = step_of(best), self._checkpoints.best

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torchmetrics import Metric
 
 from wellfed.batches import Delivery
+from wellfed.observe.loggers.log_media import not_logged
 from wellfed.train.lightning.ceiling import put_back, replaced
 from wellfed.train.lightning.module import StepModule
 
@@ -24,7 +25,7 @@ _OF_ALL_BATCHES = ("compute", "on_validation_epoch_end", "on_test_epoch_end")
 
 
 class SanityCheck(pl.Callback):
-    """Check of each split. It must be the first callback. It restores buffers, generators and metrics.
+    """Check of each split. It must be the first callback. It logs nothing and restores buffers, generators and metrics.
 
     A resumed run is not checked again. Lightning checks the validation of a user's LightningModule with all its hooks
     (``num_sanity_val_steps``). Its test is checked here, except for the end, which may write results.
@@ -72,7 +73,7 @@ class SanityCheck(pl.Callback):
     def _put_back(self, module: pl.LightningModule) -> Iterator[None]:
         drawn = [generator.get_state() for generator in self._generators]
         try:
-            with put_back(module, only_buffers=True):
+            with put_back(module, only_buffers=True), not_logged():
                 yield
         finally:
             for generator, state in zip(self._generators, drawn, strict=True):

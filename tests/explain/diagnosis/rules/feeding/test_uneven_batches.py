@@ -14,7 +14,7 @@ def uneven(**more):
 
 def test_batches_kept_ready_bridge_the_slow_ones():
     found = check(uneven())
-    assert "the slowest batches take 80 ms" in found.message
+    assert "The slowest batches take 80 ms" in found.message
     (change,) = found.change
     needed = int(change.removeprefix("loader.prefetch_factor="))
     # Two workers: begun so many steps before it is due, behind the others of its worker.

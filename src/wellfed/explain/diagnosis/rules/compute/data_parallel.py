@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding | None:
         gain = Gain((1 + high) / 2, 1.0, high)
     return Finding(
         "data_parallel",
-        f"One process drives {devices} GPUs with torch.nn.DataParallel: in each step it copies weights and samples to "
+        f"One process drives {devices} GPUs with torch.nn.DataParallel. In each step it copies weights and samples to "
         f"them and gathers results, and one Python process launches all kernels.{text} Take DataParallel "
         "out of the model, and let each GPU have a process.",
         figures,

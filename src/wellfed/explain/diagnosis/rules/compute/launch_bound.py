@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> Finding | None:
         f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host takes "
         f"{show_percent(min(load.launch_frac, 1.0))} of it to launch the step's kernels, many and small ones, and is "
         "never ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
-        f"optimizers with fused=true, fewer and larger tensors in the model.{waits}",
+        f"or fewer and larger tensors in the model.{waits}",
         {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
         ("gpu.compile=reduce-overhead",) if can_compile else (),
         gain=Gain(sqrt(high), 1.0, high),

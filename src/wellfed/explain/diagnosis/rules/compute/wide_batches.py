@@ -15,7 +15,8 @@ def check(evidence: Evidence) -> Finding | None:
     if wide < WIDE_MIB or wide < WIDE_FRAC * total:
         return None
     text = (
-        f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. float32 is "
-        "half as much to build, to hand over and to copy, and uint8 (made a float in on_device) an eighth."
+        f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. With "
+        "float32 there is half as much to build, to hand over and to copy, and with uint8 (made a float in on_device) "
+        "an eighth."
     )
     return Finding("wide_batches", text, {"float64_mib": wide, "batch_mib": total}, is_note=True)

@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> Finding | None:
     text = (
         f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
-        f"average: the slowest batches take {show_ms(p99_ms)}. {needed} batches kept ready by each worker bridge "
+        f"average. The slowest batches take {show_ms(p99_ms)}. {needed} batches kept ready by each worker bridge "
         f"that; now it keeps {feeding.prefetch}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
