@@ -134,17 +134,16 @@ def _work(record: RunRecord) -> dict[str, Any]:
     return {**facts, "arguments": " ".join(record.overrides), "trained parameters": trained}
 
 
-def _other_settings(pair: Comparison) -> Iterator[tuple[str, Sequence[str]]]:
+def _other_settings(pair: Comparison) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yields settings that differ, with both values. A knob that a record does not have yet counts as its default."""
     from wellfed.config.schema import RunConfig  # OmegaConf takes a while to import
 
     defaults = plain(asdict(RunConfig()))
     filled = (_filled(record.config, defaults) for record in pair.records)
-    names = [name for name, *_ in differences(*filled)]
-    for one in pair.settings:
-        is_other = any(f"{name}.".startswith(f"{one.name}.") for name in names)
-        if is_other and not any(f"{one.name}.".startswith(f"{apart}.") for apart in _APART):
-            yield one.name, one.shown
+    for name, *values in differences(*filled):
+        is_planned_alike = not any(f"{name}.".startswith(f"{one.name}.") for one in pair.settings)
+        if not is_planned_alike and not any(f"{name}.".startswith(f"{apart}.") for apart in _APART):
+            yield name, values
 
 
 def _filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
