@@ -235,7 +235,8 @@ def test_runs_are_shown_again_after_a_reading_that_failed(tmp_path: Path, monkey
 def test_a_log_dir_that_is_not_there_is_told(tmp_path: Path) -> None:
     with served(monitor := Monitor(FoundGpus((), "x"), interval_s=0.1), tmp_path / "logz") as scrape:
         until(lambda: runs_of(scrape()) == 0)
-        lines = monitor.new_lines()
+        lines = list[str]()
+        until(lambda: lines.extend(monitor.new_lines()) or lines)
     assert f"There is no folder {tmp_path}/logz: its runs are shown once it exists. Another: --log-dir." in lines
 
 
