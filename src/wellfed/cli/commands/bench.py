@@ -109,7 +109,8 @@ def _check(overrides: Sequence[str]) -> None:
 
 def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
     """Raises an error if two configurations do not learn the same."""
-    if found := differences(*(plain(each.resolved)["workload"] for each in (a, b)), "workload"):
+    workloads = [plain(each.resolved)["workload"] for each in (a, b)]
+    if found := differences(workloads[0], workloads[1], "workload"):
         name, *values = found[0]
         problem = "would be {} in A and {} in B: a bench compares the time of the same work.".format(*values)
         raise ConfigError.of(name, problem, "Leave it out of --against.")

@@ -7,7 +7,7 @@ same work: `reasons_against` lists what differs, and `disturbances` what the mac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -139,11 +139,16 @@ def _other_settings(pair: Comparison) -> Iterator[tuple[str, Sequence[Any]]]:
     from wellfed.config.schema import RunConfig  # OmegaConf takes a while to import
 
     defaults = plain(asdict(RunConfig()))
-    filled = (_filled(record.config, defaults) for record in pair.records)
-    for name, *values in differences(*filled):
-        is_planned_alike = not any(f"{name}.".startswith(f"{one.name}.") for one in pair.settings)
-        if not is_planned_alike and not any(f"{name}.".startswith(f"{apart}.") for apart in _APART):
+    a, b = (_filled(record.config, defaults) for record in pair.records)
+    planned_apart = [one.name for one in pair.settings]
+    for name, *values in differences(a, b):
+        if _is_within(name, planned_apart) and not _is_within(name, _APART):
             yield name, values
+
+
+def _is_within(name: str, groups: Iterable[str]) -> bool:
+    """Returns whether a dotted name is one of these, or in one of them."""
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
 
 
 def _filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,8 +70,7 @@ class BenchRound:
 
     @property
     def disturbances(self) -> list[str]:
-        """Findings that one of the runs shows the state of the machine. Their noise is in the interval of the rounds.
-        """
+        """Findings by which a rate shows the state of the machine. The interval of the rounds includes that noise."""
         return [str(fault) for fault in disturbances(self.pair)]
 
 
