@@ -312,7 +312,9 @@ def test_who_can_read_it_from_elsewhere_is_told(tmp_path: Path) -> None:
         assert len(server.lines) == 1
 
 
-@pytest.mark.parametrize("text", ["", "port", "70000", ":9400", "127.0.0.1:", "::1", "::1:9400", "[]:9400", "[::1:9400", "1.2.3.4:x", "-1"])
+@pytest.mark.parametrize(
+    "text", ["", "port", "70000", ":9400", "127.0.0.1:", "::1", "::1:9400", "[]:9400", "[::1:9400", "1.2.3.4:x", "-1"]
+)
 def test_what_is_no_port_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["monitor", f"--serve={text}"])

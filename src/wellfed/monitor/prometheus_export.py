@@ -319,7 +319,10 @@ class PrometheusServer:
 
 
 def _refused(host: str, port: int, error: OSError | UnicodeError) -> ConfigError:
-    problem, way_out = f"can't be listened on: {getattr(error, 'strerror', None) or error}.", "Name another: --serve 127.0.0.1:9400."
+    problem, way_out = (
+        f"can't be listened on: {getattr(error, 'strerror', None) or error}.",
+        "Name another: --serve 127.0.0.1:9400.",
+    )
     if isinstance(error, UnicodeError):
         problem = "is no name of a host."
     elif isinstance(error, socket.gaierror):

@@ -188,7 +188,10 @@ def test_each_run_is_held_to_the_first_one(runs: Path, capsys: pytest.CaptureFix
     evidence(wait_ms=0.1, plan={"loader.num_workers": 1}).record.write(runs / third)
     assert cli.main(["report", A, third, "--max-slower", "10%"]) == 0
     assert cli.main(["report", A, third, B, "--max-slower", "10%"]) == 1
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["Within the limit of 10 %", "Slower"]
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        "Within the limit of 10 %",
+        "Slower",
+    ]
 
 
 def test_runs_that_can_not_be_compared_have_no_verdict(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,12 @@ def test_runs_of_the_same_work_on_the_same_machine_are_compared() -> None:
         config={"seed": 1, "paths": {"log_dir": "a"}, "loader": {"num_workers": 2}, "logger": {"tags": ["a"]}},
     )
     b = run(
-        config={"seed": 2, "paths": {"log_dir": "b"}, "loader": {"num_workers": 2, "max_skipped": 0}, "gpu": {"tf32": True}},
+        config={
+            "seed": 2,
+            "paths": {"log_dir": "b"},
+            "loader": {"num_workers": 2, "max_skipped": 0},
+            "gpu": {"tf32": True},
+        },
         host_name="another",
         boot_id="same",
         machine={**MACHINE, "versions": {"torch": "2.9"}},
@@ -113,7 +118,11 @@ def test_runs_of_the_same_work_on_the_same_machine_are_compared() -> None:
         ({"throughput": {**RATE, "steps": 100}}, "number of measured steps", "is 200 in A and 100 in B."),
         ({"host_name": "another"}, "host", "is  in A and another in B."),
         ({"ranks": [RANK, RANK]}, "ranks", "is 1 in A and 2 in B."),
-        ({"config": {"loader": {"num_workers": 2}, "gpu": {"tf32": False}}}, "gpu.tf32", "is true in A and false in B."),
+        (
+            {"config": {"loader": {"num_workers": 2}, "gpu": {"tf32": False}}},
+            "gpu.tf32",
+            "is true in A and false in B.",
+        ),
         (
             {"config": {"loader": {"num_workers": 2}, "logger": {"tensorboard": True}}},
             "logger.tensorboard",

@@ -102,7 +102,10 @@ def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, mo
     assert "PLANTED" not in str(refused.value)
     shutil.rmtree(project / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(ConfigError, match="and git has none of .*: fatal: not a git repository"), two_sides([], "main", StopRequest()):
+    with (
+        pytest.raises(ConfigError, match="and git has none of .*: fatal: not a git repository"),
+        two_sides([], "main", StopRequest()),
+    ):
         pytest.fail("it went on")
 
 

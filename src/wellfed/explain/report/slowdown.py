@@ -105,14 +105,16 @@ def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> I
     if device(a) != device(b):
         yield _differs("device", (device(a), device(b)), pair.letter, "Run both on the same device.")
     elif a.host_name != b.host_name and not (a.boot_id and a.boot_id == b.boot_id):
-        yield _differs("host", (a.host_name, b.host_name), pair.letter, "Run both on one machine, as wellfed bench does.")
+        yield _differs(
+            "host", (a.host_name, b.host_name), pair.letter, "Run both on one machine, as wellfed bench does."
+        )
     else:
         for one in pair.machine:
             if one.name in _OF_MACHINE:
                 yield _differs(f"machine.{one.name}", one.shown, pair.letter, "Run both on the same machine.")
     if not settings_may_differ:
-        for name, values in _other_settings(pair):
-            yield _differs(name, values, pair.letter, "Run both with the same setting.")
+        for name, shown in _other_settings(pair):
+            yield _differs(name, shown, pair.letter, "Run both with the same setting.")
 
 
 def disturbances(pair: Comparison) -> Iterator[Fault]:

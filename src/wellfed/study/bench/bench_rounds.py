@@ -155,7 +155,9 @@ class Bench:
             commit = record.git["commit"] if record.git else None
             if commit != side.commit:
                 problem = f"ran commit {commit} instead of {side.commit}."
-                faults.append(Fault(f"{side.letter}, {side.title}", problem, "Commit nothing until the bench has ended."))
+                faults.append(
+                    Fault(f"{side.letter}, {side.title}", problem, "Commit nothing until the bench has ended.")
+                )
         a, b = (record.engine for record in pair.records)
         if a != b and not (a and b and a["within_project"] and b["within_project"]):
             problem = f"is {engine_version(a)} in A and {engine_version(b)} in B, and one is not of its own checkout."

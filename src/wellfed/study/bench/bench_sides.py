@@ -99,7 +99,9 @@ def _checkout(root: Path, revision: str, stop: StopRequest) -> Iterator[tuple[Pa
             added = (*hooks, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             git_output(root, *added, timeout_s=_CHECKOUT_S)
         except subprocess.SubprocessError as error:
-            raise ConfigError.of(where, f"can't be checked out: {_said(error)}.", "Make room, or check it out.") from error
+            raise ConfigError.of(
+                where, f"can't be checked out: {_said(error)}.", "Make room, or check it out."
+            ) from error
         folder = tree / root.resolve().relative_to(top.resolve())
         if not (folder / _SCRIPT).is_file():
             raise ConfigError.of(where, f"has no {_SCRIPT}.", "Name a commit that has the project.")
