@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellfed.cli.exit_code import report_error
+from wellfed.cli.exit_code import report_error, verdict_code
 from wellfed.errors import MOST_FRAMES, ConfigError, DataError, Fault, OutOfMemoryExhausted
 
 LOST = torch.AcceleratorError(
@@ -58,3 +58,17 @@ def test_all_are_raised_with_full_errors(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(DataError):
         report_error(DataError("line 3 is torn"))
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_a_verdict_keeps_its_exit_code(code):
+    assert verdict_code(lambda: code) == code
+
+
+@pytest.mark.parametrize("error", [DataError("line 3 is torn"), OSError(28, "No space left on device"), KeyError("x")])
+def test_an_error_is_no_verdict(error, capsys):
+    def fail():
+        raise error
+
+    assert verdict_code(fail) == 2
+    assert str(error) in capsys.readouterr().err

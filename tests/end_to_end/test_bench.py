@@ -12,7 +12,7 @@ from tests.end_to_end.commands import ROOT, environment
 from tests.kit.bench_project import git, make_project
 
 QUICK = (
-    *("workload=forecast", "gpu=cpu", "logger=none", "telemetry=none", "trainer.max_steps=48"),
+    *("workload=forecast", "gpu=cpu", "logger=none", "telemetry=none", "trainer.max_steps=60"),
     *("trainer.validate_every_steps=1000", "loader.backend=inline", "loader.num_workers=0"),
     *("workload.effective_batch_size=8", "workload.model.hidden_size=8"),
 )

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, git_state
 
 HERE = Path(__file__).parent
 folder = Path(next(word for word in sys.argv if word.startswith("hydra.run.dir=")).partition("=")[2])
@@ -24,6 +24,7 @@ folder.mkdir(parents=True)
 record = RunRecord.start(folder.name)
 record.status, record.workload, record.steps = "ok", "forecast", 100
 record.machine = {"cpu": "one", "cpu_quota_cores": 2.0}
+record.git = git_state(HERE)
 record.config = {"workload": {"name": "forecast"}, "words": [word for word in sys.argv[1:] if "hydra" not in word]}
 rate *= 0.5 if "loader=conservative" in sys.argv else 1.0
 record.throughput = {

@@ -59,6 +59,15 @@ def test_figures_that_are_read_less_often_stay_beside_the_latest():
     assert [list(of) for of in board.curve(0)] == [[0.0, 0.5], [10.0, 20.0]]
 
 
+def test_a_figure_that_the_driver_gives_no_more_is_left_out():
+    board = board_of(seen(0))
+    board.add([sample(0.0, 0, {"util_pct": 10, "power_w": 100})])
+    board.add([sample(15.0, 0, {"util_pct": 20})])
+    assert board.latest(0) == {"util_pct": 20, "power_w": 100}
+    board.add([sample(15.5, 0, {"util_pct": 30})])
+    assert board.latest(0) == {"util_pct": 30}
+
+
 def test_the_curve_of_an_instance_is_that_of_its_multiprocessors():
     instance = seen(1, is_mig=True)
     board = board_of(instance)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,11 +58,16 @@ def of_gpu(found: Found, name: str) -> dict[str, float]:
     return {dict(labels)["gpu"]: value for labels, value in found.get(name, {}).items()}
 
 
+def runs_of(found: Found) -> float | None:
+    """How many runs go on; None before their files were read."""
+    return found.get("wellfed_run_count", {}).get(())
+
+
 @contextmanager
 def served(monitor: Monitor, log_dir: Path) -> Iterator[Callable[[], Found]]:
     """A function that scrapes a monitor's server, while the monitor watches."""
     with PrometheusServer("127.0.0.1", 0, log_dir) as server, monitor:
-        server.show(monitor.board, monitor.time_s)
+        server.show(monitor.board, monitor.time_s, monitor.add_line)
         (line,) = server.lines
         (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", line)
         yield lambda: scraped(url)
@@ -87,6 +93,7 @@ def test_gpus_and_host_are_in_base_units(fake_driver: FakeDriver, tmp_path: Path
     scenario = Scenario([h200("GPU-1", power_limit_w=700), FakeGpu("GPU-2", 'odd "name"\\', util=90)])
     with fake_driver.load(scenario), served(monitor := Monitor(find_gpus(), interval_s=0.1), tmp_path) as scrape:
         until(lambda: all(monitor.board.curve(gpu)[0].size >= 2 for gpu in (0, 1, HOST)))
+        until(lambda: runs_of(scrape()) is not None)
         found = scrape()
         host = monitor.board.latest(HOST)
     one = (("gpu", "0"), ("name", "NVIDIA H200"), ("uuid", "GPU-1"))
@@ -145,7 +152,7 @@ def test_a_gpu_that_is_not_read_any_more_is_down(fake_driver: FakeDriver, tmp_pa
         with monitor:
             until(lambda: monitor.board.latest(0) and monitor.board.latest(HOST))
     with PrometheusServer("127.0.0.1", 0, tmp_path) as server:
-        server.show(monitor.board, lambda: monitor.time_s() + 60)
+        server.show(monitor.board, lambda: monitor.time_s() + 60, print)
         found = scraped(re.findall(r"http\S+", server.lines[0])[0])
     assert of_gpu(found, "wellfed_gpu_up") == {"0": 0}
     assert "wellfed_gpu_utilization_ratio" not in found
@@ -173,12 +180,12 @@ def test_runs_that_go_on_are_shown_with_findings(tmp_path: Path, monkeypatch: py
     (go_on(tmp_path, "2026-01-01_00-00-04_eeee") / "run.json").write_text('{"status": "running", ')
     labels = (("run", folder.name), ("workload", "recsys"))
     with served(Monitor(FoundGpus((), "library not found"), interval_s=0.1), tmp_path) as scrape:
-        until(lambda: scrape()["wellfed_run_count"][()] == 1)
+        until(lambda: runs_of(scrape()) == 1)
         found = scrape()
         record = RunRecord.read(folder)
         record.status = "ok"
         record.write(folder)
-        until(lambda: scrape()["wellfed_run_count"][()] == 0)
+        until(lambda: runs_of(scrape()) == 0)
         later = scrape()
     assert found["wellfed_gpu_count"] == {(): 0}
     assert found["wellfed_run_samples_per_second"] == {labels: pytest.approx(3200)}
@@ -191,13 +198,52 @@ def test_runs_that_go_on_are_shown_with_findings(tmp_path: Path, monkeypatch: py
         labels: pytest.approx((folder / "steps.csv").stat().st_mtime)
     }
     assert (*sorted((*labels, ("code", "too_few_workers"), ("severity", "high"))),) in found["wellfed_finding"]
-    assert [name for name in later if name.startswith(("wellfed_run_", "wellfed_finding"))] == ["wellfed_run_count"]
+    of_runs = [name for name in later if name.startswith(("wellfed_run_", "wellfed_finding"))]
+    assert of_runs == ["wellfed_run_count"]
+    assert later["wellfed_runs_read_time_seconds"][()] > found["wellfed_runs_read_time_seconds"][()]
+
+
+def test_runs_are_shown_again_after_a_reading_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_export, "RUNS_S", 0.05)
+    go_on(tmp_path)
+    broken = go_on(tmp_path, "2026-01-01_00-00-01_bbbb")
+    is_refused, listdir, conclude = threading.Event(), os.listdir, prometheus_export.conclude
+
+    def refusing(path: Any = ".") -> list[str]:
+        if path == tmp_path and is_refused.is_set():
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listdir(path)
+
+    def failing(evidence: Any) -> None:
+        assert evidence.record.run_id != broken.name
+        conclude(evidence)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    monkeypatch.setattr(prometheus_export, "conclude", failing)
+    with served(monitor := Monitor(FoundGpus((), "x"), interval_s=0.1), tmp_path) as scrape:
+        until(lambda: runs_of(scrape()) == 1)
+        is_refused.set()
+        until(lambda: runs_of(scrape()) is None)
+        assert "wellfed_runs_read_time_seconds" in scrape()
+        is_refused.clear()
+        until(lambda: runs_of(scrape()) == 1)
+        lines = monitor.new_lines()
+    told = f"No runs are shown: {tmp_path}: can't be looked into: Permission denied. Name another: --log-dir."
+    assert [line for line in lines if "runs" in line] == [told]
+
+
+def test_a_log_dir_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with served(monitor := Monitor(FoundGpus((), "x"), interval_s=0.1), tmp_path / "logz") as scrape:
+        until(lambda: runs_of(scrape()) == 0)
+        lines = list[str]()
+        until(lambda: lines.extend(monitor.new_lines()) or lines)
+    assert f"There is no folder {tmp_path}/logz: its runs are shown once it exists. Another: --log-dir." in lines
 
 
 def test_a_run_without_a_step_has_no_rate(tmp_path: Path) -> None:
     (go_on(tmp_path) / "steps.csv").unlink()
     with served(monitor := Monitor(FoundGpus((), "x"), interval_s=0.1), tmp_path) as scrape:
-        until(lambda: scrape()["wellfed_run_count"][()] == 1)
+        until(lambda: runs_of(scrape()) == 1)
         found = scrape()
     assert monitor.board.gpus == ()
     assert "wellfed_run_samples_per_second" not in found
@@ -211,7 +257,7 @@ def test_the_dashboard_shows_what_is_served(fake_driver: FakeDriver, tmp_path: P
         served(monitor := Monitor(find_gpus(), interval_s=0.1), tmp_path) as scrape,
     ):
         until(lambda: all(monitor.board.curve(gpu)[0].size >= 2 for gpu in (0, HOST)))
-        until(lambda: scrape()["wellfed_run_count"][()] == 1)
+        until(lambda: runs_of(scrape()) == 1)
         found = scrape()
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     assert {"uid", "title", "schemaVersion", "panels", "time"} <= dashboard.keys()
@@ -241,6 +287,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     ("host", "told"),
     [
         ("no-such-host.invalid", "--serve no-such-host.invalid:0: has no address: "),
+        ("a..b", "--serve a..b:0: is no name of a host. Name another: --serve 127.0.0.1:9400."),
         ("192.0.2.7", "--serve 192.0.2.7:0: is no address of this machine. Name another: --serve 127.0.0.1:9400."),
     ],
 )
@@ -265,7 +312,9 @@ def test_who_can_read_it_from_elsewhere_is_told(tmp_path: Path) -> None:
         assert len(server.lines) == 1
 
 
-@pytest.mark.parametrize("text", ["", "port", "70000", ":9400", "127.0.0.1:", "::1", "::1:9400", "1.2.3.4:x", "-1"])
+@pytest.mark.parametrize(
+    "text", ["", "port", "70000", ":9400", "127.0.0.1:", "::1", "::1:9400", "[]:9400", "[::1:9400", "1.2.3.4:x", "-1"]
+)
 def test_what_is_no_port_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["monitor", f"--serve={text}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,6 +60,25 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         return _show(error)
     print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
     return outcome.exit_code
+
+
+def verdict_code(compare: Callable[[], int]) -> int:
+    """Returns the exit code of a comparison. Every error is exit code 2, since 1 is the verdict that a run is slower.
+
+    Raises:
+        ConfigError: the comparison can't be done. Its exit code is 2, too.
+    """
+    try:
+        code = compare()
+        return code if all_shown(code) == code else EXIT_NOTHING_RUN
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  also a fault of the engine is no verdict
+        try:
+            report_error(error)
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+        return EXIT_NOTHING_RUN
 
 
 def all_shown(code: int) -> int:

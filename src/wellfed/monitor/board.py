@@ -16,6 +16,7 @@ from wellfed.explain.diagnosis.run_tables import Series as Readings
 from wellfed.monitor.processes import GpuProcess
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample, Summary
 
 KEPT_READINGS = 100_000
@@ -78,7 +79,8 @@ class Board:
         self._lock = threading.Lock()
         self._curve_of = {gpu.index: "util_pct" if gpu.has_utilisation else "sm_active_pct" for gpu in gpus}
         self._summary, self._trained_s = Summary(trained_s), trained_s
-        self._latest: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._latest: defaultdict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
+        """Figure -> (time, value)."""
         self._read_at_s: dict[int, float] = {}
         self._curves: defaultdict[int, Curve] = defaultdict(Curve)
         self._lost: set[int] = set()
@@ -90,7 +92,8 @@ class Board:
         self._summary.add(samples)
         with self._lock:
             for sample in samples:
-                self._latest[sample.gpu].update(sample.values)
+                of_time = {name: (sample.time_s, value) for name, value in sample.values.items()}
+                self._latest[sample.gpu].update(of_time)
                 self._read_at_s[sample.gpu] = sample.time_s
                 if (value := sample.values.get(self._curve_of.get(sample.gpu, "cpu_pct"))) is not None:
                     self._curves[sample.gpu].add(sample.time_s, value)
@@ -122,9 +125,13 @@ class Board:
             return self._processes.get(gpu, ())
 
     def latest(self, gpu: int) -> Mapping[str, float]:
-        """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores."""
+        """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores.
+
+        A figure that several of its readings lack is left out: the driver gives it no more.
+        """
         with self._lock:
-            return dict(self._latest.get(gpu, {}))
+            since_s = self._read_at_s.get(gpu, 0.0) - 3 * max(SLOW_S, self.interval_s)
+            return {name: value for name, (time_s, value) in self._latest.get(gpu, {}).items() if time_s >= since_s}
 
     def trouble(self, gpu: int, now_s: float) -> str | None:
         """Returns why a GPU has no current figures; None if it has."""

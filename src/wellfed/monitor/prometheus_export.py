@@ -12,6 +12,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,20 +23,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from wellfed import __version__
 from wellfed.config.files.folder_lookup import RUN
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.monitor.board import Board
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.ticker import Ticker
+from wellfed.record import RunRecord
 from wellfed.units import GIB, show_line
 
 DASHBOARD = Path(__file__).with_name("grafana_dashboard.json")
 RUNS_S = 10.0
 """Least seconds between two readings of the runs' files."""
 _MOST_FRAC = 0.02
-"""Largest share of a core that reading them may take; long runs are read less often."""
+"""Largest share of the time that reading them may take; long runs are read less often."""
 _HEAD_BYTES = 4096
 """Bytes of a record that show whether the run has ended."""
 
@@ -85,26 +87,16 @@ _OF_STEP = {
 """Key of ``time`` in run.json -> figure."""
 
 
-@dataclass(frozen=True)
-class SeenRun:
-    """A run of this host that has not ended."""
-
-    folder: Path
-    evidence: Evidence
-
-    @property
-    def labels(self) -> tuple[str, str]:
-        """Values of the labels ``run`` and ``workload``."""
-        return show_line(self.folder.name), show_line(self.evidence.record.workload)
-
-
 class RunFiles:
     """Runs below a log dir that go on now, read again and again in a thread while the ``with`` block lasts."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir, self._due_at_s = log_dir, 0.0
-        self.found: Sequence[SeenRun] = ()
-        """Latest reading; replaced as a whole."""
+    def __init__(self, log_dir: Path, tell: Callable[[str], None]) -> None:
+        """``tell``: gets a line for the user when the runs can't be read."""
+        self._log_dir, self._tell, self._told, self._due_at_s = log_dir, tell, "", 0.0
+        self.found: Mapping[Path, RunRecord] | None = None
+        """Folder -> record, of the latest reading; replaced as a whole. None if it failed, or there was none yet."""
+        self.read_at_s: float | None = None
+        """Unix time of the latest reading that did not fail."""
         self._ticker = Ticker("runs", RUNS_S, self._round, lambda: None)
 
     def __enter__(self) -> Self:
@@ -117,28 +109,36 @@ class RunFiles:
     def _round(self) -> None:
         if time.monotonic() < self._due_at_s:
             return
-        began_s = time.thread_time()
-        self.found = tuple(running(self._log_dir))
-        self._due_at_s = time.monotonic() + (time.thread_time() - began_s) / _MOST_FRAC
-
-
-def running(log_dir: Path) -> Iterator[SeenRun]:
-    """Yields the runs of this host that go on now, with their findings so far. One that can't be read is left out."""
-    try:
-        folders = RUN.all(log_dir)
-    except ConfigError:  # the log dir can't be read now
-        return
-    for folder in folders:
+        began_s, problem = time.monotonic(), ""
         try:
+            self.found = dict(running(self._log_dir))
+            self.read_at_s = time.time()
+            if not self._log_dir.is_dir():
+                problem = f"There is no folder {self._log_dir}: its runs are shown once it exists. Another: --log-dir."
+        except Exception as error:  # noqa: BLE001  the thread must go on
+            why = str(error.faults[0]) if isinstance(error, ConfigError) else first_line(error)
+            self.found, problem = None, f"No runs are shown: {why}"
+        if problem not in ("", self._told):
+            self._tell(problem)
+        self._told = problem
+        self._due_at_s = time.monotonic() + (time.monotonic() - began_s) / _MOST_FRAC
+
+
+def running(log_dir: Path) -> Iterator[tuple[Path, RunRecord]]:
+    """Yields the runs of this host that go on now, with their findings so far. One that can't be read is left out.
+
+    Raises:
+        ConfigError: the log dir can't be read.
+    """
+    for folder in RUN.all(log_dir):
+        with suppress(Exception):  # being replaced, or damaged
             with (folder / RUN.marker).open("rb") as stream:
                 if b'"status": "running"' not in stream.read(_HEAD_BYTES):
                     continue
             evidence = Evidence.read(folder)
             if evidence.record.status == "running" and evidence.record.host_name == socket.gethostname():
                 conclude(evidence)
-                yield SeenRun(folder, evidence)
-        except (OSError, ValueError, ArithmeticError, TypeError, LookupError):  # being replaced, or damaged
-            continue
+                yield folder, evidence.record
 
 
 class MonitorCollector:
@@ -153,7 +153,7 @@ class MonitorCollector:
         yield _single("build_info", "1; the label has the version of wellfed.", 1, {"version": __version__})
         yield from self._of_gpus()
         yield from self._of_host()
-        yield from _of_runs(self._runs.found)
+        yield from _of_runs(self._runs)
 
     def _of_gpus(self) -> Iterator[Metric]:
         board, now_s = self._board, self._time_s()
@@ -197,9 +197,13 @@ def _labels_of(gpu: SeenGpu) -> tuple[str, ...]:
     return str(gpu.index), gpu.device.uuid, show_line(gpu.device.name)
 
 
-def _of_runs(runs: Sequence[SeenRun]) -> Iterator[Metric]:
-    """Yields the figures of all runs that go on now."""
-    yield _single("run_count", "Runs of this host that go on now.", len(runs))
+def _of_runs(runs: RunFiles) -> Iterator[Metric]:
+    """Yields the figures of all runs that go on now; none if their files can't be read."""
+    if runs.read_at_s is not None:
+        yield _single("runs_read_time_seconds", "Unix time of the latest reading of the runs.", runs.read_at_s)
+    if runs.found is None:
+        return
+    yield _single("run_count", "Runs of this host that go on now.", len(runs.found))
     counts = {
         "steps": _Figure("run_steps", "Optimizer steps done.", is_counter=True),
         "samples": _Figure("run_samples", "Training samples done.", is_counter=True),
@@ -210,16 +214,16 @@ def _of_runs(runs: Sequence[SeenRun]) -> Iterator[Metric]:
     }
     rows, times = list[_Row](), list[_Row]()
     finding = _family(_Figure("finding", "1 = a finding about a run, as wellfed diagnose shows."), _FINDING_LABELS)
-    for run in runs:
-        record = run.evidence.record
+    for folder, record in runs.found.items():
+        labels = (show_line(folder.name), show_line(record.workload))
         values = {"steps": record.steps, "samples": record.samples, "ready": record.readiness_frac}
         values |= {"rate": record.throughput["samples_per_s"] if record.throughput else None}
-        values |= {"began": _unix_time(record.started_at), "stepped": _last_write(run.folder / "steps.csv")}
-        rows.append((run.labels, values))
+        values |= {"began": _unix_time(record.started_at), "stepped": _last_write(folder / "steps.csv")}
+        rows.append((labels, values))
         of_step = (record.time or {}).items()
-        times.append((run.labels, {key: value for key, value in of_step if isinstance(value, float)}))
+        times.append((labels, {key: value for key, value in of_step if isinstance(value, float)}))
         for each in record.findings:
-            finding.add_metric((*run.labels, each["id"], each["severity"]), 1.0)
+            finding.add_metric((*labels, each["id"], each["severity"]), 1.0)
     yield from _families(counts, _RUN_LABELS, rows)
     yield from _families(_OF_STEP, _RUN_LABELS, times)
     if finding.samples:
@@ -277,26 +281,31 @@ class PrometheusServer:
     """
 
     def __init__(self, host: str, port: int, log_dir: Path) -> None:
-        self._host, self._port, self._runs = host, port, RunFiles(log_dir)
-        self._registry = CollectorRegistry()
+        self._host, self._port, self._log_dir = host, port, log_dir
+        self._registry, self._reading = CollectorRegistry(), ExitStack()
 
     def __enter__(self) -> Self:
         try:
             self._server, self._thread = start_http_server(self._port, self._host, self._registry)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise _refused(self._host, self._port, error) from error
-        self._runs.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._runs.__exit__(*error)
+        self._reading.close()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
-    def show(self, board: Board, time_s: Callable[[], float]) -> None:
-        """Serves the figures of a board from now on; ``time_s`` is its clock."""
-        self._registry.register(MonitorCollector(board, time_s, self._runs))
+    def show(self, board: Board, time_s: Callable[[], float], tell: Callable[[str], None]) -> None:
+        """Serves the figures of a board from now on.
+
+        Args:
+            time_s: clock of the board.
+            tell: gets lines for the user, from another thread.
+        """
+        runs = self._reading.enter_context(RunFiles(self._log_dir, tell))
+        self._registry.register(MonitorCollector(board, time_s, runs))
 
     @property
     def lines(self) -> list[str]:
@@ -309,9 +318,14 @@ class PrometheusServer:
         return lines
 
 
-def _refused(host: str, port: int, error: OSError) -> ConfigError:
-    problem, way_out = f"can't be listened on: {error.strerror or error}.", "Name another: --serve 127.0.0.1:9400."
-    if isinstance(error, socket.gaierror):
+def _refused(host: str, port: int, error: OSError | UnicodeError) -> ConfigError:
+    problem, way_out = (
+        f"can't be listened on: {getattr(error, 'strerror', None) or error}.",
+        "Name another: --serve 127.0.0.1:9400.",
+    )
+    if isinstance(error, UnicodeError):
+        problem = "is no name of a host."
+    elif isinstance(error, socket.gaierror):
         problem = f"has no address: {error.strerror}."
     elif error.errno == errno.EADDRINUSE:
         problem, way_out = "is taken by another program.", "Name another port; 0 takes a free one."

@@ -47,18 +47,18 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
     out = capsys.readouterr().out
     head = git(project, "rev-parse", "HEAD")[:10]
     assert out.startswith(
-        f"A: HEAD ({head})\nB: the working tree at {head}, with uncommitted changes\n3 rounds in turns."
+        f"A: HEAD ({head})\nB: the working tree at {head}, with uncommitted changes\n3 rounds in turns, after one "
+        "that does not count.\n"
     )
     assert re.search(
         r"^Round 2 of 3: A 100(\.\d+)? windows/s, B 80\.\d+ windows/s; B takes 1\.2\d times as long\.$", out, re.M
     )
-    assert [line.split()[:2] for line in out.splitlines() if re.match(r"\d ", line)] == [
-        ["3", "rounds"],
+    assert [line.split()[:2] for line in out.splitlines() if re.match(r"\d +[AB]", line)] == [
         ["1", "AB"],
         ["2", "BA"],
         ["3", "AB"],
     ]
-    assert "Fewer than 5 rounds: the interval is wide." in out
+    assert "Fewer than 6 rounds: the interval is wide." in out
     assert re.search(r"^Slower: B takes 2\d\.\d % more time a sample than A \(95 % interval \+2", out, re.M)
     found = written(project)
     assert [each["order"] for each in found["rounds"]] == ["AB", "BA", "AB"]
@@ -71,7 +71,7 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
         for letter, folder in each["runs"].items():
             record = json.loads((project / folder / "run.json").read_text())
             assert record["throughput"]["samples_per_s"] == each["samples_per_s"][letter]
-            assert (project / folder).parent == project / "logs" / "forecast" / "runs"
+            assert (project / folder).parent.parent == project / "logs" / "forecast" / "benches"
     assert is_clean(project)
 
 
@@ -80,7 +80,7 @@ def test_other_overrides_run_the_same_tree(project: Path, capsys: pytest.Capture
     assert cli.main([*words, "--max-slower", "5%"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("A: loader=conservative at ")
-    assert re.search(r"^Not slower: B takes (49|50)\.\d % less time a sample than A", out, re.M)
+    assert re.search(r"^Within the limit of 5 %: B takes (49|50)\.\d % less time a sample than A", out, re.M)
     assert re.search(r"^differs +A +B\nwords +", out, re.M)
     assert cli.main(["bench", *TYPED, "loader=conservative", "--against", "loader=balanced", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
@@ -91,12 +91,16 @@ def test_other_overrides_run_the_same_tree(project: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--against", "HEAD", "--rounds", "0"], "--rounds 0: is no number of rounds. Write --rounds 5."),
+        (["--against", "HEAD", "--rounds", "0"], "--rounds 0: is no number of rounds. Write --rounds 6."),
         (["--against", "nothing"], "--against nothing: is no commit, branch or tag of this repository."),
         (["--against", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "resume=auto"], "resume=auto: is about one training, and a bench starts many."),
         (["--against", "rerun=last"], "rerun=last: is about one training"),
+        (
+            ["--against", "workload.effective_batch_size=7"],
+            "workload.effective_batch_size: would be 7 in A and ",
+        ),
         (["--against", "HEAD", "hydra.run.dir=x"], "hydra.run.dir=x: names one folder, and each run has its own."),
     ],
 )
@@ -127,18 +131,18 @@ def test_a_wrong_flag_is_told(capsys: pytest.CaptureFixture[str], words: list[st
 FAILS = {
     "exits": (
         "before.txt",
-        "if folder.name.endswith('_2B'): sys.exit('no such data')",
+        "if folder.name == '2B': sys.exit('no such data')",
         r"B, the working tree: failed in round 2 \(exit code 1\): no such data What it printed: logs/.*/2B\.log",
     ),
     "fails": (
         "after.txt",
-        "if folder.name.endswith('_2B'): record.status = 'failed'; "
+        "if folder.name == '2B': record.status = 'failed'; "
         "record.error = {'kind': 'code', 'message': 'it broke', 'advice': ''}",
         r"B, the working tree: failed in round 2 \(exit code 0\): it broke What it printed: ",
     ),
     "is killed": (
         "before.txt",
-        "import os\nif folder.name.endswith('_2B'): os.kill(os.getpid(), 9)",
+        "import os\nif folder.name == '2B': os.kill(os.getpid(), 9)",
         r"B, the working tree: failed in round 2 \(ended by SIGKILL\): it left no record What it printed: ",
     ),
     "other work": (
@@ -148,7 +152,7 @@ FAILS = {
     ),
     "other machine": (
         "after.txt",
-        "record.machine['cpu_quota_cores'] = 1.0 if folder.name.endswith('_2B') else 2.0",
+        "record.machine['cpu_quota_cores'] = 1.0 if folder.name == '2B' else 2.0",
         r"machine\.cpu_quota_cores: is 2 in A and 1 in B",
     ),
     "other settings later": (
@@ -158,8 +162,28 @@ FAILS = {
     ),
     "other code later": (
         "after.txt",
-        "if folder.name.endswith('_2B'): (HERE / 'new.py').write_text('x = 1')",
+        "if folder.name == '2B': (HERE / 'new.py').write_text('x = 1')",
         r"the working tree: had changed by the end of round 2: the rounds would be of different code",
+    ),
+    "is killed by a signal without a name": (
+        "before.txt",
+        "import os\nif folder.name == '2B': os.kill(os.getpid(), 40)",
+        r"B, the working tree: failed in round 2 \(ended by 40\): it left no record What it printed: ",
+    ),
+    "other commit": (
+        "after.txt",
+        "if folder.name == '2A': record.git['commit'] = 40 * 'f'",
+        r"A, HEAD \(\w{10}\): ran commit f{40} instead of \w{40}\.",
+    ),
+    "other engine": (
+        "after.txt",
+        "record.engine = {'version': '1', 'commit': None, 'dirty': False, 'within_project': folder.name != '2A'}",
+        r"engine: is wellfed 1 in A and wellfed 1 in B, and one is not of its own checkout",
+    ),
+    "other length": (
+        "after.txt",
+        "if folder.name == '2B': record.throughput['steps'] = 50",
+        r"number of measured steps: is 97 in A and 50 in B",
     ),
 }
 
@@ -182,9 +206,58 @@ def test_a_round_that_shows_nothing_gives_no_verdict(
     assert is_clean(project)
 
 
+BUSY = """
+entry = {"id": "busy_machine", "severity": "high", "message": "Don't judge this run: others.", "evidence": {}}
+if folder.name == "1B": record.findings = [{**entry, "change": [], "changes_learning": False, "gain": None, "text": ""}]
+"""
+
+
+def test_noise_of_the_machine_is_shown_and_one_round_of_it_is_no_verdict(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "src" / "after.txt").write_text(BUSY)
+    words = ["bench", *TYPED, "--against", "HEAD", "--max-slower", "60%", "--rounds"]
+    git(project, "commit", "--quiet", "--all", "--message=second")
+    assert cli.main([*words, "2"]) == 0
+    out = capsys.readouterr().out
+    told = "B: has busy_machine. Don't judge this run: others. Run both again."
+    assert f"times as long.\n{told}\nRound 2" in out
+    assert [each["disturbances"] for each in written(project)["rounds"]] == [[told], []]
+    assert cli.main([*words, "1"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_bench_leaves_no_checkpoints_no_secrets_and_no_run_to_resume(project: Path) -> None:
+    (project / "src" / "after.txt").write_text(
+        "(folder / 'checkpoints').mkdir(); (folder / 'checkpoints' / 'last.ckpt').touch()\n"
+        "print('https://user:PLANTED@example.org')"
+    )
+    git(project, "commit", "--quiet", "--all", "--message=second")
+    assert cli.main(["bench", *TYPED, "--against", "HEAD", "--rounds", "1"]) == 0
+    assert not [*project.rglob("*.ckpt")]
+    assert not (project / "logs" / "forecast" / "runs").exists()
+    (log,) = project.rglob("1A.log")
+    assert "@example.org" in log.read_text()
+    assert "PLANTED" not in log.read_text()
+
+
+def test_output_that_can_not_be_written_is_no_verdict(project: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--rounds", "1"],
+            cwd=project,
+            env=environment(WELLFED_PROJECT=str(project), PYTHONPATH=str(ROOT / "src")),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (2, "Nothing more can be shown: No space left on device.\n")
+    assert is_clean(project)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, signum: signal.Signals) -> None:
-    (project / "src" / "before.txt").write_text("if '_2' in folder.name: time.sleep(100)")
+    (project / "src" / "before.txt").write_text("if folder.name.startswith('2'): time.sleep(100)")
     command = [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--max-slower", "5%"]
     environ = environment(WELLFED_PROJECT=str(project), PYTHONPATH=str(ROOT / "src"))
     process = subprocess.Popen(
@@ -193,7 +266,7 @@ def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, sign
     try:
         until_s = time.monotonic() + 60
         while not (
-            started := [each for each in psutil.Process(process.pid).children() if "_2B" in str(each.cmdline())]
+            started := [each for each in psutil.Process(process.pid).children() if "/2B" in str(each.cmdline())]
         ):
             assert time.monotonic() < until_s
             time.sleep(0.05)
@@ -202,7 +275,7 @@ def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, sign
     finally:
         process.kill()
     assert (process.returncode, err) == (128 + signum, "")
-    assert "Stopped after 1 of 5 rounds.\n" in out
+    assert "Stopped after 1 of 6 rounds.\n" in out
     assert len(written(project)["rounds"]) == 1
     assert not started[0].is_running()
     assert is_clean(project)
@@ -223,5 +296,5 @@ def test_the_workflow_of_the_page_can_be_used() -> None:
     assert not any("${{" in command for command in commands)
     (typed,) = [shlex.split(command) for command in commands if "wellfed bench" in command]
     asked = bench._parser().parse_intermixed_args(typed[2:])
-    assert (asked.against, asked.rounds, asked.max_slower) == ("$BASE", 5, 0.05)
+    assert (asked.against, asked.rounds, asked.max_slower) == ("$BASE", 6, 0.05)
     assert job["steps"][0]["with"] == {"persist-credentials": False, "fetch-depth": 0}

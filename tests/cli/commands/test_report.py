@@ -1,14 +1,20 @@
 """``python -m wellfed report``: the reports of a run again, and two runs side by side, from files alone."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.end_to_end.commands import ROOT, environment
 from tests.kit.evidence_of import evidence
 from tests.test_record import dead_pid
 from wellfed.cli import main as cli
+from wellfed.cli.commands import report
+from wellfed.cli.output import Answer
+from wellfed.explain.report.comparison import compared
 from wellfed.record import RunRecord
 
 A, B = "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"
@@ -161,9 +167,9 @@ def test_a_table_that_can_not_be_read_is_told(
         (
             (B, A, "--max-slower", "5%"),
             0,
-            "Not slower: B takes 74.8 % less time a sample than A (95 % interval -75.5 %",
+            "Within the limit of 5 %: B takes 74.8 % less time a sample than A (95 % interval -75.5 %",
         ),
-        ((A, B, "--max-slower", "400 %"), 0, "which is within the limit of 400 %."),
+        ((A, B, "--max-slower", "400 %"), 0, "Within the limit of 400 %: "),
         ((A, B, "--max-slower", "297%"), 0, "Not told apart: B takes 297.0 % more time a sample than A"),
     ],
 )
@@ -182,7 +188,10 @@ def test_each_run_is_held_to_the_first_one(runs: Path, capsys: pytest.CaptureFix
     evidence(wait_ms=0.1, plan={"loader.num_workers": 1}).record.write(runs / third)
     assert cli.main(["report", A, third, "--max-slower", "10%"]) == 0
     assert cli.main(["report", A, third, B, "--max-slower", "10%"]) == 1
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["Not slower", "Slower"]
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        "Within the limit of 10 %",
+        "Slower",
+    ]
 
 
 def test_runs_that_can_not_be_compared_have_no_verdict(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +206,37 @@ def test_runs_that_can_not_be_compared_have_no_verdict(runs: Path, capsys: pytes
     assert err.startswith("No verdict: these runs can't be compared.\n  - workload: Different workloads,")
     assert "  - loader.pin_memory: is false in A and true in B. Run both with the same setting." in err
     assert "  - gpu.tf32: " in err
+
+
+def test_a_pair_without_a_verdict_hides_no_other(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    third = "2026-01-03_00-00-00_cccc"
+    (runs / third).mkdir()
+    evidence(config={"gpu": {"tf32": False}}, plan={"loader.num_workers": 1}).record.write(runs / third)
+    for words, code in (((A, third, B), 1), ((B, third, A), 2)):
+        assert cli.main(["report", *words, "--max-slower", "5%"]) == code
+        out, err = capsys.readouterr()
+        assert "The intervals do not include noise between runs." in out
+        assert out.splitlines()[-1].startswith("Slower: C takes" if code == 1 else "Within the limit of 5 %: C takes")
+        assert "gpu.tf32: is true in A and false in B." in err
+
+
+def test_a_run_that_others_disturbed_has_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    found: Any = {"id": "busy_machine", "severity": "high", "message": "Others.", "evidence": {}}
+    pairs = compared([evidence(), evidence(wait_ms=30.0, findings=[found])])
+    assert report._guarded(Answer(), pairs, 0.05) == 2
+    assert "B: has busy_machine. Others. Run both again." in capsys.readouterr().err
+
+
+def test_output_that_can_not_be_written_is_no_verdict(runs: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "wellfed", "report", B, A, "--max-slower", "5%"],
+            env=environment(PYTHONPATH=str(ROOT / "src")),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (2, "Nothing more can be shown: No space left on device.\n")
 
 
 def test_a_limit_needs_two_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

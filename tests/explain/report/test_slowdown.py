@@ -9,9 +9,11 @@ import pytest
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison, Ratio
-from wellfed.explain.report.slowdown import Slowdown, reasons_against
+from wellfed.explain.report.slowdown import Slowdown, disturbances, reasons_against
 
 MACHINE = {"cpu": "Xeon", "cpu_quota_cores": 8.0, "gpus": []}
+RATE = {"samples_per_s": 9.0, "ci95": [8.0, 10.0], "warmup_steps": 3, "sample_unit": "samples"}
+RANK: Any = {"rank": 0}
 
 
 @pytest.mark.parametrize(
@@ -28,22 +30,20 @@ MACHINE = {"cpu": "Xeon", "cpu_quota_cores": 8.0, "gpus": []}
             Ratio(1.02, 1.0, 1.04),
             False,
             True,
-            "Not slower: B takes 2.0 % more time a sample than A (95 % interval +0.0 % to +4.0 %), which is within the "
-            "limit of 5 %.",
+            "Within the limit of 5 %: B takes 2.0 % more time a sample than A (95 % interval +0.0 % to +4.0 %).",
         ),
         (
             Ratio(0.9, 0.85, 0.95),
             False,
             True,
-            "Not slower: B takes 10.0 % less time a sample than A (95 % interval -15.0 % to -5.0 %), which is within "
-            "the limit of 5 %.",
+            "Within the limit of 5 %: B takes 10.0 % less time a sample than A (95 % interval -15.0 % to -5.0 %).",
         ),
         (
             Ratio(1.1, 1.02, 1.2),
             False,
             False,
             "Not told apart: B takes 10.0 % more time a sample than A (95 % interval +2.0 % to +20.0 %), which "
-            "includes the limit of 5 %. More steps or rounds narrow the interval.",
+            "includes the limit of 5 %. Less than 13.2 % more time could not be noticed here.",
         ),
         (
             Ratio(3.0, 1.2, math.inf),
@@ -71,10 +71,19 @@ def run(**facts: Any) -> Evidence:
 
 
 def test_runs_of_the_same_work_on_the_same_machine_are_compared() -> None:
-    a = run(config={"seed": 1, "paths": {"log_dir": "a"}, "loader": {"num_workers": 2}})
+    a = run(
+        boot_id="same",
+        config={"seed": 1, "paths": {"log_dir": "a"}, "loader": {"num_workers": 2}, "logger": {"tags": ["a"]}},
+    )
     b = run(
-        config={"seed": 2, "paths": {"log_dir": "b"}, "loader": {"num_workers": 2}},
+        config={
+            "seed": 2,
+            "paths": {"log_dir": "b"},
+            "loader": {"num_workers": 2, "max_skipped": 0},
+            "gpu": {"tf32": True},
+        },
         host_name="another",
+        boot_id="same",
         machine={**MACHINE, "versions": {"torch": "2.9"}},
         git={"commit": "b" * 40, "dirty": True, "diff": "x"},
     )
@@ -106,6 +115,19 @@ def test_runs_of_the_same_work_on_the_same_machine_are_compared() -> None:
             "workload",
             "What is learned differs (workload",
         ),
+        ({"throughput": {**RATE, "steps": 100}}, "number of measured steps", "is 200 in A and 100 in B."),
+        ({"host_name": "another"}, "host", "is  in A and another in B."),
+        ({"ranks": [RANK, RANK]}, "ranks", "is 1 in A and 2 in B."),
+        (
+            {"config": {"loader": {"num_workers": 2}, "gpu": {"tf32": False}}},
+            "gpu.tf32",
+            "is true in A and false in B.",
+        ),
+        (
+            {"config": {"loader": {"num_workers": 2}, "logger": {"tensorboard": True}}},
+            "logger.tensorboard",
+            "is false in A and true in B.",
+        ),
         ({"machine": {**MACHINE, "cpu": "Epyc"}}, "device", "is Xeon in A and Epyc in B."),
         ({"machine": {**MACHINE, "cpu_quota_cores": 4.0}}, "machine.cpu_quota_cores", "is 8 in A and 4 in B."),
         ({"config": {"loader": {"num_workers": 4}}}, "loader.num_workers", "is 2 in A and 4 in B."),
@@ -127,11 +149,53 @@ def test_another_processor_beside_the_same_gpu_is_named() -> None:
     assert str(fault) == "machine.cpu: is Xeon in A and Epyc in B. Run both on the same machine."
 
 
-def test_where_settings_are_compared_they_may_differ_and_few_steps_do() -> None:
-    few = {"samples_per_s": 9.0, "ci95": None, "steps": 12, "warmup_steps": 3, "sample_unit": "samples"}
-    b = run(config={"loader": {"num_workers": 4}}, throughput=few)
+def test_where_settings_are_compared_they_may_differ_and_the_work_may_not() -> None:
+    b = run(config={"loader": {"num_workers": 4}})
     assert [*reasons_against(Comparison(run(), b), settings_may_differ=True)] == []
     other = run(workload="forecast", config={"loader": {"num_workers": 4}})
     assert [fault.where for fault in reasons_against(Comparison(run(), other), settings_may_differ=True)] == [
         "workload"
     ]
+
+
+def of_data(value: int) -> dict[str, Any]:
+    return {"workload.model.num_users": {"value": value, "because": "users", "source": "data"}}
+
+
+def test_values_of_other_data_are_named() -> None:
+    (fault,) = reasons_against(Comparison(run(plan=of_data(3)), run(plan=of_data(4))))
+    assert str(fault) == "workload.model.num_users: is 3 in A and 4 in B. Run both on the same."
+
+
+def script(*arguments: str, parameters: int = 10) -> Evidence:
+    """A script that `wellfed watch` ran."""
+    found = {"torch_threads": 1, "parameter_tensors": 1, "parameter_values": parameters, "busy_threads": []}
+    config = {"script": "train.py", "workload": {"sample_unit": "steps"}}
+    return run(config=config, overrides=[*arguments], process=found)
+
+
+def test_scripts_have_no_settings_so_their_arguments_and_models_are_compared() -> None:
+    a = script("--width=8")
+    assert [*reasons_against(Comparison(a, script("--width=8")))] == []
+    faults = [str(fault) for fault in reasons_against(Comparison(a, script("--width=9", parameters=12)))]
+    assert faults == [
+        "arguments: is --width=8 in A and --width=9 in B. Run both on the same.",
+        "trained parameters: is 10 in A and 12 in B. Run both on the same.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("id", "evidence", "is_named"),
+    [
+        ("busy_machine", {}, True),
+        ("machine_was_slower", {}, True),
+        ("slow_gpu", {}, True),
+        ("clocks_limited", {"limited_by": "heat"}, True),
+        ("clocks_limited", {"limited_by": "power"}, False),  # as on every card at its limit
+        ("too_few_workers", {}, False),
+    ],
+)
+def test_findings_about_the_machine_are_named(id: str, evidence: dict[str, Any], is_named: bool) -> None:
+    found: Any = {"id": id, "message": "It was so", "evidence": evidence}
+    faults = [str(fault) for fault in disturbances(Comparison(run(), run(findings=[found])))]
+    assert faults == ([f"B: has {id}. It was so. Run both again."] if is_named else [])

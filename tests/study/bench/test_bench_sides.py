@@ -1,5 +1,6 @@
 """Another commit is checked out for a block, and nothing of it stays."""
 
+import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -96,8 +97,32 @@ def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, mo
             pytest.fail("it went on")
         assert problem in str(refused.value)
         assert is_gone(project, scratch)
-    with pytest.raises(ConfigError, match="can't be read as overrides: No closing quotation"):
-        other_overrides("loader='balanced")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="is in no git repository"), two_sides([], "main", StopRequest()):
+    with pytest.raises(ConfigError, match="can't be read as overrides: No closing quotation") as refused:
+        other_overrides("loader='balanced a.password=PLANTED")
+    assert "PLANTED" not in str(refused.value)
+    shutil.rmtree(project / ".git")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with (
+        pytest.raises(ConfigError, match="and git has none of .*: fatal: not a git repository"),
+        two_sides([], "main", StopRequest()),
+    ):
         pytest.fail("it went on")
+
+
+def test_worktrees_and_index_of_the_user_stay(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worktree may lie on a disk that is not mounted now, and a hook of git has variables about its index."""
+    project = make_project(tmp_path / "repository")
+    git(project, "worktree", "add", "--quiet", "--detach", str(tmp_path / "own"))
+    (tmp_path / "own").rename(tmp_path / "away")
+    (project / "src" / "rate.txt").write_text("80")
+    git(project, "commit", "--quiet", "--all", "--message=second")
+    monkeypatch.setenv("WELLFED_PROJECT", str(project))
+    with monkeypatch.context() as in_hook:
+        in_hook.setenv("GIT_DIR", str(project / ".git"))
+        in_hook.setenv("GIT_INDEX_FILE", str(project / ".git" / "index"))
+        with two_sides([], "HEAD~1", StopRequest()) as (a, _):
+            assert (a.project / "src" / "rate.txt").read_text() == "100"
+    assert git(project, "status", "--porcelain") == ""
+    assert str(tmp_path / "own") in git(project, "worktree", "list")
+    assert len(git(project, "worktree", "list").splitlines()) == 2
+    assert not list(scratch.iterdir())

@@ -8,17 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from wellfed.cli.commands.report import add_max_slower, differing_table, no_verdict
+from wellfed.cli.exit_code import verdict_code
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, Fault
+from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.explain.report.slowdown import Slowdown
 from wellfed.explain.report.text_table import TextColumn, TextTable, console_width, print_text
 from wellfed.process import Stopped, StopRequest, exit_code_of
+from wellfed.record import differences, plain
+from wellfed.run.folder import run_folder
 from wellfed.run.folder.lock import made
-from wellfed.study.bench.bench_rounds import FEW_ROUNDS, RESULT, Bench, BenchRound, bench_name
+from wellfed.study.bench.bench_rounds import RESULT, ROUNDS, Bench, BenchRound
 from wellfed.study.bench.bench_sides import BenchSide, other_overrides, two_sides
 from wellfed.study.points.guided.change import with_overrides
 from wellfed.units import counted, show_count, show_factor
@@ -27,16 +30,20 @@ from wellfed.units import counted, show_count, show_factor
 def main(argv: Sequence[str]) -> int:
     """Prints the ratio of each round and writes it; returns 1 if B is slower than the limit, 2 without a verdict."""
     asked = _parser().parse_intermixed_args(argv)
+    return verdict_code(lambda: _bench(asked))
+
+
+def _bench(asked: argparse.Namespace) -> int:
     if asked.rounds < 1:
-        problem, way_out = "is no number of rounds.", f"Write --rounds {FEW_ROUNDS}."
+        problem, way_out = "is no number of rounds.", f"Write --rounds {ROUNDS}."
         raise ConfigError.of(f"--rounds {asked.rounds}", problem, way_out)
     typed, others = [quoted(text) for text in asked.overrides], other_overrides(asked.against)
     _check(typed)
     composed: Composed[RunConfig] = compose(typed)
     if others is not None:
         _check(others)
-        compose(with_overrides(typed, others))
-    folder = Path(composed.config.paths.log_dir) / composed.config.workload.name
+        _check_learning(compose(with_overrides(typed, others)), composed)
+    folder = Path(composed.config.paths.log_dir) / composed.config.workload.name / "benches" / run_folder.new_name()
     terminal, stop = Answer(width=console_width()), StopRequest()
     unit = composed.config.workload.sample_unit
     bench: Bench | None = None
@@ -47,13 +54,15 @@ def main(argv: Sequence[str]) -> int:
         )
         ratio = f"B takes {show_factor(found.time_ratio)} times as long"
         print_text(terminal, f"Round {number} of {asked.rounds}: {rates}; {ratio}.")
+        for line in found.disturbances:
+            print_text(terminal, line)
 
     with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
-        name = bench_name()
-        bench = Bench(sides, asked.rounds, made(folder / "benches" / name), folder / "runs", ended)
+        bench = Bench(sides, asked.rounds, made(folder), ended, stop)
         for side in sides:
             print_text(terminal, f"{side.letter}: {_described(side)}")
-        print_text(terminal, f"{counted(asked.rounds, 'round')} in turns. What runs print: {bench.folder}")
+        print_text(terminal, f"{counted(asked.rounds, 'round')} in turns, after one that does not count.")
+        print_text(terminal, f"What runs print: {bench.folder}")
         bench.run()
     if bench is None:  # a signal came first
         return exit_code_of(stop.signum or 0)
@@ -80,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rounds",
         type=int,
-        default=FEW_ROUNDS,
+        default=ROUNDS,
         metavar="N",
-        help=f"how often both run (default: {FEW_ROUNDS}; fewer give a wide interval)",
+        help=f"how often both run (default: {ROUNDS}; fewer give a wide interval, an even number lets drift cancel)",
     )
     add_max_slower(parser, "exit code 1 if it is slower than the reference by more than this, beyond noise: 5%%")
     return parser
@@ -96,6 +105,15 @@ def _check(overrides: Sequence[str]) -> None:
             raise ConfigError.of(text, "is about one training, and a bench starts many.", "Leave it out.")
         if key == "hydra.run.dir":
             raise ConfigError.of(text, "names one folder, and each run has its own.", "Write paths.log_dir=<folder>.")
+
+
+def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
+    """Raises an error if two configurations do not learn the same."""
+    workloads = [plain(each.resolved)["workload"] for each in (a, b)]
+    if found := differences(workloads[0], workloads[1], "workload"):
+        name, *values = found[0]
+        problem = "would be {} in A and {} in B: a bench compares the time of the same work.".format(*values)
+        raise ConfigError.of(name, problem, "Leave it out of --against.")
 
 
 def _described(side: BenchSide) -> str:
@@ -121,8 +139,8 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
         print_text(terminal, f"\nMedian {bench.median:.3f}, mean {ratio.factor:.3f}{between}")
     if len(bench.rounds) == 1:
         print_text(terminal, "One round: the interval is that of its steps, and noise between runs is not seen.")
-    elif 1 < len(bench.rounds) < FEW_ROUNDS:
-        print_text(terminal, f"Fewer than {FEW_ROUNDS} rounds: the interval is wide.")
+    elif 1 < len(bench.rounds) < ROUNDS:
+        print_text(terminal, f"Fewer than {ROUNDS} rounds: the interval is wide.")
     print_text(terminal, f"Written: {bench.folder / RESULT}")
 
 
@@ -135,7 +153,5 @@ def _judged(terminal: Answer, bench: Bench, limit_frac: float | None) -> int:
     if limit_frac is None:
         print_text(terminal, f"{found.measured}.")
         return EXIT_OK
-    if ratio.low is None:
-        return no_verdict([Fault("--rounds 1", "has too few steps for an interval.", f"Write --rounds {FEW_ROUNDS}.")])
     print_text(terminal, found.verdict)
     return EXIT_FAILED if found.is_beyond_limit else EXIT_OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import re
 import shlex
 import signal
 import sys
@@ -122,7 +123,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.print_line(f"Watching {what} {how_long}.")
     if server is not None:
-        server.show(monitor.board, monitor.time_s)
+        server.show(monitor.board, monitor.time_s, monitor.add_line)
         for line in server.lines:
             screen.print_line(line)
     if found.problem is not None:
@@ -195,7 +196,7 @@ def _time(text: str, least_s: float, limits: str) -> float:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    is_whole = ":" not in text or (bool(host) and (":" not in host or host.startswith("[")))
+    is_whole = ":" not in text or re.fullmatch(r"\[[^\[\]]+\]|[^:\[\]]+", host)
     if not (is_whole and port.isascii() and port.isdecimal() and int(port) < 2**16):
         form = "9400, 127.0.0.1:9400 or [::1]:9400; 0.0.0.0:9400 listens on all addresses"
         raise argparse.ArgumentTypeError(f"{text}: must be a port, or a host and a port: {form}")

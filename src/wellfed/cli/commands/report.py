@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from wellfed.cli.exit_code import verdict_code
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
@@ -17,8 +18,8 @@ from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
 from wellfed.explain.report.comparison import Comparison, compared, compared_rows
 from wellfed.explain.report.comparison_page import MOST_RUNS
-from wellfed.explain.report.run_lines import headline, state_lines
-from wellfed.explain.report.slowdown import Slowdown, reasons_against
+from wellfed.explain.report.run_lines import headline, sample_unit, state_lines
+from wellfed.explain.report.slowdown import Slowdown, disturbances, reasons_against
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
 from wellfed.units import show_text
@@ -29,6 +30,11 @@ def main(argv: Sequence[str]) -> int:
 
     With ``--max-slower``: returns 1 if a run is slower than the first by more than that, 2 without a verdict.
     """
+    asked = _parser().parse_args(argv)
+    return _report(asked) if asked.max_slower is None else verdict_code(lambda: _report(asked))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
@@ -45,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
     )
     add_max_slower(parser, "exit code 1 if another run than the first is slower than this, beyond noise: 5%%")
     add_log_dir(parser)
-    asked = parser.parse_args(argv)
+    return parser
+
+
+def _report(asked: argparse.Namespace) -> int:
     log_dir, out = Path(asked.log_dir), None if asked.out is None else Path(asked.out)
     if len(asked.runs) > MOST_RUNS:
         problem = f"are {len(asked.runs)} runs, and a page shows {MOST_RUNS} at most."
@@ -103,12 +112,18 @@ def _fraction(text: str) -> float:
 
 def _guarded(terminal: Answer, pairs: Sequence[Comparison], limit_frac: float) -> int:
     """Prints for each run whether it is slower than A by more than the limit; returns the exit code."""
-    if faults := [fault for pair in pairs for fault in reasons_against(pair)]:
-        return no_verdict(faults)
-    found = [Slowdown(pair.rate.inverse, limit_frac, pair.letter) for pair in pairs if pair.rate is not None]
-    for each in found:
-        print_text(terminal, each.verdict)
-    return EXIT_FAILED if any(each.is_beyond_limit for each in found) else EXIT_OK
+    print_text(terminal, "The intervals do not include noise between runs.")
+    faults, is_slower = list[Fault](), False
+    for pair in pairs:
+        against = [*reasons_against(pair), *disturbances(pair)]
+        faults += against
+        if not against and pair.rate is not None:
+            each = "step" if sample_unit(pair.b.record) == "steps" else "sample"
+            found = Slowdown(pair.rate.inverse, limit_frac, pair.letter, each)
+            print_text(terminal, found.verdict)
+            is_slower = is_slower or found.is_beyond_limit
+    code = no_verdict(faults) if faults else EXIT_OK
+    return EXIT_FAILED if is_slower else code
 
 
 @contextmanager

@@ -175,11 +175,16 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     return RunFolder(path, is_new)
 
 
+def new_name() -> str:
+    """Returns a name for a folder: the time, with the fraction of the second as four hexadecimal digits."""
+    now = datetime.now()
+    return f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
+
+
 def _create_in(runs: Path) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     while True:
-        now = datetime.now()
-        path = runs / f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
+        path = runs / new_name()
         try:
             path.mkdir()
         except FileExistsError:

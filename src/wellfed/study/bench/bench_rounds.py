@@ -1,14 +1,16 @@
 """Trains both sides of a bench in turns, and computes the ratio of their times from the rounds.
 
 Each run is a process of its own, started as a user would start it, so that the code of either side is imported afresh.
-A round runs both sides once, in another order than the round before, so drift of the machine cancels in its ratio. The
-rate of a run is that of its measured steps. Starting, warm-up, validations and checkpoints don't count.
+A round runs both sides once, in another order than the round before. So a steady drift of the machine cancels over two
+rounds. One run of each side comes first and does not count: it fills caches. The rate of a run is that of its measured
+steps. Starting, warm-up, validations and checkpoints don't count.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -16,7 +18,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,22 @@ from wellfed.config.quoting import assigned
 from wellfed.errors import Fault
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison, Ratio
-from wellfed.explain.report.slowdown import reasons_against
-from wellfed.masking import masked_override
+from wellfed.explain.report.run_lines import show_value
+from wellfed.explain.report.slowdown import disturbances, reasons_against
+from wellfed.masking import hidden, hidden_in, masked_override
 from wellfed.observe.timing.interval import mean_ratio
-from wellfed.process import die_with_parent
-from wellfed.record import RunRecord, differences, plain, write_atomically
+from wellfed.process import Stopped, StopRequest, die_with_parent
+from wellfed.record import RunRecord, differences, engine_version, plain, write_atomically
+from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.study.bench.bench_sides import BenchSide
+from wellfed.study.executors.trial_process import last_line, own_environment, signal_name
 from wellfed.study.ledger import in_turn
 
-FEW_ROUNDS = 5
-"""Rounds below which the interval is wide: Student's t of 4 ratios is 3.2, of 2 ratios 12.7."""
+ROUNDS = 6
+"""Default number of rounds. Even, so that drift cancels. Student's t is 2.6 for 6 ratios, 4.3 for 3, 12.7 for 2."""
 RESULT = "bench.json"
 _PATIENCE_S = 30.0
 """Seconds that a run which is asked to stop may take to write its record."""
-_LAST_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class BenchRound:
         """Time a sample of B over that of A."""
         return self.rates[0] / self.rates[1]
 
+    @property
+    def disturbances(self) -> list[str]:
+        """Findings by which a rate shows the state of the machine. The interval of the rounds includes that noise."""
+        return [str(fault) for fault in disturbances(self.pair)]
+
 
 @dataclass
 class Bench:
@@ -74,11 +82,10 @@ class Bench:
     number: int
     """Rounds to run."""
     folder: Path
-    """Gets the record and what the runs print."""
-    runs: Path
-    """Gets the run folders."""
+    """Gets the record, the run folders and what the runs print."""
     ended: Callable[[int, BenchRound], None]
     """Called with the number and result of each round."""
+    stop: StopRequest
     rounds: list[BenchRound] = field(default_factory=list, init=False)
     faults: list[Fault] = field(default_factory=list, init=False)
     """Reasons against a verdict."""
@@ -103,14 +110,14 @@ class Bench:
         return statistics.median(each.time_ratio for each in self.rounds)
 
     def run(self) -> None:
-        """Runs the rounds, and writes the record after each.
+        """Runs the rounds, and writes the record after each. Round 0 only fills caches.
 
         Raises:
             Stopped: a signal asked for it. No run is left.
         """
         self.write()
         self._code = project.source_digest()
-        for number in range(1, self.number + 1):
+        for number in range(self.number + 1):
             sides = in_turn(self.sides, number - 1)
             found: dict[str, RunRecord] = {}
             for side in sides:
@@ -129,36 +136,86 @@ class Bench:
             problem = f"had changed by the end of round {number}: the rounds would be of different code."
             self.faults.append(Fault("the working tree", problem, "Leave it alone until the bench has ended."))
         pair = Comparison(Evidence(found["A"]), Evidence(found["B"]))
-        self.faults += reasons_against(pair, settings_may_differ=True)
+        self.faults += [*reasons_against(pair, settings_may_differ=True), *self._other_code(pair)]
+        if self.number == number == 1:  # without other rounds, no interval has the noise between runs
+            self.faults += disturbances(pair)
         for record, first in zip(pair.records, self.rounds[0].pair.records if self.rounds else (), strict=False):
-            self.faults += [
-                Fault(name, f"was {before} in round 1 and is {now} in round {number}.", "Leave the files alone.")
-                for name, before, now in differences(first.config, record.config)
-            ]
-        if not self.faults:
+            for name, before, now in differences(first.config, record.config):
+                problem = f"was {show_value(before)} in round 1 and is {show_value(now)} in round {number}."
+                self.faults.append(Fault(name, problem, "Leave the files alone."))
+        if not self.faults and number > 0:
             folders = {side.letter: str(self._run_folder(side, number)) for side in self.sides}
             self.rounds.append(BenchRound(order, pair, folders))
             self.ended(number, self.rounds[-1])
 
+    def _other_code(self, pair: Comparison) -> list[Fault]:
+        """Returns faults if a side did not run the code of its own checkout."""
+        faults = []
+        for side, record in zip(self.sides, pair.records, strict=True):
+            commit = record.git["commit"] if record.git else None
+            if commit != side.commit:
+                problem = f"ran commit {commit} instead of {side.commit}."
+                faults.append(
+                    Fault(f"{side.letter}, {side.title}", problem, "Commit nothing until the bench has ended.")
+                )
+        a, b = (record.engine for record in pair.records)
+        if a != b and not (a and b and a["within_project"] and b["within_project"]):
+            problem = f"is {engine_version(a)} in A and {engine_version(b)} in B, and one is not of its own checkout."
+            faults.append(Fault("engine", problem, "Run both with the engine of this environment."))
+        return faults
+
     def _run_folder(self, side: BenchSide, number: int) -> Path:
-        return self.runs / f"{self.folder.name}_{number}{side.letter}"
+        return self.folder / f"{number}{side.letter}"
 
     def _train(self, side: BenchSide, number: int) -> RunRecord | None:
         """Returns the record of a run of one side; None if it did not end well, which is a fault."""
-        folder, log = self._run_folder(side, number), self.folder / f"{number}{side.letter}.log"
+        folder = self._run_folder(side, number)
+        log = folder.with_suffix(".log")
         command = [sys.executable, str(side.script), *side.overrides, assigned("hydra.run.dir", str(folder))]
-        code = _end_of(command, log)
+        try:
+            code = self._end_of(command, log, [str(side.script.parent), *map(str, project.import_paths()[1:])])
+        finally:
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            with suppress(OSError):
+                log.write_text(hidden(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
         record: RunRecord | None = None
         with suppress(OSError, ValueError):
             record = RunRecord.read(folder)
         if code == 0 and record is not None and record.status == "ok":
             return record
         error = record.error if record else None
-        why = error["message"] if error else _last_line(log) or "it left no record"
-        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        with log.open("rb") as printed:
+            why = error["message"] if error else last_line(printed) or "it left no record"
+        ended = f"ended by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         problem = f"failed in round {number} ({ended}): {' '.join(why.split())}"
         self.faults.append(Fault(f"{side.letter}, {side.title}", problem, f"What it printed: {log}"))
         return None
+
+    def _end_of(self, command: Sequence[str], log: Path, python_path: Sequence[str]) -> int:
+        """Returns the exit code of a process, negative for a signal. Nothing that it started is left."""
+        apart: dict[str, Any] = {}
+        if os.name == "posix":  # Ctrl-C reaches this process alone, which ends the run
+            apart = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
+        environment = own_environment(python_path)
+        self.stop.is_stepping = True  # a signal waits until there is a process to end
+        with log.open("wb") as printed:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, **apart
+            )
+        try:
+            self.stop.is_stepping = False
+            if self.stop.signum is not None:
+                raise Stopped(self.stop.signum)
+            return process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_S)
+            raise
+        finally:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+            process.wait()
 
     def write(self) -> None:
         """Writes what is known so far."""
@@ -181,6 +238,7 @@ class Bench:
                     "samples_per_s": dict(zip("AB", each.rates, strict=True)),
                     "time_ratio": each.time_ratio,
                     "runs": each.folders,
+                    "disturbances": each.disturbances,
                 }
                 for each in self.rounds
             ],
@@ -189,44 +247,4 @@ class Bench:
             else {"median": self.median, "mean": ratio.factor, "ci95": [ratio.low, ratio.high]},
             "problems": [str(fault) for fault in self.faults],
         }
-        write_atomically(self.folder / RESULT, json.dumps(plain(known), indent=1) + "\n")
-
-
-def bench_name() -> str:
-    """Returns a name for a bench, which its runs begin with: the time, so that they are listed by it."""
-    now = datetime.now()
-    return f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}_bench"
-
-
-def _end_of(command: Sequence[str], log: Path) -> int:
-    """Returns the exit code of a process, negative for a signal; ends it if this process is asked to stop."""
-    apart: dict[str, Any] = {}
-    if os.name == "posix":  # Ctrl-C reaches this process alone, which ends the run
-        apart = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
-    with log.open("wb") as printed:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, **apart)
-        try:
-            return process.wait()
-        except BaseException:
-            _stop(process)
-            raise
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Asks a run to stop, as Ctrl-C does, and ends what is left of it after some time."""
-    try:
-        process.send_signal(signal.SIGINT)
-        process.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-        process.wait()
-
-
-def _last_line(log: Path) -> str:
-    with suppress(OSError):
-        lines = log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return ""
+        write_atomically(self.folder / RESULT, json.dumps(hidden_in(plain(known)), indent=1) + "\n")

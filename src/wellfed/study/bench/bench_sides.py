@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wellfed import project
 from wellfed.errors import ConfigError
-from wellfed.masking import masked_override
+from wellfed.masking import masked_command, masked_override
 from wellfed.process import StopRequest
 from wellfed.record import git_output, git_state
 from wellfed.study.points.guided.change import with_overrides
@@ -54,9 +54,8 @@ def other_overrides(against: str) -> tuple[str, ...] | None:
         return tuple(shlex.split(against))
     except ValueError as error:
         problem = f"can't be read as overrides: {error}."
-        raise ConfigError.of(
-            f"--against {against}", problem, "Quote them once: --against 'loader=balanced'."
-        ) from error
+        where = f"--against {' '.join(masked_command(against.split()))}"
+        raise ConfigError.of(where, problem, "Quote them once: --against 'loader=balanced'.") from error
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def _checkout(root: Path, revision: str, stop: StopRequest) -> Iterator[tuple[Pa
     try:
         top = Path(git_output(root, "rev-parse", "--show-toplevel").strip())
     except (OSError, subprocess.SubprocessError) as error:
-        problem = f"names a commit, and {root} is in no git repository."
+        problem = f"names a commit, and git has none of {root}: {_said(error)}."
         raise ConfigError.of(where, problem, "Compare overrides: --against 'loader=balanced'.") from error
     try:
         commit = git_output(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
@@ -100,17 +99,23 @@ def _checkout(root: Path, revision: str, stop: StopRequest) -> Iterator[tuple[Pa
             added = (*hooks, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             git_output(root, *added, timeout_s=_CHECKOUT_S)
         except subprocess.SubprocessError as error:
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            raise ConfigError.of(where, f"can't be checked out: {lines[-1]}.", "Make room, or check it out.") from error
+            raise ConfigError.of(
+                where, f"can't be checked out: {_said(error)}.", "Make room, or check it out."
+            ) from error
         folder = tree / root.resolve().relative_to(top.resolve())
         if not (folder / _SCRIPT).is_file():
             raise ConfigError.of(where, f"has no {_SCRIPT}.", "Name a commit that has the project.")
         yield folder, commit
     finally:
         was_finishing, stop.is_finishing = stop.is_finishing, True  # a second Ctrl-C must not leave the worktree
-        with suppress(OSError, subprocess.SubprocessError):
-            git_output(root, "worktree", "remove", "--force", str(tree), timeout_s=_CHECKOUT_S)
+        # `git worktree prune` would also remove worktrees of the user on a disk that is not mounted now.
+        with suppress(OSError):
+            shutil.rmtree(tree / (tree / ".git").read_text(encoding="utf-8").removeprefix("gitdir:").strip())
         shutil.rmtree(scratch, ignore_errors=True)
-        with suppress(OSError, subprocess.SubprocessError):
-            git_output(root, "worktree", "prune")
         stop.is_finishing = was_finishing
+
+
+def _said(error: Exception) -> str:
+    """Returns what git printed about an error, in one line."""
+    printed = getattr(error, "stderr", None)
+    return " ".join((printed if isinstance(printed, str) and printed.strip() else str(error)).split()).rstrip(".")

@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 _OF_RANKS = (
     *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"),
@@ -50,14 +52,11 @@ def run_process(start: ProcessStart, trial: bytes) -> ProcessAnswer:
     host = socket.gethostname()
     if not os.path.isdir(start.folder):
         return ProcessAnswer(host, None, f"there is no folder {start.folder}", is_unfit=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
-    searched = [folder for folder in start.python_path if os.path.isdir(folder)]
-    environment["PYTHONPATH"] = os.pathsep.join([*searched, *filter(None, [environment.get("PYTHONPATH")])])
     with tempfile.TemporaryFile() as printed:
         with subprocess.Popen(
             [sys.executable, "-c", start.program],
             cwd=start.folder,
-            env=environment,
+            env=own_environment(start.python_path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
@@ -69,13 +68,35 @@ def run_process(start: ProcessStart, trial: bytes) -> ProcessAnswer:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 raise
-        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
-        lines = [line for line in printed.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        said = last_line(printed)
     if process.returncode < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        name = names.get(-process.returncode, -process.returncode)
+        name = signal_name(-process.returncode)
         return ProcessAnswer(host, None, f"the process that watched the trial was ended by {name}")
     if process.returncode > 0:
-        problem = lines[-1] if lines else f"its process ended with exit code {process.returncode}"
+        problem = said or f"its process ended with exit code {process.returncode}"
         return ProcessAnswer(host, None, problem, is_unfit=True)
     return ProcessAnswer(host, content)
+
+
+def own_environment(python_path: Sequence[str]) -> dict[str, str]:
+    """Returns the variables of a process that trains by itself, where this process may be a rank of another run.
+
+    Args:
+        python_path: folders that are searched first for modules; left out where they do not exist.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
+    searched = [folder for folder in python_path if os.path.isdir(folder)]
+    return {**kept, "PYTHONPATH": os.pathsep.join([*searched, *filter(None, [kept.get("PYTHONPATH")])])}
+
+
+def last_line(printed: BinaryIO) -> str:
+    """Returns the last line of a file that is not blank; empty without one."""
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
+    lines = printed.read().decode("utf-8", "replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; the number of a real-time signal, which has none."""
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, str(number))
