@@ -100,7 +100,7 @@ def with_epochs(gaps_s, *, status="ok", trained_s=2.0, **phases):
 
 def test_work_before_each_epoch_is_found_with_its_length():
     found = check(with_epochs([0.1] * 6))
-    assert "46.0 % of the wall time of training passed between epochs: 100 ms before each of 6 epochs" in found.message
+    assert "45.9 % of the wall time of training passed between epochs: 100 ms before each of 6 epochs" in found.message
     assert found.time_lost_frac == pytest.approx(0.6 / 1.307, rel=0.01)
 
 
