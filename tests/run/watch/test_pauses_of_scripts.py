@@ -102,8 +102,6 @@ other = Other().requires_grad_(False)
 """
 AVERAGE = """
 import copy
-class Other(Net):
-    pass
 other = copy.deepcopy(model)
 other.forward = lambda x: (time.sleep(0.03), x)[1]
 """
