@@ -53,7 +53,7 @@ class TorchMarks:
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
         self._trained: set[type] = set()
-        """Those with parameters of an optimizer. Others are a teacher's, or a frozen encoder's."""
+        """Classes of outermost modules with parameters of an optimizer. Others are a teacher's or a frozen encoder's."""
         self._is_within = False
         """An outermost module runs."""
         self._sees_copies = self._has_autocast = self._is_compiled = False
@@ -236,13 +236,15 @@ class TorchMarks:
     def _find_modules(self, optimizer: Any) -> None:
         """Finds the outermost modules, and watches calls of their classes. Those with parameters of the optimizer train."""
         parameters = {id(one) for one in _parameters(optimizer)}
-        has_compiled, has_found = _has_compiled(), False
-        for module in outermost_modules():
-            kind, is_trained = type(module), any(id(one) in parameters for one in module.parameters())
+        found = [(one, any(id(each) in parameters for each in one.parameters())) for one in outermost_modules()]
+        self._trained.update(type(one) for one, is_trained in found if is_trained)
+        # A module that wraps one of these classes, such as an average of the weights, is called as they are.
+        self._trained.update(type(one) for one, _ in found if any(type(each) in self._trained for each in one.modules()))
+        has_compiled = _has_compiled()
+        for module, is_trained in found:
+            kind = type(module)
             may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
             if is_trained:
-                has_found = True
-                self._trained.add(kind)
                 if isinstance(module, torch.nn.DataParallel):
                     self._record.data_parallel(kind.__name__, len(module.device_ids))
                 self._is_compiled |= _is_compiled(module)
@@ -251,7 +253,7 @@ class TorchMarks:
             if may_watch and kind not in self._classes and (is_trained or _is_model(module)):
                 self._classes.add(kind)
                 self._watch_calls(kind)
-        if not has_found:
+        if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
 
     def _describe(self, optimizer: Any) -> None:
