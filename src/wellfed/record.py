@@ -579,8 +579,8 @@ def regular(path: Path) -> Path:
     """Returns the path of a file or folder.
 
     Raises:
-        OSError: there is none. With ``errno.EINVAL`` it is a named pipe, a socket or a device, where reading could wait for
-            ever.
+        OSError: there is none. With ``errno.EINVAL``: it is a named pipe, a socket or a device, where reading could
+            wait for ever.
     """
     mode = path.stat().st_mode
     kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}

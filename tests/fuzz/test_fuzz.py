@@ -90,7 +90,9 @@ def test_an_input_that_went_wrong_is_kept_and_read_again(tmp_path: Path, monkeyp
     assert not fuzz(mended, examples=20).fault
 
 
-@pytest.mark.parametrize(("act", "fault"), [(loop, "longer than 1 s"), (os.abort, "SIGABRT"), (raise_key_error, "KeyError")])
+@pytest.mark.parametrize(
+    ("act", "fault"), [(loop, "longer than 1 s"), (os.abort, "SIGABRT"), (raise_key_error, "KeyError")]
+)
 def test_the_command_keeps_an_input_after_any_end(
     act: Callable[[], object],
     fault: str,

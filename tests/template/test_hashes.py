@@ -30,9 +30,11 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     project = tomllib.load(open("pyproject.toml", "rb"))["project"]
     needs = project["dependencies"] + [f"{one} ; extra == 'dev'" for one in project["optional-dependencies"]["dev"]]
     lines = ["Metadata-Version: 2.1", "Name: nets", "Version: 0.1.0", "Provides-Extra: dev"]
+    lines += [f"Requires-Dist: {one}" for one in needs]
+    of_wheel = ["Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any", ""]
     with zipfile.ZipFile(f"{folder}/nets-0.1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr("nets-0.1.0.dist-info/METADATA", "\\n".join(lines + [f"Requires-Dist: {one}" for one in needs]))
-        archive.writestr("nets-0.1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr("nets-0.1.0.dist-info/METADATA", "\\n".join(lines))
+        archive.writestr("nets-0.1.0.dist-info/WHEEL", "\\n".join(of_wheel))
         archive.writestr("nets-0.1.0.dist-info/RECORD", "")
     return "nets-0.1.0-py3-none-any.whl"
 '''

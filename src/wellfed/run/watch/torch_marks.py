@@ -53,7 +53,7 @@ class TorchMarks:
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
         self._trained: set[type] = set()
-        """Classes of outermost modules with parameters of an optimizer. Others are a teacher's or a frozen encoder's."""
+        """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._is_within = False
         """An outermost module runs."""
         self._sees_copies = self._has_autocast = self._is_compiled = False
@@ -234,12 +234,14 @@ class TorchMarks:
     # Outermost modules
 
     def _find_modules(self, optimizer: Any) -> None:
-        """Finds the outermost modules, and watches calls of their classes. Those with parameters of the optimizer train."""
+        """Finds the outermost modules, and watches calls of their classes. The optimizer trains some of them."""
         parameters = {id(one) for one in _parameters(optimizer)}
         found = [(one, any(id(each) in parameters for each in one.parameters())) for one in outermost_modules()]
         self._trained.update(type(one) for one, is_trained in found if is_trained)
         # A module that wraps one of these classes, such as an average of the weights, is called as they are.
-        self._trained.update(type(one) for one, _ in found if any(type(each) in self._trained for each in one.modules()))
+        for module, _ in found:
+            if any(type(one) in self._trained for one in module.modules()):
+                self._trained.add(type(module))
         has_compiled = _has_compiled()
         for module, is_trained in found:
             kind = type(module)
@@ -355,8 +357,7 @@ def is_wrapper_of_compiled(module: Any) -> bool:
 
 
 def _is_model(module: Any) -> bool:
-    """Returns whether a module is worth watching though it is not trained. Single layers of torch are part of all models.
-    """
+    """Returns whether a module is watched though it is not trained. Single layers of torch are in all models."""
     is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
     return not is_layer and not isinstance(module, torch.jit.ScriptModule)
 

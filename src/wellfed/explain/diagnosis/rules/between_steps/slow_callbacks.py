@@ -27,7 +27,7 @@ _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
-    """Returns a finding if they take ``least_frac`` of the wall time, or by the time between epochs if it is unknown."""
+    """Returns a finding if they take ``least_frac`` of the wall time. If that is unknown, epochs are looked at."""
     wall = evidence.record.wall
     if wall is None:
         return _between_epochs(evidence)
@@ -113,25 +113,25 @@ def _between_epochs(evidence: Evidence) -> Finding | None:
     if frac < VALIDATION_FRAC:  # as for a validation, which may not have been recognised
         return None
     text = (
-        f"{show_percent(frac)} of the wall time of training passed between epochs: {show_duration(late_s)} before each of "
-        f"{counted(len(starts), 'epoch')}, beside the validations and checkpoints that were seen. Pictures, or a validation "
-        "without a DataLoader, are code of this kind. debug=profiler shows which."
+        f"{show_percent(frac)} of the wall time of training passed between epochs: {show_duration(late_s)} before each "
+        f"of {counted(len(starts), 'epoch')}, beside the validations and checkpoints that were seen. Pictures, or a "
+        "validation without a DataLoader, are code of this kind. debug=profiler shows which."
     )
     figures: Figures = {"between_frac": frac, "pauses": len(starts), "pause_s": late_s}
     return Finding("slow_callbacks", text, figures, gain=gain_of(frac, 0.5 * frac, frac))
 
 
 def check_between_passes(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of a step passes outside of forward, backward and optimizer. Without a forward pass that
-    was seen, its time is there, too."""
+    """Returns a finding if much of a step passes outside of forward, backward and optimizer; none if no forward pass was
+    seen, since its time then counts as other compute."""
     shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
     frac = shares.get(OTHER, 0.0)
     if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC or not shares["forward"]:
         return None
     text = (
         f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
-        "optimizer: the loss, statistics or clipping of gradients, parts of a model that are called one by one, or other "
-        "code there. debug=profiler shows which."
+        "optimizer: the loss, statistics or clipping of gradients, parts of a model that are called one by one, or "
+        "other code there. debug=profiler shows which."
     )
     figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
     return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))
