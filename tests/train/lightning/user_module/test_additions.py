@@ -81,6 +81,7 @@ class Copied(pl.LightningModule):
         return other
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile
 def test_a_compiled_module_with_its_own_way_to_copy_is_copied() -> None:
     module = Copied()
     compile_step(module, "default", pytest.fail)
