@@ -362,7 +362,6 @@ def _is_model(module: Any) -> bool:
     return not is_layer and not isinstance(module, torch.jit.ScriptModule)
 
 
-@functools.cache
 def _takes_closure(kind: Any) -> bool:
     """Returns whether the first argument of an optimizer's step is a closure."""
     with suppress(ValueError, TypeError):  # a step without a signature

@@ -140,7 +140,7 @@ def with_passes(case, forward, backward, optimizer):
 
 def test_time_between_the_passes_is_found_with_what_may_run_then():
     found = check_between_passes(with_passes(evidence(), 0.3, 0.3, 0.05))
-    text = "3.4 ms of each step, 34.0 %, pass between forward pass, backward pass and optimizer"
+    text = "3.43 ms of each step, 34.0 %, pass between forward pass, backward pass and optimizer"
     assert found.message.startswith(text)
     assert found.gain.low == 1
 

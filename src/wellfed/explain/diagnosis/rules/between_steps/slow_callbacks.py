@@ -122,8 +122,8 @@ def _between_epochs(evidence: Evidence) -> Finding | None:
 
 
 def check_between_passes(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of a step passes outside of forward, backward and optimizer. Needs a forward pass that was
-    seen: else its time counts as other compute."""
+    """Returns a finding if much of a step passes outside of forward, backward and optimizer. Needs a forward pass that
+    was seen: else its time counts as other compute."""
     shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
     frac = shares.get(OTHER, 0.0)
     if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC or not shares["forward"]:
