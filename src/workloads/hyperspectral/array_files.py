@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tokenize
 import zlib
 from pathlib import Path
@@ -16,11 +15,6 @@ from wellfed.units import show_line
 
 SUFFIXES = (".mat", ".npy")
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
-
-_NUMBERS = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-"""Classes of MATLAB's arrays of numbers. Arrays of other classes are not read."""
-_MOST_INFLATED = 1032
-"""Maximum bytes that zlib makes of one. A file with more numbers than that a byte is damaged."""
 
 Array = NDArray[Any]
 
@@ -64,7 +58,7 @@ def _number_array(path: Path, found: Any) -> Array:
 
 def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
     # takes 0.1 s, and only .mat files need it
-    from scipy.io import loadmat, whosmat
+    from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
     if is_hdf5(path):
@@ -73,21 +67,13 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
             "In Python, with h5py: numpy.save('X.npy', h5py.File('X.mat')[name][()].T), and the same for X_gt; then "
             "remove the .mat files."
         )
-    arrays, others = dict[str, Array](), list[str]()
     try:
-        most, names = _MOST_INFLATED * path.stat().st_size, list[str]()
-        for name, shape, kind in whosmat(path):
-            if kind not in _NUMBERS:
-                others.append(f"{show_line(name)} ({kind})")
-            elif math.prod(shape) > most:
-                raise ValueError(f"{name} has the size {shape}")
-            else:
-                names.append(name)
-        content = loadmat(path, variable_names=names)
+        content = loadmat(path)
     except FileNotFoundError:
         raise
-    except (*_OF_DAMAGE, MatReadError) as error:
+    except (*_OF_DAMAGE, MatReadError, MemoryError) as error:  # MemoryError: a damaged size
         raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
+    arrays, others = dict[str, Array](), list[str]()
     for name, value in content.items():
         if isinstance(value, np.ndarray) and _is_number(value):
             arrays[name] = value
@@ -98,7 +84,9 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
 
 def _kind(value: Any) -> str:
     """Describes content of a .mat file other than arrays of real numbers."""
-    return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__
+    return {"O": "objects", "V": "struct"}.get(value.dtype.kind, str(value.dtype))
 
 
 def _as_numbers(path: Path) -> str:
