@@ -130,8 +130,8 @@ def check_between_passes(evidence: Evidence) -> Finding | None:
         return None
     text = (
         f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
-        "optimizer: the loss, statistics or clipping of gradients, parts of a model that are called one by one, or "
-        "other code there. debug=profiler shows which."
+        "optimizer. The loss, statistics or clipping of gradients, and parts of a model that are called one by one may "
+        "run then. debug=profiler shows which."
     )
     figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
     return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))
