@@ -4,8 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Wheels run no code at an installation; antlr4-python3-runtime, which Hydra needs, comes as source alone.
-WHEELS = --only-binary :all: --no-binary antlr4-python3-runtime
+# Wheels run no code at an installation. antlr4-python3-runtime, which Hydra needs, is published as source alone: it is
+# installed first, from whatever there is. WHEELS= allows other packages without a wheel.
+WHEELS = --only-binary :all:
 PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check $(WHEELS) -c constraints.txt
 RUNS := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
@@ -115,8 +116,9 @@ doctor: $(RUNS) ## what this machine offers, and what is missing
 constraints: ## resolve pyproject.toml afresh, all extras too, and write constraints.txt
 	@$(CHECK_PYTHON)
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
-	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,guests,references,search,slurm,ray,bench]'
-	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ALONE)
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check antlr4-python3-runtime
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS) -e '.[dev,guests,references,search,slurm,ray,bench]'
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS) --no-deps $(ALONE)
 	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt && rm -rf build/constraints
@@ -147,6 +149,7 @@ $(RUNS): pyproject.toml constraints.txt
 	@rm -f "$@"
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
 	@echo 'Installing into $(VENV); the first time downloads PyTorch, which takes minutes.'
+	$(PIP) --only-binary :none: antlr4-python3-runtime
 	$(PIP) -e '.[examples]'
 	@touch "$@"
 

@@ -78,8 +78,7 @@ asked for, as TraceML names none.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
 machine (`busy_machine`) is no verdict on a script, and is left out. The machine has no GPU: faults of copies and
-launches are those of simulated cards, run under `wellfed watch` alone. Other programs used the machine during the
-runs.
+launches are those of simulated cards, run under `wellfed watch` alone.
 
 Gains are samples/s with what our verdict says to type over those without it: median (lowest-highest) of 3 pairs of
 trainings. TraceML's advice is in words, so there is nothing to type.
@@ -399,6 +398,7 @@ def page() -> str:
 
 
 def _verdicts(record: Mapping[str, Any]) -> str:
+    said = record["says"]
     rows = [
         "| script with | right | ours, plain | ours, Lightning | TraceML, plain | TraceML, Lightning | typed, gain |"
     ]
@@ -416,8 +416,11 @@ def _verdicts(record: Mapping[str, Any]) -> str:
         typed = f"`{ours['advice']}`{gain}" if ours.get("advice") else ""
         says = expected["says"] + (", on a simulated card" if expected.get("simulated") else "")
         rows.append(f"| {says} | {', '.join(expected['right'])} | {' | '.join(cells)} | {typed} |")
+    ours = [one for one in record["results"] if one["tool"] == "wellfed"]
+    if busy := sum(bool(one.get("others_cores")) for one in ours):
+        said += f" Other programs used the machine during {busy} of {len(ours)} runs of ours."
     left = f"\n\nNot run yet: {', '.join(record['not_run'])}." if record["not_run"] else ""
-    return "## Planted faults\n\n" + "\n".join(rows) + f"\n\n{record['says']}{left}\n"
+    return "## Planted faults\n\n" + "\n".join(rows) + f"\n\n{said}{left}\n"
 
 
 def _costs(record: Mapping[str, Any]) -> str:
@@ -459,7 +462,6 @@ def main() -> None:
         "traceml": TRACEML,
         "lightning": importlib.metadata.version("lightning"),
         "jobs": given.jobs,
-        "machine_shared": "other programs used the machine at the same time",
     }
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         machine = Machine(Path(folder), traceml)

@@ -23,9 +23,12 @@ EXCEPTIONS = {
     "text-unidecode": "the Artistic License, one of its two",
     "bm3d": "for benchmarks alone: compared with restoration",
     "bm4d": "for benchmarks alone: bm3d needs it",
+    "cuda-toolkit": "names no licence; it holds no code, and requires packages of NVIDIA that name theirs",
     "nvitop": "for benchmarks alone: compared with the monitor",
 }
 """Packages that may be used all the same, and why. No run needs those for benchmarks."""
+_PROPRIETARY = "Other/Proprietary License"
+"""Classifier that names no licence. The text beside it may."""
 
 
 def licence_of(package: Distribution) -> str:
@@ -39,7 +42,9 @@ def licence_of(package: Distribution) -> str:
         if line.startswith("License ::") and not line.endswith("OSI Approved")
     ]
     text = (data.get("License") or "").strip().splitlines()
-    return ", ".join(named) or (text[0][:80] if text else "")
+    if text and named in ([], [_PROPRIETARY]):
+        return text[0][:80]
+    return ", ".join(named)
 
 
 def is_allowed(licence: str) -> bool:

@@ -576,13 +576,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Returns the path of a file in a run folder.
+    """Returns the path of a file or folder.
 
     Raises:
-        OSError: there is none, or it is a named pipe, a socket or a device, where reading could wait for ever.
+        OSError: there is none. With ``errno.EINVAL``: it is a named pipe, a socket or a device, where reading could
+            wait for ever.
     """
-    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is a named pipe, a socket or a device, not a file", str(path))
+    mode = path.stat().st_mode
+    kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
+    if kind := next((kind for kind, is_so in kinds.items() if is_so(mode)), ""):
+        raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))
     return path
 
 

@@ -70,16 +70,19 @@ class Training:
         finally:
             kill_tree(process)
 
-    def kill_after(self, seconds: float) -> bool:
-        """Starts or resumes the training, and kills it after some seconds; returns whether it still ran."""
+    def kill_after(self, seconds: float) -> int | None:
+        """Starts or resumes the training, and kills it after some seconds.
+
+        Returns:
+            The exit code of a training that ended before; None = it was killed.
+        """
         process = self._start()
         try:
-            process.wait(timeout=seconds)
+            return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return True
+            return None
         finally:
             kill_tree(process)
-        return False
 
     def _start(self) -> subprocess.Popen[bytes]:
         own = ("--config-dir", str(self.box.folder / "conf"), *FIXED[:2], "resume=auto")
@@ -127,14 +130,18 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 def tried(kind: str, folder: Path, drawn: random.Random, whole: Training, took_s: float, most: int) -> Trial:
     """Kills and resumes one training, and compares it with the undisturbed one."""
-    trial = Trial(kind, in_container=may_mount() and drawn.random() < 0.2)
+    # Drawn in any case: a seed then has the same moments on each machine.
+    trial = Trial(kind, in_container=drawn.random() < 0.2 and may_mount())
     training = Training(folder, kind, in_container=trial.in_container)
+    code: int | None = None
     for _ in range(min(most, drawn.randint(1, MOST_KILLS))):
-        if not training.kill_after(drawn.uniform(0.1, 1.0) * took_s):
+        code = training.kill_after(drawn.uniform(0.1, 1.0) * took_s)
+        if code is not None:
             break
         trial.kills += 1
-    record = training.box.record if training.box.runs else {}
-    code = 0 if record.get("status") == "ok" else training.complete()
+    else:
+        record = training.box.record if training.box.runs else {}  # a run may be killed after its last file
+        code = 0 if record.get("status") == "ok" else training.complete()
     if code != 0:
         output = (folder / "output").read_text(errors="replace").strip().splitlines()
         trial.faults.append(f"exit code {code}: {output[-1] if output else ''}")

@@ -3,7 +3,8 @@
 make fuzz
 make fuzz MINUTES=60 ARGS="--only checkpoint --seed 7"
 
-An input that goes wrong is written to tests/fuzz/corpus/, where `make test` reads it from then on.
+An input that goes wrong is written to tests/fuzz/corpus/, where `make test` reads it from then on. The printed command
+makes it again.
 """
 
 import argparse
@@ -18,6 +19,9 @@ from multiprocessing import get_context
 from tests.fuzz.child import Outcome, fuzz_until
 from tests.fuzz.readers import READERS
 
+CONTEXT = "spawn"
+"""Start method of the processes."""
+
 
 def main(words: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
@@ -31,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     print(f"seed {given.seed}", flush=True)
     found: dict[str, Outcome] = {}
     until_s = time.monotonic() + 60 * given.minutes
-    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(given.jobs, get_context(CONTEXT)) as pool:
         turn = 0
         while time.monotonic() < until_s and chosen:
             random.Random(given.seed + turn).shuffle(chosen)  # a short time then reaches other readers each time
@@ -39,8 +43,9 @@ def main(words: Sequence[str]) -> int:
             for outcome in pool.map(fuzz_until, chosen, seeds, [until_s] * len(chosen)):
                 found[outcome.reader] = _sum(found.get(outcome.reader), outcome)
                 if outcome.fault:
-                    kept = outcome.keep() if outcome.inputs else "before the first input"
-                    print(f"{outcome.reader}: {outcome.fault}\n    {kept}", flush=True)
+                    kept = "before the first input" if outcome.culprit is None else outcome.keep()
+                    again = f'make fuzz ARGS="--only {outcome.reader} --seed {given.seed + turn}"'
+                    print(f"{outcome.reader}: {outcome.fault}\n    {kept}\n    again: {again}", flush=True)
             chosen = [number for number in chosen if not found[READERS[number].name].fault]
             turn += 1
     print(f"{'reader':20} {'inputs':>8} {'refused':>8} {'slowest':>10} {'memory':>10}  fault")

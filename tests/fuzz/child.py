@@ -45,15 +45,15 @@ class Outcome:
     """Peak growth of the process."""
     fault: str = ""
     """What went wrong with the last input; empty if nothing did."""
-    culprit: bytes = field(default=b"", repr=False)
-    """That input."""
+    culprit: bytes | None = field(default=None, repr=False)
+    """That input; None if nothing went wrong, or before the first."""
 
     def keep(self) -> Path:
         """Writes the input into the corpus, where `make test` reads it from then on."""
         folder = CORPUS / self.reader
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{len(list(folder.iterdir())):03d}"
-        path.write_bytes(self.culprit)
+        path.write_bytes(self.culprit or b"")
         return path
 
 
@@ -173,7 +173,6 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
         where = traceback.extract_tb(cause.__traceback__)
         own = next((f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(where)), "")
         outcome.fault = f"{type(cause).__name__}: {str(cause)[:300]} ({own})"
-    outcome.culprit = b""
     entries: dict[str, Any] = asdict(outcome)
     del entries["culprit"]
     (top / "outcome.json").write_text(json.dumps(entries))

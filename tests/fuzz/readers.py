@@ -81,8 +81,16 @@ def _write_run(folder: Path) -> None:
     torch.save({"global_step": 3, "state_dict": {}}, run / "x.ckpt")
 
 
+class NoRecord(Exception):
+    """Raised for a record that `RunRecord.read` refuses. Rules and pages may raise no ValueError."""
+
+
 def _read_run(folder: Path) -> None:
     run = folder / RUN
+    try:
+        RunRecord.read(run)
+    except ValueError as error:
+        raise NoRecord from error
     read_all(run, Evidence.read(folder / "other"))
     read_curve(run, "loss")
     reported_metrics(run)
@@ -256,7 +264,7 @@ def _read_typed(folder: Path) -> None:
 
 
 def _run(name: str, file: str, read: Callable[[Path], Any]) -> Reader:
-    return Reader(name, f"{RUN}/{file}", _write_run, read, (ConfigError, DataError, ValueError))
+    return Reader(name, f"{RUN}/{file}", _write_run, read, (ConfigError, DataError, NoRecord))
 
 
 def _image(name: str, **options: Any) -> Reader:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz import __main__ as command
 from tests.fuzz import child
 from tests.fuzz.child import fuzz
 from tests.fuzz.readers import READERS, Reader
@@ -24,7 +25,7 @@ SLOW = {"record", "steps", "metrics", "telemetry", "option", "overrides"}
 def test_damaged_bytes_are_read_or_refused(reader: Reader) -> None:
     examples = (8 if reader.name in SLOW else 40) * (4 if IS_FRESH else 1)
     outcome = fuzz(reader, examples=examples, fresh=random.randrange(2**32) if IS_FRESH else None)
-    assert not outcome.fault, f"{outcome.fault}\n{outcome.culprit[:2000]!r}"
+    assert not outcome.fault, f"{outcome.fault}\n{(outcome.culprit or b'')[:2000]!r}"
     assert outcome.inputs >= min(examples, 5)
 
 
@@ -75,7 +76,7 @@ def test_what_a_reader_may_not_do_is_noticed(
     monkeypatch.setattr(child, "MOST_SECONDS", 1)
     outcome = fuzz(text_reader(only_sound(act)), examples=20, shrinks=False)
     assert fault in outcome.fault
-    assert outcome.culprit != b"sound"
+    assert outcome.culprit not in (None, b"sound")
 
 
 def test_an_input_that_went_wrong_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +88,30 @@ def test_an_input_that_went_wrong_is_kept_and_read_again(tmp_path: Path, monkeyp
     assert (again.inputs, again.culprit) == (1, outcome.culprit)
     mended = replace(bad, read=lambda folder: None)
     assert not fuzz(mended, examples=20).fault
+
+
+@pytest.mark.parametrize(
+    ("act", "fault"), [(loop, "longer than 1 s"), (os.abort, "SIGABRT"), (raise_key_error, "KeyError")]
+)
+def test_the_command_keeps_an_input_after_any_end(
+    act: Callable[[], object],
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(child, "MOST_SECONDS", 1)
+    monkeypatch.setattr(child, "CORPUS", tmp_path)
+    for module in (child, command):
+        monkeypatch.setattr(module, "READERS", (text_reader(only_sound(act)),))
+    monkeypatch.setattr(command, "CONTEXT", "fork")  # so that the process has this reader
+    assert command.main(["--minutes", "5", "--seed", "7", "--jobs", "1"]) == 1
+    (kept,) = (tmp_path / "text").iterdir()
+    printed = capsys.readouterr().out
+    assert fault in printed
+    assert str(kept) in printed
+    assert 'again: make fuzz ARGS="--only text --seed 7"' in printed
+    before = kept.read_bytes()
+    kept.unlink()
+    assert command.main(["--minutes", "5", "--seed", "7", "--jobs", "1"]) == 1
+    assert kept.read_bytes() == before

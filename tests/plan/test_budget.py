@@ -40,12 +40,15 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
 def test_the_copies_of_an_evaluation_are_part_of_the_peak():
     recorded = dataclasses.replace(estimate(**DEEP)(None, False), inputs=(MIB,), recording=RECORDING)
     plans = [
-        planned(config(), "24gb", data=dataclasses.replace(FETCH, num_eval=size), footprints=lambda *_: recorded)
+        planned(config(), "24gb", data=dataclasses.replace(FETCH, num_validation=size), footprints=lambda *_: recorded)
         for size in (0, 1000)
     ]
     alone_gib, evaluates_gib = (plan.predicted_peak_gib for plan in plans)
     assert plans[0].loader.device_prefetch == 2
     assert evaluates_gib - alone_gib == pytest.approx(3 * 64 / 1024)  # three batches of 64 samples
+    tested = dataclasses.replace(FETCH, num_eval=1000)  # after the training
+    plan = planned(config(), "24gb", data=tested, footprints=lambda *_: recorded)
+    assert plan.predicted_peak_gib == alone_gib
 
 
 def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from wellfed.command_line import command
 from wellfed.errors import DataError
+from wellfed.record import regular
 from wellfed.units import MIB
 
 if sys.platform == "win32":
@@ -102,27 +102,14 @@ def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def no_file(path: Path) -> str:
-    """Returns the kind of a path that is not a regular file; empty for a regular file or a folder.
-
-    Opening a named pipe would wait for a writer.
-
-    Raises:
-        OSError: the path does not exist.
-    """
-    mode = path.stat().st_mode
-    kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
-    return next((kind for kind, is_so in kinds.items() if is_so(mode)), "")
-
-
 def check_file(path: Path) -> None:
     """Raises a DataError for a named pipe, a socket or a device."""
     try:
-        kind = no_file(path)
-    except OSError:
-        return  # reading it raises the same error
-    if kind:
-        raise DataError(f"{path} is {kind}, not a file. Write what it gives to a file, and name that.")
+        regular(path)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # reading raises other errors again
+            text = f"{path} {error.strerror}. Write what it gives to a file, and name that."
+            raise DataError(text) from error
 
 
 def _seen(source: Path) -> tuple[Path, int, int]:

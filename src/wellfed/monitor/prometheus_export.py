@@ -222,8 +222,8 @@ def _of_runs(runs: RunFiles) -> Iterator[Metric]:
         rows.append((labels, values))
         of_step = (record.time or {}).items()
         times.append((labels, {key: value for key, value in of_step if isinstance(value, float)}))
-        for each in record.findings:
-            finding.add_metric((*labels, each["id"], each["severity"]), 1.0)
+        for one in dict.fromkeys((each["id"], each["severity"]) for each in record.findings):  # a sample is unique
+            finding.add_metric((*labels, *one), 1.0)
     yield from _families(counts, _RUN_LABELS, rows)
     yield from _families(_OF_STEP, _RUN_LABELS, times)
     if finding.samples:

@@ -75,8 +75,8 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
         average=model.average_bytes // halves,
-        num_eval=plan.num_eval,
-        eval_batch_size=plan.eval_batch_size,
+        num_eval=plan.num_validation,
+        eval_batch_size=plan.validation_batch_size,
     )
 
 

@@ -83,8 +83,8 @@ def plan_run(
         derived=derived,
         callbacks=_callbacks(config, model),
         may_lower=may_lower(config, model),
-        num_eval=data.num_eval,
-        eval_batch_size=config.workload.eval_batch_size or data.eval_batch_size,
+        num_validation=data.num_validation,
+        validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)

@@ -194,10 +194,10 @@ class RunPlan(DevicePlan):
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
     """File for the values that this run has to lower; None = not kept."""
-    num_eval: int = 0
-    """Samples of the larger of validation and test."""
-    eval_batch_size: int | None = None
-    """Samples of an evaluation batch that was set; None = the micro-batch."""
+    num_validation: int = 0
+    """Samples of the validation, which runs within the training."""
+    validation_batch_size: int | None = None
+    """Samples of its batches if that was set; None = the micro-batch."""
 
     @property
     def fits(self) -> bool | None:
@@ -338,6 +338,10 @@ class DataFacts:
     """Samples of the larger of validation and test."""
     eval_batch_size: int | None = None
     """Larger of their batch sizes, if the data define it."""
+    num_validation: int = 0
+    """Samples of the validation alone."""
+    validation_batch_size: int | None = None
+    """Its batch size, if the data define it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False

@@ -14,6 +14,8 @@ from workloads.speech.wav_layout import DamagedClip
 Sound = NDArray[np.float32]
 _UNKNOWN_LENGTH = 2**62
 """Sample count from libsndfile if the true count is unknown, e.g. for flac written to a pipe."""
+_MOST_SAMPLES = 8192
+"""Maximum samples of a channel that a byte holds: FLAC has up to 65,535 equal ones in 11 bytes."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
@@ -29,8 +31,10 @@ def decode(content: bytes) -> tuple[Sound, int]:
             stated, rate = file.frames, file.samplerate
             if stated >= _UNKNOWN_LENGTH:
                 raise DamagedClip("its header does not say how long it is; encode it again, into a file")
+            if stated > _MOST_SAMPLES * len(content):
+                raise DamagedClip(f"its header claims {stated} samples, which {len(content)} bytes can't hold")
             sound = file.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, ValueError, TypeError, MemoryError) as error:  # MemoryError: a damaged length
+    except (soundfile.SoundFileError, ValueError, TypeError) as error:
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
     if not len(sound):
         raise DamagedClip("it holds no samples")

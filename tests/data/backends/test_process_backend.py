@@ -1,8 +1,10 @@
 """Worker processes as such: what they hold, where they run, and how they start with spawn."""
 
 import copy
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import wellfed
+from tests.faults.plants import may_mount
 from tests.kit import sets
 from wellfed import batches, process
 from wellfed.data.backends import picklable, process_backend
@@ -275,6 +278,39 @@ def test_another_error_of_the_dataloader_passes(monkeypatch):
     monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", fails)
     with pytest.raises(RuntimeError, match="killed by signal"):
         next(iter(loader(sets.Fetching(), BY_BACKEND["processes"])))
+
+
+WITHOUT_SHARED_MEMORY = """
+import sys
+from tests.kit import sets
+from wellfed.data.backends.process_backend import WorkerLost
+from wellfed.data.settings import LoaderSettings
+try:
+    print(len(list(sets.loader_of(sets.Fetching(), LoaderSettings("torch", int(sys.argv[1])), shuffle=False))))
+except WorkerLost as error:
+    print(error)
+"""
+
+
+@linux
+@pytest.mark.parametrize(("workers", "printed"), [(0, r"6\n"), (1, r"Workers can't be started: .*--shm-size=8g.*\n")])
+def test_only_workers_need_shared_memory(workers, printed):
+    if not may_mount():
+        pytest.skip("this user can't mount")
+    shell = 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", shell, "sh", sys.executable, "-c", WITHOUT_SHARED_MEMORY, str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert re.fullmatch(printed, done.stdout), done.stderr
+
+
+def test_a_process_that_can_not_start_is_no_fault_of_shared_memory(monkeypatch):
+    def fork():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        next(iter(loader(sets.Fetching(), BY_BACKEND["processes"])))
+    assert (type(caught.value), caught.value.errno) == (OSError, errno.ENOMEM)
 
 
 def handed_over(dataset, plan, monkeypatch):

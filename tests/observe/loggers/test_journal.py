@@ -349,3 +349,9 @@ def test_the_record_is_written_by_one_thread_at_a_time(tmp_path, at_once):
     at_once(40, *[lambda number: made.save()] * 3)
     assert made.record.events == []
     assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_validations_that_can_not_be_read_are_a_warning(tmp_path, caplog):
+    (tmp_path / "metrics.csv").mkdir()
+    assert journal(tmp_path).validations_written() == 0
+    assert "metrics.csv can't be read" in caplog.text

@@ -241,6 +241,8 @@ def test_an_evaluation_copies_its_batches_ahead_to_segments_of_its_own():
     assert reserved(**ahead, num_eval=100, eval_batch_size=1) == alone + 20 * MIB  # two of 5 MiB
     assert reserved(**ahead, num_eval=9) == alone + 2 * 40 * MIB
     assert reserved(**ahead, num_eval=8) == alone + 40 * MIB  # a single batch
+    ranks = {**ahead, "world_size": 4}
+    assert reserved(**ranks, num_eval=16) == reserved(**ranks) + 40 * MIB  # one of two batches
     assert reserved(num_eval=100) == reserved()  # copied on the stream of the step
     assert at(8, 8, of=of, **ahead, num_eval=100).tensor_bytes == at(8, 8, of=of, **ahead).tensor_bytes
 

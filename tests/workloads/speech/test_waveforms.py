@@ -92,6 +92,15 @@ def test_flac_that_does_not_say_how_long_it_is_says_so():
         decode(bytes(content))
 
 
+def test_flac_that_claims_more_samples_than_its_bytes_hold_is_damaged():
+    content = bytearray(encoded(tone(), format="FLAC"))
+    content[21] |= 0x07
+    with pytest.raises(DamagedClip, match="its header claims .* samples, which .* bytes can't hold"):
+        decode(bytes(content))
+    silence = encoded(np.zeros(16_000 * 60, np.int16), format="FLAC")
+    assert len(decode(silence)[0]) == 16_000 * 60
+
+
 def test_files_that_change_or_go_are_told(place):
     found = find_clips(place / "folder", place / "cache", 0)
     clips = Waveforms(found.reader, examined_layouts(found, place / "cache"), 16_000, 16_000)

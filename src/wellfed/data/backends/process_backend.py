@@ -182,10 +182,15 @@ class ProcessBackend:
                 iterator._pin_memory_thread_done_event.set()
 
     def _start(self) -> Any:
-        """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced."""
+        """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced.
+
+        Raises:
+            WorkerLost: processes can't share semaphores here.
+        """
+        if self._settings.num_workers:
+            _check_semaphores()
         with _undisturbed():
             try:
-                multiprocessing.Lock()  # fails before torch does, which would then complain of a half-made iterator
                 iterator = iter(self._loader)
             except RuntimeError as error:
                 # Persistent workers are still busy with an abandoned pass.
@@ -194,11 +199,6 @@ class ProcessBackend:
                 self._end_workers(self._loader._iterator)
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
-            except OSError as error:  # semaphores are files in /dev/shm
-                raise WorkerLost(
-                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
-                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
-                ) from error
         self._processes = getattr(iterator, "_workers", [])
         return iterator
 
@@ -287,6 +287,17 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_t
         if (info := get_worker_info()) is not None:
             torch_worker._worker_info = replace(info, dataset=builder.dataset)  # read by a user's worker_init
         builder.worker_init(worker)
+
+
+def _check_semaphores() -> None:
+    """Raises `WorkerLost` if no semaphore can be made. torch would fail later, and complain of a half-made iterator."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:  # semaphores are files in /dev/shm
+        raise WorkerLost(
+            f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the right to "
+            "write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
+        ) from error
 
 
 def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:

@@ -113,6 +113,8 @@ OF_STEPS: tuple[Rule, ...] = (
     frequent_checkpoints.check,
     frequent_validation.check,
     slow_callbacks.check,
+    slow_callbacks.check_between_steps,
+    slow_callbacks.check_between_passes,
     step_time_trend.check,
     busy_thread.check,
     few_threads.check,

@@ -145,7 +145,7 @@ def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[
     yield from _broken(4, 10, screen.parts(list(_metrics(evidence))))
     if record.status == "ok":
         yield 3, screen.sentence(run_lines.headline(record).removeprefix("ok: "))
-    others = [finding["id"] for finding in record.findings if finding not in shown]
+    others = dict.fromkeys(finding["id"] for finding in record.findings if finding not in shown)
     if others:
         yield 9, screen.sentence(f"{', '.join(others)}: see the report", first="Also found")
     yield 1, _events(record, screen)

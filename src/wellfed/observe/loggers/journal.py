@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -108,12 +107,14 @@ class Journal:
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        steps: set[str | None] = set()
-        with (
-            suppress(OSError, csv.Error),
-            regular(self._metrics.path).open(encoding="utf-8", errors="replace", newline="") as stream,
-        ):
-            steps.update(row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val")
+        steps, path = set[str | None](), self._metrics.path
+        try:
+            with regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
+                steps.update(row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val")
+        except FileNotFoundError:
+            pass
+        except (OSError, csv.Error) as error:
+            _LOG.warning("%s can't be read (%s): validations that it lists later are not counted.", path, error)
         return len(steps)
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:

@@ -40,9 +40,9 @@ class Progress:
         if self._is_awaited:
             self._step_ended.set()
 
-    def enter(self, phase: Phase) -> None:
-        """Enters a phase."""
-        self._times[phase] += 1
+    def enter(self, phase: Phase, *, is_more: bool = False) -> None:
+        """Enters a phase; with ``is_more`` one that goes on, and counts once."""
+        self._times[phase] += not is_more
         self._switch(phase)
 
     def _switch(self, phase: Phase) -> None:

@@ -149,7 +149,7 @@ class StepShape:
     average: int = 0
     """Bytes of a callback's average of the weights."""
     num_eval: int = 0
-    """Samples of an evaluation within the training; 0 = there is none."""
+    """Samples of a validation, over all ranks; 0 = there is none. A test comes after the training."""
     eval_batch_size: int | None = None
     """Samples of its batches; None = the micro-batch."""
 
@@ -257,7 +257,8 @@ def _left_by_evaluation(footprint: Footprint, micro_batch: int, step: StepShape)
     size = min(step.eval_batch_size or micro_batch, step.num_eval)
     if footprint.recording is None or not (size and step.batches_ahead):
         return 0
-    most = min(1 + step.batches_ahead, -(-step.num_eval // size))
+    num_batches = -(-step.num_eval // size)  # dealt among the ranks
+    most = min(1 + step.batches_ahead, -(-num_batches // step.world_size))
     return reserved_for([each * size for each in footprint.inputs] * most, expandable=footprint.recording.expandable)
 
 

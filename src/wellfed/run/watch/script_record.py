@@ -130,14 +130,11 @@ class ScriptRecord:
         if self.progress.phase != phase:
             self.progress.enter(phase)
 
-    def checkpoint_begins(self) -> None:
-        """Marks that the script writes a file with torch.save."""
-        self.enter("checkpoint")
-
-    def checkpoint_ends(self) -> None:
-        """Marks that the file is written."""
-        self.journal.event("checkpoint", file="torch.save")
-        self.enter("train")
+    def checkpoint_begins(self, *, is_more: bool) -> None:
+        """Marks that the script writes a file with torch.save, which may belong to the latest checkpoint."""
+        if not is_more:
+            self.journal.event("checkpoint", file="torch.save")
+        self.progress.enter("checkpoint", is_more=is_more)
 
     def batch(self, by_dtype: Mapping[str, int]) -> None:
         """Records the bytes of the first batch, by dtype."""

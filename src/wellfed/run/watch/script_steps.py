@@ -65,8 +65,12 @@ class Iteration:
     has_backward: bool = False
     has_replay: bool = False
     has_copy: bool = False
-    is_copied: bool = False
-    """Forward or backward has begun, so that later copies are part of them."""
+    is_trained: bool = False
+    """A forward pass with gradients, a backward pass or a step of an optimizer has begun."""
+    has_pass: bool = False
+    """A pass of any model has begun, so that later copies are part of it."""
+    is_updating: bool = False
+    """An optimizer steps, and no closure of it runs."""
     is_evaluated: bool = False
     """A forward pass without gradients had the batch, and none with gradients since."""
     is_ended: bool = False
@@ -103,6 +107,8 @@ class ScriptSteps(Harmless):
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
         self._rows = RowsOfSteps()
+        self._saved_after = -1
+        """Iterations that had ended at the latest torch.save."""
         self.is_off = False
 
     def abandon(self) -> None:
@@ -184,7 +190,9 @@ class ScriptSteps(Harmless):
     def copying(self, *, is_done: bool) -> None:
         """Marks a copy from host to device."""
         iteration = self._iteration
-        if not self._is_mine() or iteration is None or iteration.is_copied or iteration.is_ended:
+        if not self._is_mine() or iteration is None or iteration.is_ended:
+            return
+        if iteration.is_trained or iteration.has_pass:
             return
         if is_done:
             iteration.has_copy = True
@@ -193,27 +201,47 @@ class ScriptSteps(Harmless):
             self.clock.copy_begins(iteration.epoch, iteration.took)
 
     @harmless
-    def forward(self, *, is_done: bool = False) -> None:
-        """Marks begin or end of the outermost module's forward pass."""
+    def forward(self, *, is_done: bool = False, is_trained: bool = True) -> None:
+        """Marks begin or end of an outermost module's forward pass.
+
+        Args:
+            is_trained: an optimizer has parameters of the module. A pass of another one, such as a teacher or a frozen
+                encoder, is part of the iteration's forward pass and shows nothing on what the iteration is.
+        """
         if not self._is_mine() or self._is_aside:
             return
-        iteration = self._iteration
-        is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
-        if not torch.is_grad_enabled():
-            if iteration is not None and not iteration.is_copied:
-                iteration.is_evaluated = True
-            self._num_without_grad += is_between and not is_done
-            if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
-                self._pause()
+        if not (is_trained and torch.is_grad_enabled()):
+            if is_trained:
+                self._evaluates(is_done=is_done)
+            self._mark_pass(FORWARD, is_done=is_done)
             return
         self._num_without_grad = 0
         if not is_done:
             iteration = self._training_iteration()
-        if iteration is not None and not iteration.is_copied:
-            iteration.is_copied, iteration.is_evaluated = True, False
-            if not iteration.has_copy:
+            if not iteration.is_trained:
+                iteration.is_trained, iteration.is_evaluated = True, False
+        self._mark_pass(FORWARD, is_done=is_done)
+
+    def _evaluates(self, *, is_done: bool) -> None:
+        """Notes a forward pass without gradients, which may be a validation's."""
+        iteration = self._iteration
+        is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
+        if iteration is not None and not iteration.is_trained:
+            iteration.is_evaluated = True
+        self._num_without_grad += is_between and not is_done
+        if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
+            self._pause()
+
+    def _mark_pass(self, phase: int, *, is_done: bool) -> None:
+        """Marks begin or end of a pass within the open iteration. Its first pass ends the copy."""
+        iteration = self._iteration
+        if iteration is None or iteration.is_ended:
+            return
+        if not iteration.has_pass:
+            iteration.has_pass = True
+            if not iteration.has_copy and phase == FORWARD:
                 self.clock.copied()
-        self._mark(OTHER if is_done else FORWARD)
+        self._mark((OPTIMIZER if iteration.is_updating else OTHER) if is_done else phase)
 
     @harmless
     def backward(self, *, is_done: bool = False) -> None:
@@ -224,24 +252,26 @@ class ScriptSteps(Harmless):
         if not self._is_mine():
             return
         if is_done:
-            self._mark(OTHER)
+            self._mark_pass(BACKWARD, is_done=True)
             return
         iteration = self._training_iteration()
-        iteration.has_backward = iteration.is_copied = True
+        iteration.has_backward = iteration.is_trained = True
         self._raise_to(Level.backward)
         if iteration.loader is not None and iteration.loader is not self._feeds:
             self._feeds = iteration.loader
             self._trained.add(iteration.loader)
         self._resume()
-        self._mark(BACKWARD)
+        self._mark_pass(BACKWARD, is_done=False)
 
     @harmless
-    def optimizer(self, optimizer: object, *, is_done: bool) -> None:
-        """Marks begin or end of an optimizer's step."""
+    def optimizer(self, optimizer: object, *, is_done: bool, has_closure: bool = False) -> None:
+        """Marks begin or end of an optimizer's step, which may begin with passes of its closure."""
         if not self._is_mine():
             return
+        if self._iteration is not None:
+            self._iteration.is_updating = not is_done and not has_closure
         if not is_done:
-            self._mark(OPTIMIZER)
+            self._mark(OTHER if has_closure else OPTIMIZER)
             return
         iteration = self._iteration or self._begin_without_loader()
         if iteration.is_more and not iteration.has_step and id(optimizer) in iteration.optimizers:
@@ -249,7 +279,7 @@ class ScriptSteps(Harmless):
             iteration.is_more, iteration.num_steps, iteration.optimizers = False, 0, set()
         iteration.num_steps += 1
         iteration.optimizers.add(id(optimizer))
-        iteration.is_copied = iteration.has_step = True
+        iteration.is_trained = iteration.has_step = True
         self._mark(OTHER)
         self._raise_to(Level.optimizer)
         if iteration.num_steps >= min(self._steps_of_iterations) and not iteration.is_ended:
@@ -258,7 +288,8 @@ class ScriptSteps(Harmless):
     @harmless
     def closure(self, *, is_done: bool) -> None:
         """Marks begin or end of the function with which an optimizer computes the loss anew, as Lightning's do."""
-        if self._is_mine():
+        if self._is_mine() and self._iteration is not None:
+            self._iteration.is_updating = is_done
             self._mark(OPTIMIZER if is_done else OTHER)
 
     @harmless
@@ -276,9 +307,10 @@ class ScriptSteps(Harmless):
         if self._iteration is not None and self._iteration.has_step and not self._iteration.is_ended:
             self._end(self._iteration)
         if is_done:
-            self._record.checkpoint_ends()
-        else:
-            self._record.checkpoint_begins()
+            self._record.enter("train")
+        else:  # model, optimizer and schedule may be several files of one checkpoint
+            self._record.checkpoint_begins(is_more=self._saved_after == self._rows.num_ended)
+            self._saved_after = self._rows.num_ended
         self.clock.interrupt()
 
     def _training_iteration(self) -> Iteration:
@@ -297,7 +329,7 @@ class ScriptSteps(Harmless):
         self.clock.got()
         self.clock.copy_begins(0 if ended is None else ended.epoch)
         self.clock.copied()
-        self._iteration = begun = Iteration(None, samples=0 if self._trained else 1, is_copied=True)
+        self._iteration = begun = Iteration(None, samples=0 if self._trained else 1, is_trained=True, has_pass=True)
         if ended is not None:
             begun.is_more, begun.samples, begun.epoch = True, ended.samples, ended.epoch
             begun.num_steps, begun.optimizers = ended.num_steps, set(ended.optimizers)

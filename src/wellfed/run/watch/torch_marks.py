@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 import time
 import types
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,6 +36,8 @@ _DESCRIBED_AT = 3
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+"""Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
 
 class TorchMarks:
@@ -48,7 +51,9 @@ class TorchMarks:
         self._searched: set[int] = set()
         """Ids of the optimizers whose modules were searched for."""
         self._classes: set[type] = set()
-        """Classes of outermost modules."""
+        """Classes of outermost modules whose calls are watched."""
+        self._trained: set[type] = set()
+        """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._is_within = False
         """An outermost module runs."""
         self._sees_copies = self._has_autocast = self._is_compiled = False
@@ -184,16 +189,23 @@ class TorchMarks:
         """Marks the begin of an optimizer's step. Returns its arguments with a closure that marks itself, if any."""
         if torch.compiler.is_compiling() or self._steps.is_off:
             return None
-        self._steps.optimizer(optimizer, is_done=False)
-        if len(arguments) > 1 and callable(arguments[1]):  # the first is the optimizer
-            return (arguments[0], self._closure(arguments[1]), *arguments[2:]), named
-        if callable(named.get("closure")):
+        marked = self._with_closure(optimizer, arguments, named)
+        self._steps.optimizer(optimizer, is_done=False, has_closure=marked is not None)
+        return marked
+
+    def _with_closure(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        """Returns the arguments of an optimizer's step with a closure that marks itself; None without one."""
+        if isinstance(named.get("closure"), _FUNCTIONS):
             return arguments, {**named, "closure": self._closure(named["closure"])}
+        # The first of the arguments is the optimizer.
+        if len(arguments) > 1 and isinstance(arguments[1], _FUNCTIONS) and _takes_closure(type(optimizer)):
+            return (arguments[0], self._closure(arguments[1]), *arguments[2:]), named
         return None
 
     def _closure(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps = self._steps
 
+        @functools.wraps(original)
         def closure(*arguments: Any, **named: Any) -> Any:
             steps.closure(is_done=False)
             try:
@@ -222,20 +234,28 @@ class TorchMarks:
     # Outermost modules
 
     def _find_modules(self, optimizer: Any) -> None:
-        """Finds the outermost modules with parameters of an optimizer, and watches calls of their classes."""
-        modules = outermost_modules({id(one) for one in _parameters(optimizer)})
+        """Finds the outermost modules, and watches calls of their classes. The optimizer trains some of them."""
+        parameters = {id(one) for one in _parameters(optimizer)}
+        found = [(one, any(id(each) in parameters for each in one.parameters())) for one in outermost_modules()]
+        self._trained.update(type(one) for one, is_trained in found if is_trained)
+        # A module that wraps one of these classes, such as an average of the weights, is called as they are.
+        for module, _ in found:
+            if any(type(one) in self._trained for one in module.modules()):
+                self._trained.add(type(module))
         has_compiled = _has_compiled()
-        for module in modules:
+        for module, is_trained in found:
             kind = type(module)
-            if isinstance(module, torch.nn.DataParallel):
-                self._record.data_parallel(kind.__name__, len(module.device_ids))
-            self._is_compiled |= _is_compiled(module)
-            if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
-                self._record.note(COMPILED)
-            elif kind not in self._classes:
+            may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
+            if is_trained:
+                if isinstance(module, torch.nn.DataParallel):
+                    self._record.data_parallel(kind.__name__, len(module.device_ids))
+                self._is_compiled |= _is_compiled(module)
+                if not may_watch:
+                    self._record.note(COMPILED)
+            if may_watch and kind not in self._classes and (is_trained or _is_model(module)):
                 self._classes.add(kind)
                 self._watch_calls(kind)
-        if not modules:
+        if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
 
     def _describe(self, optimizer: Any) -> None:
@@ -259,13 +279,14 @@ class TorchMarks:
             if torch.compiler.is_compiling() or self._is_within or steps.is_off:
                 return call(*arguments, **named)
             self._is_within = True
-            self._has_autocast |= torch.is_autocast_enabled("cuda")
-            steps.forward()
+            is_trained = kind in self._trained
+            self._has_autocast |= is_trained and torch.is_autocast_enabled("cuda")
+            steps.forward(is_trained=is_trained)
             try:
                 return call(*arguments, **named)
             finally:
                 self._is_within = False
-                steps.forward(is_done=True)
+                steps.forward(is_done=True, is_trained=is_trained)
 
         self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", outermost))
 
@@ -322,17 +343,30 @@ class MarkedMethod:
         return getattr, (self._owner, self._name)
 
 
-def outermost_modules(parameters: set[int]) -> list[Any]:
-    """Returns modules that are part of no other and hold one of these parameters, by the ids of parameters."""
+def outermost_modules() -> list[Any]:
+    """Returns the modules with parameters that are part of no other."""
     module_type = torch.nn.Module
     modules = [one for one in gc.get_objects() if issubclass(type(one), module_type) and "_modules" in vars(one)]
     inner = {id(child) for one in modules for child in vars(one)["_modules"].values()}
-    return [one for one in modules if id(one) not in inner and any(id(each) in parameters for each in one.parameters())]
+    return [one for one in modules if id(one) not in inner and next(one.parameters(), None) is not None]
 
 
 def is_wrapper_of_compiled(module: Any) -> bool:
     """Returns whether a module is, or wraps, what torch.compile returned, and is called outside of compiled code."""
     return any("_orig_mod" in vars(one).get("_modules", {}) for one in (module, *module.children()))
+
+
+def _is_model(module: Any) -> bool:
+    """Returns whether a module is watched though it is not trained. Single layers of torch are in all models."""
+    is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
+    return not is_layer and not isinstance(module, torch.jit.ScriptModule)
+
+
+def _takes_closure(kind: Any) -> bool:
+    """Returns whether the first argument of an optimizer's step is a closure."""
+    with suppress(ValueError, TypeError):  # a step without a signature
+        return [*inspect.signature(kind.step).parameters][1:2] == ["closure"]
+    return False
 
 
 def _is_compiled(module: Any) -> bool:

@@ -27,8 +27,8 @@ def overrides(owner: Any, name: str) -> bool:
     if name in vars(owner):
         return True
     bases = ("LightningDataModule", "LightningModule")
-    base = next((cls for cls in type(owner).__mro__ if cls.__name__ in bases), None)
-    return base is not None and getattr(type(owner), name) is not getattr(base, name)
+    found = [cls for cls in type(owner).__mro__ if cls.__name__ in bases]
+    return bool(found) and getattr(type(owner), name) is not getattr(found[-1], name)  # users' classes come first
 
 
 class Together(pl.Callback):

@@ -1,5 +1,6 @@
-"""`trainer.on_nan` with a user's LightningModule."""
+"""`trainer.on_nan` and `gpu.compile` with a user's LightningModule."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.lightning.user_module.additions import NonFinite
+from wellfed.train.lightning.user_module.additions import NonFinite, compile_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
@@ -66,3 +67,24 @@ def test_a_step_that_is_left_out_leaves_buffers_and_halves_any_scheduler(tmp_pat
     assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert int(module.norm.num_batches_tracked) == 5
     assert module.rates == [*plain.rates[:3], *(rate / 2 for rate in plain.rates[3:])]
+
+
+class Copied(pl.LightningModule):
+    """A module whose ``__deepcopy__`` enters no copy in the memo."""
+
+    def training_step(self, batch: int) -> int:
+        return batch
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = Copied()
+        vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return other
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile
+def test_a_compiled_module_with_its_own_way_to_copy_is_copied() -> None:
+    module = Copied()
+    compile_step(module, "default", pytest.fail)
+    other = copy.deepcopy(module)
+    assert type(other) is Copied
+    assert callable(other.training_step)

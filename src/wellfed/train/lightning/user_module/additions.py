@@ -69,7 +69,8 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
 
 class _CompiledStep:
-    """A module's compiled ``training_step``. A deep copy of the module gets its own step, uncompiled."""
+    """A module's compiled ``training_step``. A deep copy of the module gets its own step, uncompiled, if its
+    ``__deepcopy__`` enters the copy in the memo, as the default does."""
 
     def __init__(self, module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
         self.__wrapped__ = module.training_step  # Lightning reads its arguments
@@ -83,7 +84,9 @@ class _CompiledStep:
                 self._compiled.has_compiled, self._module.was_disturbed = False, True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        other = memo[id(self._module)]
+        other = memo.get(id(self._module))
+        if other is None:  # the step is copied without its module, or by a __deepcopy__ that enters no copy
+            return self
         return type(other).training_step.__get__(other)
 
 

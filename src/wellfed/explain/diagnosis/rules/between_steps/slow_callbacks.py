@@ -7,11 +7,11 @@ import numpy as np
 from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.gains.pauses import gain_of
+from wellfed.explain.diagnosis.gains.pauses import gain_of, pauses
 from wellfed.explain.diagnosis.rules.between_steps import frequent_checkpoints, frequent_logging, frequent_validation
 from wellfed.explain.diagnosis.rules.feeding import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
+from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS, VALIDATION_FRAC
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record import WallEntry
 from wellfed.units import counted, show_duration, show_ms, show_percent
@@ -20,8 +20,6 @@ _BETWEEN_PASSES_FRAC = 0.2
 """Minimum share of a step between its passes for a finding (a proposal). A large loss outside of the model takes 10 %.
 """
 _OF_PAUSES = (restarted_workers, frequent_validation, frequent_checkpoints)
-_MOSTLY = 0.8
-"""Minimum share of the pauses at starts of epochs for these to be named."""
 _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
@@ -29,11 +27,10 @@ _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
-    """Returns a finding if they take ``least_frac`` of the wall time, or by the time between steps if it is unknown."""
+    """Returns a finding if they take ``least_frac`` of the wall time. If that is unknown, epochs are looked at."""
     wall = evidence.record.wall
     if wall is None:
-        unnamed = (_between_steps(evidence), _between_epochs(evidence), _between_passes(evidence))
-        return max((one for one in unnamed if one), key=lambda one: one.time_lost_frac, default=None)
+        return _between_epochs(evidence)
     hooks, of_s = wall["callbacks"], wall["total_s"]
     spent_s = sum(hooks.values())
     lost_s = spent_s - _hidden_s(evidence, wall)
@@ -65,10 +62,13 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
     return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * (wall["steps_s"] + within_s))
 
 
-def _between_steps(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much time passes between steps regularly. Irregular pauses are the machine's."""
+def check_between_steps(evidence: Evidence) -> Finding | None:
+    """Returns a finding if much time passes between steps regularly, and no hooks were timed. Irregular pauses are the
+    machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.mean_ms
-    if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
+    if evidence.record.wall is not None or not len(host_ms) or not step_ms:
+        return None
+    if frequent_logging.check(evidence) is not None:
         return None
     usual_ms, all_ms = float(np.median(host_ms)), step_ms * len(host_ms)
     every, long_ms = 1, usual_ms
@@ -94,37 +94,44 @@ def _between_steps(evidence: Evidence) -> Finding | None:
 
 
 def _between_epochs(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of the wall time passes in no step, and no other rule names validations, checkpoints or
-    starts of workers, around which more time passes than was timed. The first steps of a run say nothing on it."""
-    wall, gap_ms = evidence.wall.entry, evidence.steps.gap_ms
-    if wall is None or not len(gap_ms) or evidence.record.status == "running":
+    """Returns a finding if much time passes at the starts of epochs, and no other rule names the starts of workers,
+    validations or checkpoints, around which more time passes than was timed. As many of these as there may be at each
+    start are subtracted. The first steps of a run say nothing on it, nor does a record without phases."""
+    wall, gap_ms, phases = evidence.wall.entry, evidence.steps.gap_ms, evidence.record.phases
+    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
+    if wall is None or not phases or evidence.record.status == "running" or len(starts) < FEWEST_PAUSES:
         return None
     if any(rule.check(evidence) for rule in _OF_PAUSES):
         return None
-    frac, is_long = wall["other_s"] / max(wall["total_s"], 1e-9), gap_ms > HOST_MS
-    if frac < HOST_FRAC or not is_long.any():
-        return None
-    pauses, longest_ms = int(is_long.sum()), float(gap_ms.max())
-    is_start = np.diff(evidence.steps.column("epoch"), prepend=np.nan) > 0
-    at_starts_ms = float(gap_ms[is_long & is_start].sum()) if len(is_start) == len(gap_ms) else 0.0
-    where = "between epochs" if at_starts_ms >= _MOSTLY * gap_ms.sum() else "between steps"
-    text = (
-        f"{show_percent(frac)} of the wall time of training passed {where}, in {counted(pauses, 'pause')} of up to "
-        f"{show_duration(longest_ms / 1e3)}: code that is no step, no validation and no checkpoint. debug=profiler "
-        "shows which."
+    known_s = sum(
+        spent.each_s * np.ceil(spent.times / len(starts))
+        for phase in ("validate", "checkpoint")
+        if (spent := pauses(evidence, phase)) is not None
     )
-    figures: Figures = {"between_frac": frac, "pauses": pauses, "longest_ms": longest_ms}
+    late_s = float(np.median(gap_ms[starts])) / 1e3 - known_s
+    frac = late_s * len(starts) / max(wall["total_s"], 1e-9)
+    if frac < VALIDATION_FRAC:  # as for a validation, which may not have been recognised
+        return None
+    text = (
+        f"{show_percent(frac)} of the wall time of training passed between epochs: {show_duration(late_s)} before each "
+        f"of {counted(len(starts), 'epoch')}, beside the validations and checkpoints that were seen. Pictures, or a "
+        "validation without a DataLoader, are code of this kind. debug=profiler shows which."
+    )
+    figures: Figures = {"between_frac": frac, "pauses": len(starts), "pause_s": late_s}
     return Finding("slow_callbacks", text, figures, gain=gain_of(frac, 0.5 * frac, frac))
 
 
-def _between_passes(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of a step passes outside of forward, backward and optimizer."""
-    frac, step_ms = phase_shares(evidence.record.time).get(OTHER, 0.0), evidence.steps.mean_ms
-    if step_ms is None or frac < _BETWEEN_PASSES_FRAC:
+def check_between_passes(evidence: Evidence) -> Finding | None:
+    """Returns a finding if much of a step passes outside of forward, backward and optimizer. Needs a forward pass that
+    was seen: else its time counts as other compute."""
+    shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
+    frac = shares.get(OTHER, 0.0)
+    if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC or not shares["forward"]:
         return None
     text = (
         f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
-        "optimizer: the loss, statistics or clipping of gradients, or other code there. debug=profiler shows which."
+        "optimizer. The loss, statistics or clipping of gradients, and parts of a model that are called one by one may "
+        "run then. debug=profiler shows which."
     )
     figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
     return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))

@@ -15,7 +15,8 @@ def check(evidence: Evidence) -> Finding | None:
     found, factor = contradiction(evidence.record), evidence.ceiling_factor
     if found is None or factor is None or workers_take_cores(evidence):  # crowding workers explain the slowness
         return None
-    if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
+    between = (frequent_logging.check, slow_callbacks.check, slow_callbacks.check_between_steps)
+    if found.slower == "loop" and any(check(evidence) for check in between):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     text = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
