@@ -355,7 +355,7 @@ class BusyThreadEntry(TypedDict):
     """CPU time over wall time of training after its warm-up."""
 
 
-class ProcessEntry(TypedDict):
+class ProcessCounts(TypedDict):
     """Threads and parameters of the training process."""
 
     torch_threads: int
@@ -364,10 +364,15 @@ class ProcessEntry(TypedDict):
     """Number of trained tensors."""
     parameter_values: int
     """Number of values in them."""
-    parameter_bytes: NotRequired[int]
-    """Bytes of them, which are those of their gradients; absent in records of earlier versions."""
     busy_threads: list[BusyThreadEntry]
     """Threads of the user or of a library that took at least a twentieth of a core."""
+
+
+class ProcessEntry(ProcessCounts, total=False):
+    """The same with figures that records of earlier versions lack."""
+
+    parameter_bytes: int
+    """Bytes of the trained values, and of their gradients."""
 
 
 class SynchronisationEntry(TypedDict):
