@@ -209,7 +209,8 @@ ON_CARDS = (
                   variables={"FAKE_CUDA_PAGEABLE_GBPS": "0.003"}),
         RankFault("hot_card", "slow_gpu", "simulated", strategy, variables={"FAKE_CUDA_THROTTLE": "0.2:0.5:heat"},
                   steps=160),
-        RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75}, is_note=strategy == "fsdp"),
+        RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75},
+                  is_note=strategy == "fsdp"),
     )),
 )  # fmt: skip
 HEALTHY = (
