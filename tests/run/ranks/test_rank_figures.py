@@ -6,13 +6,18 @@ import psutil
 import pytest
 import torch
 
+from tests.run.passes.test_passes import passes_of
 from tests.run.ranks.test_exchange import FAILED, joined, on_all
 from wellfed.batches import Delivery
+from wellfed.config.compose import compose
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.run.outcome import RankEnded
+from wellfed.process import StopRequest
+from wellfed.record import RunRecord
+from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks import rank_figures
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, half_widths_ms
+from wellfed.run.stages import Run
 from wellfed.units import MIB
 
 
@@ -177,3 +182,16 @@ def test_the_interval_is_that_of_own_work():
     assert (half_widths_ms(on_card)["between_half_ms"] or 0) > 0
     timed = [row._replace(device_forward_ms=30.0 + row.step % 8) for row in on_card[:12]] + on_card[12:]
     assert (work_half_ms(timed) or 0) > (half_widths_ms(on_card)["between_half_ms"] or 0)
+
+
+def test_the_record_of_a_rank_0_that_hangs_has_the_latest_figures(exchanges, tmp_path):
+    of_ranks = figures_of(joined(exchanges), {})
+    for one in of_ranks[1:]:
+        one.report()
+    run = Run(compose(["logger=none"]), tmp_path, RunRecord.start("w"), None, 0, StopRequest(), time.monotonic())
+    of_ranks[0]._record = run._books.of_ranks
+    run._passes, *_ = passes_of(tmp_path)
+    run._passes.ranks = of_ranks[0]
+    run._lost(Outcome("failed", 1, "code", "Rank 1 is gone."))
+    record = RunRecord.read(tmp_path)
+    assert (record.status, [one["rank"] for one in record.ranks]) == ("failed", [1, 2])
