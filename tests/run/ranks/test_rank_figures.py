@@ -54,6 +54,11 @@ def until(condition):
         time.sleep(0.01)
 
 
+def await_reports(exchanges, num):
+    """Waits until so many ranks have left a report; the store does not confirm that it has got one."""
+    until(lambda: sum(one is not None for one in exchanges[0].latest(rank_figures._KIND)) == num)
+
+
 def test_all_report_after_the_same_step_and_rank_0_reads_after_the_next(exchanges, monkeypatch):
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
@@ -61,6 +66,7 @@ def test_all_report_after_the_same_step_and_rank_0_reads_after_the_next(exchange
     monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
     assert [one.stepped(4) for one in of_ranks] == [False] * 3
     assert recorded == {}  # the others may not have left theirs yet
+    await_reports(exchanges, 3)
     assert [one.stepped(5) for one in of_ranks] == [True, False, False]  # rank 0 alone records
     assert [one["wait_frac"] for one in recorded[0][-1]] == [pytest.approx(wait) for wait in (0.01, 0.11, 0.21)]
     first = recorded[0][-1][0]
@@ -94,7 +100,9 @@ def test_reports_before_a_restart_are_forgotten(exchanges):
     of_ranks = figures_of(joined(exchanges), recorded)
     for one in of_ranks:
         one.report()
+    await_reports(exchanges, 3)
     of_ranks[1].begin()
+    await_reports(exchanges, 2)
     assert of_ranks[0].record_latest()
     assert [one["rank"] for one in recorded[0][-1]] == [0, 2]
 
@@ -111,6 +119,7 @@ def test_figures_that_cannot_be_read_do_not_end_the_training(exchanges, monkeypa
     for one in of_ranks:
         one.begin()
         one.report()
+    await_reports(exchanges, 2)
     assert of_ranks[0].record_latest()
     assert [(one["rank"], "cores" in one) for one in recorded[0][-1]] == [(0, False), (2, False)]
     assert "The figures of this rank could not be read" in caplog.text
@@ -188,6 +197,7 @@ def test_the_record_of_a_rank_0_that_hangs_has_the_latest_figures(exchanges, tmp
     of_ranks = figures_of(joined(exchanges), {})
     for one in of_ranks[1:]:
         one.report()
+    await_reports(exchanges, 2)
     run = Run(compose(["logger=none"]), tmp_path, RunRecord.start("w"), None, 0, StopRequest(), time.monotonic())
     of_ranks[0]._record = run._books.of_ranks
     run._passes, *_ = passes_of(tmp_path)
