@@ -122,7 +122,7 @@ class RankFigures:
         """Starts to measure, as training begins. Reports before a restart no longer count."""
         if self._about is None:
             return
-        self._sizes, self._num_steps, self._has_reports = BatchSizes(), 0, False
+        self._sizes, self._cpu, self._num_steps, self._has_reports = BatchSizes(), None, 0, False
         self._began_s, self._reported_s = time.monotonic(), -math.inf
         with _logged():
             self._others.publish(_KIND, None)
