@@ -337,6 +337,15 @@ class StepClock:
         step, samples, micro_batch, num_micro, warmup = marks.counts
         build_ms, build_cpu_ms, *slowest = marks.built or _NOT_BUILT
         at = (step, marks.end_s - self._origin_s, marks.epoch, samples, micro_batch, num_micro)
-        times = (wait_ms, copy_ms, sum(spent_ms), gap_ms - wait_ms - exchange_ms, asked_wait_ms, warmup, build_ms, build_cpu_ms)
+        times = (
+            wait_ms,
+            copy_ms,
+            sum(spent_ms),
+            gap_ms - wait_ms - exchange_ms,
+            asked_wait_ms,
+            warmup,
+            build_ms,
+            build_cpu_ms,
+        )
         launch_ms = 1e3 * (marks.end_s - marks.copied_s)
         return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms))

@@ -177,8 +177,8 @@ def test_with_fsdp_a_clock_counts_beside_the_middle_of_the_others_and_with_a_slo
     [
         (
             {"forward": 60.0, "core_wait_frac": 0.3, "machine_cores": 4.0},
-            "other programs take 3.0 of the 8 cores of its machine, and it was ready to run and had no core for 30.0 % of "
-            "the time, rank 0 for 0.0 %, so its forward pass takes 60 ms of a step, that of rank 0 30 ms. End what",
+            "other programs take 3.0 of the 8 cores of its machine, and it was ready to run and had no core for 30.0 % "
+            "of the time, rank 0 for 0.0 %, so its forward pass takes 60 ms of a step, that of rank 0 30 ms. End what",
         ),
         ({"forward": 60.0, "core_wait_frac": 0.3}, "Its data workers or the CPU limit of its container leave none"),
         ({"forward": 60.0, "machine_cores": 7.9}, "other programs take 6.9 of the 8 cores of its machine"),
@@ -194,13 +194,13 @@ def test_a_machine_without_a_core_or_a_disk(second: dict[str, float], said: str)
 
 
 def test_two_nodes_on_one_machine_share_its_cores() -> None:
-    busy = {"machine_cores": 7.9, "cores": 3.9, "host": "node-a"}
-    found = of_rules(rank(0, **busy), rank(1, node=1, forward=60.0, **busy))
+    busy = {"machine_cores": 7.9, "cores": 3.9}
+    found = of_rules(rank(0, **busy), rank(1, node=1, forward=60.0, **busy) | {"host": "node-a"})
     assert found is not None
     assert found.id == "compute_straggler"
     curves = {HOST: {"others_cpu_pct": np.full(20, 450.0)}}
     for host, taken in (("node-a", 0.6), ("node-b", 4.5)):
-        ranks = rank(0), rank(1, node=1, cores=3.9, host=host)
+        ranks = rank(0), rank(1, node=1, cores=3.9) | {"host": host}
         telemetry = of_ranks(*ranks, launch={"by": "torchrun", "job": None, "attempt": 0}, curves=curves).telemetry
         assert telemetry.mean_others_cores == pytest.approx(taken)
 
