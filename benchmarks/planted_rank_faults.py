@@ -181,6 +181,8 @@ class RankFault:
     of_all: bool = False
     """Whether no single rank is at fault."""
     is_note: bool = False
+    most_ranks: int = 4
+    """Maximum number of ranks with which it is a fault."""
     pause_ms: float = 0.0
     steps: int = 70
 
@@ -194,7 +196,8 @@ ON_CPU = (
     RankFault("slow_forward", "compute_straggler", model={"factor": 1.6}),
     RankFault("long_sequences", "uneven_shares", data={"longer": 1.75}),
     RankFault("callback_on_one_rank", "host_straggler", pause_ms=20.0),
-    RankFault("cpu_taken", "slow_machine", model={"works": True, "pinned": True}, burners=2),
+    # Of more ranks than CPUs, those without the fault would take one another's CPU.
+    RankFault("cpu_taken", "slow_machine", model={"works": True, "pinned": True}, burners=2, most_ranks=2),
     RankFault("slow_link", "slow_link", model={"step_ms": 10.0, "values": 4_000_000, "link_gb_s": 0.2}, of_all=True),
     RankFault("memory_of_one_rank", "uneven_memory", model={"keeps_mib": 1500}, is_note=True),
 )
@@ -206,7 +209,8 @@ ON_CARDS = (
                   variables={"FAKE_CUDA_PAGEABLE_GBPS": "0.003"}),
         RankFault("hot_card", "slow_gpu", "simulated", strategy, variables={"FAKE_CUDA_THROTTLE": "0.2:0.5:heat"},
                   steps=160),
-        RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75}),
+        RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75},
+                  is_note=strategy == "fsdp"),
     )),
 )  # fmt: skip
 HEALTHY = (
@@ -465,6 +469,8 @@ def main() -> None:
         machine = stack.enter_context(RankMachine(place.resolve()))
         for number, fault in enumerate(faults):
             for ranks in map(int, chosen.ranks.split(",")):
+                if ranks > fault.most_ranks:
+                    continue
                 slow_rank = 1 if ranks == 2 else number % ranks  # rank 0 is slow in some runs
                 verdicts.append(judge(machine, fault, ranks, slow_rank))
                 last = verdicts[-1]

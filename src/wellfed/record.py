@@ -295,6 +295,8 @@ class RankEntry(RankSteps, total=False):
     """Mean samples of its batches; None if unknown, like the next ones."""
     batch_mib: float | None
     """Mean MiB of its batches."""
+    batch_half_mib: float | None
+    """Half the 95 % interval of that."""
     forward_frac: float | None
     """Part of ``compute_frac``, as in `TimeEntry`. The backward pass includes waiting for other ranks."""
     backward_frac: float | None
@@ -319,6 +321,8 @@ class RankEntry(RankSteps, total=False):
     """Mean cores of its machine that were idle and waited for a disk."""
     host_cores: int
     """Cores of its machine."""
+    cpu_quota_cores: float | None
+    """Cores that it may use, by affinity and cgroup."""
 
 
 class LoadingEntry(TypedDict, total=False):
@@ -351,7 +355,7 @@ class BusyThreadEntry(TypedDict):
     """CPU time over wall time of training after its warm-up."""
 
 
-class ProcessEntry(TypedDict):
+class ProcessCounts(TypedDict):
     """Threads and parameters of the training process."""
 
     torch_threads: int
@@ -362,6 +366,13 @@ class ProcessEntry(TypedDict):
     """Number of values in them."""
     busy_threads: list[BusyThreadEntry]
     """Threads of the user or of a library that took at least a twentieth of a core."""
+
+
+class ProcessEntry(ProcessCounts, total=False):
+    """The same with figures that records of earlier versions lack."""
+
+    parameter_bytes: int
+    """Bytes of the trained values, and of their gradients."""
 
 
 class SynchronisationEntry(TypedDict):

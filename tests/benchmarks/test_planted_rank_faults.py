@@ -17,5 +17,5 @@ def test_the_starved_rank_of_two_is_named(kind: str, tmp_path: Path) -> None:
         found = judge(machine, fault, 2, 1)
         assert found.is_right, found
         if kind == "input_inline":
-            assert found.said.startswith("All other ranks wait for rank 1 (on node-a): in each step it waits 4")
+            assert found.said.startswith("Rank 0 waits for rank 1 (on node-a): in each step it waits 4")
             assert "loader.num_workers=" in found.said

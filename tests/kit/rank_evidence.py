@@ -17,6 +17,7 @@ def rank(number: int, *, node: int = 0, step_ms: float = STEP_MS, **given: Any) 
     backward_ms = step_ms - sum(parts.values())
     return {
         **{"rank": number, "node": node, "gpu": None, "host": f"node-{'ab'[node]}", "host_cores": 8, "steps": 100},
+        "cpu_quota_cores": 8.0,
         **{f"{name}_frac": ms / step_ms for name, ms in parts.items()},
         **{"compute_frac": 1 - outside_ms / step_ms, "backward_frac": backward_ms / step_ms, "step_ms_mean": step_ms},
         **{
@@ -24,6 +25,7 @@ def rank(number: int, *, node: int = 0, step_ms: float = STEP_MS, **given: Any) 
             "peak_gib": 1.0,
             "samples": 32.0,
             "batch_mib": 4.0,
+            "batch_half_mib": 0.1,
             "work_half_ms": 1.0,
             "between_half_ms": 1.0,
         },

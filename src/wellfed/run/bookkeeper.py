@@ -180,6 +180,8 @@ class Bookkeeper:
     def of_ranks(self, ranks: Sequence[RankEntry]) -> None:
         """Records the figures of all ranks, and which rank waited longest for data if that is not rank 0."""
         self.record.ranks = list(ranks)
+        self.record.loading = {**self.record.loading}
+        self.record.loading.pop("longest_wait", None)  # of earlier figures
         longest = max(ranks, key=lambda one: one["wait_frac"], default=None)
         if longest is not None and longest["rank"] > 0:
             found: LongestWaitEntry = {
@@ -188,7 +190,7 @@ class Bookkeeper:
                 "wait_frac": longest["wait_frac"],
                 "readiness_frac": longest["readiness_frac"],
             }
-            self.record.loading = {**self.record.loading, "longest_wait": found}
+            self.record.loading["longest_wait"] = found
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Records the progress of training; ``samples`` are those of this step."""

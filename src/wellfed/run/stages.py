@@ -274,6 +274,8 @@ class Run:
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
             _print_error(f"{outcome.message}\n{outcome.advice}")
+            if self._passes is not None:
+                self._passes.ranks.record_latest()
             if self.measure is not None or not outcome.is_refusal:
                 self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 

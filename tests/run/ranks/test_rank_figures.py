@@ -2,16 +2,22 @@
 
 import time
 
+import psutil
 import pytest
 import torch
 
+from tests.run.passes.test_passes import passes_of
 from tests.run.ranks.test_exchange import FAILED, joined, on_all
 from wellfed.batches import Delivery
+from wellfed.config.compose import compose
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.run.outcome import RankEnded
+from wellfed.process import StopRequest
+from wellfed.record import RunRecord
+from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks import rank_figures
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, half_widths_ms
+from wellfed.run.stages import Run
 from wellfed.units import MIB
 
 
@@ -25,10 +31,10 @@ def rows(wait_ms=1.0, steps=60, **more):
 
 
 def figures_of(exchanges, recorded):
-    """Of each rank, which waits 10 ms longer than the one before."""
-    return [
+    """Returns those of each rank, which waits 10 ms longer than the one before."""
+    found = [
         RankFigures(
-            {"rank": rank, "node": rank, "gpu": None},
+            {"rank": rank, "node": rank, "gpu": None, "cpu_quota_cores": 2.0},
             OtherRanks(rank, exchange=exchange),
             rows=lambda rank=rank: rows(1.0 + 10 * rank),
             peak_gib=lambda: 1.5,
@@ -36,6 +42,9 @@ def figures_of(exchanges, recorded):
         )
         for rank, exchange in enumerate(exchanges)
     ]
+    for one in found:
+        one.begin()
+    return found
 
 
 def until(condition):
@@ -45,36 +54,84 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_a_report_is_left_once_it_is_due_and_waits_for_nobody(exchanges, monkeypatch):
+def await_reports(exchanges, num):
+    """Waits until so many ranks have left a report; the store does not confirm that it has got one."""
+    until(lambda: sum(one is not None for one in exchanges[0].latest(rank_figures._KIND)) == num)
+
+
+def test_all_report_after_the_same_step_and_rank_0_reads_after_the_next(exchanges, monkeypatch):
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
-    assert not any(one.stepped() for one in of_ranks)
+    assert not any(one.stepped(step) for step in range(4) for one in of_ranks)
     monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
-    for one in of_ranks:
-        one.begin()
-    assert of_ranks[0].stepped()  # the others have left nothing yet
-    assert [one["rank"] for one in recorded[0][-1]] == [0]
-    assert [one.stepped() for one in of_ranks[1:]] == [False, False]  # rank 0 alone records
-
-    def is_whole():
-        of_ranks[0].record_latest()
-        return len(recorded[0][-1]) == 3
-
-    until(is_whole)
+    assert [one.stepped(4) for one in of_ranks] == [False] * 3
+    assert recorded == {}  # the others may not have left theirs yet
+    await_reports(exchanges, 3)
+    assert [one.stepped(5) for one in of_ranks] == [True, False, False]  # rank 0 alone records
     assert [one["wait_frac"] for one in recorded[0][-1]] == [pytest.approx(wait) for wait in (0.01, 0.11, 0.21)]
     first = recorded[0][-1][0]
     assert first["steps"] == 57
     assert (first["forward_frac"], first["backward_frac"]) == (pytest.approx(0.3), pytest.approx(0.49))
     assert first["peak_gib"] == 1.5
+    assert first["cpu_quota_cores"] == 2.0
     assert 0 <= first["cores"] <= first["host_cores"]
     assert first["core_wait_frac"] >= 0
 
 
-def test_at_the_end_all_ranks_have_the_figures_of_all(exchanges):
+def test_steps_that_seem_to_differ_a_little_have_reports_in_common():
+    assert [rank_figures.steps_apart(step_s) for step_s in (60.0, 30.0, 20.0, 0.1, 0.001)] == [1, 1, 2, 512, 32768]
+    for one_s, other_s in ((0.1170, 0.1173), (0.999, 1.001)):
+        one, other = rank_figures.steps_apart(one_s), rank_figures.steps_apart(other_s)
+        assert max(one, other) % min(one, other) == 0
+
+
+def test_a_checkpoint_right_after_a_report_needs_no_other_one(exchanges):
+    recorded = {}
+    first, *_ = figures_of(joined(exchanges), recorded)
+    calls = []
+    first._rows = lambda: calls.append(None) or rows()
+    first.report()
+    first.report()
+    assert len(calls) == 1
+
+
+def test_reports_before_a_restart_are_forgotten(exchanges):
+    recorded = {}
+    of_ranks = figures_of(joined(exchanges), recorded)
+    for one in of_ranks:
+        one.report()
+    await_reports(exchanges, 3)
+    of_ranks[1].begin()
+    await_reports(exchanges, 2)
+    assert of_ranks[0].record_latest()
+    assert [one["rank"] for one in recorded[0][-1]] == [0, 2]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), psutil.AccessDenied(1)])
+def test_figures_that_cannot_be_read_do_not_end_the_training(exchanges, monkeypatch, caplog, error):
+    def broken(*_):
+        raise error
+
+    recorded = {}
+    of_ranks = figures_of(joined(exchanges), recorded)
+    monkeypatch.setattr(rank_figures, "cpu_seconds", broken)
+    monkeypatch.setattr(of_ranks[1], "_peak_gib", broken)
+    for one in of_ranks:
+        one.begin()
+        one.report()
+    await_reports(exchanges, 2)
+    assert of_ranks[0].record_latest()
+    assert [(one["rank"], "cores" in one) for one in recorded[0][-1]] == [(0, False), (2, False)]
+    assert "The figures of this rank could not be read" in caplog.text
+    on_all(of_ranks, lambda one: one.compare())
+    assert [one["rank"] for one in recorded[0][-1]] == [0, 2]
+
+
+def test_at_the_end_rank_0_has_the_figures_of_all(exchanges):
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
     on_all(of_ranks, lambda one: one.compare())
-    assert [[one["rank"] for one in recorded[rank][-1]] for rank in range(3)] == [[0, 1, 2]] * 3
+    assert {rank: [one["rank"] for one in found[-1]] for rank, found in recorded.items()} == {0: [0, 1, 2]}
 
 
 def test_the_last_figures_of_a_rank_that_has_failed_stay(exchanges):
@@ -90,22 +147,28 @@ def test_the_last_figures_of_a_rank_that_has_failed_stay(exchanges):
     assert [one["rank"] for one in recorded[0][-1]] == [0, 2]
 
 
-def test_a_single_rank_reports_nothing():
+def test_a_single_rank_reports_nothing_and_reads_nothing(monkeypatch):
+    monkeypatch.setattr(rank_figures, "CpuUse", pytest.fail)
     alone = RankFigures(None, OtherRanks(), rows=rows, peak_gib=lambda: None, record=pytest.fail)
+    alone.begin()
     alone.report()
     alone.compare()
-    assert (alone.stepped(), alone.record_latest(), alone.on_batch) == (False, False, None)
+    assert (alone.stepped(1), alone.record_latest(), alone.on_batch) == (False, False, None)
 
 
 def test_batches_are_counted_and_some_of_them_measured():
     sizes = BatchSizes()
-    assert (sizes.samples, sizes.batch_mib) == (None, None)
-    for number in range(16):
+    assert set(sizes.entry().values()) == {None}
+    for number in range(48):
         wide = 2.0 if number % 8 == 0 else 1.0
         batch = torch.zeros(4, int(wide * MIB) // 16)
-        sizes.add(Delivery(batch, epoch=0, index=number, total=8, is_padding=number == 15))
-    assert sizes.samples == 60 / 16
-    assert sizes.batch_mib == pytest.approx(2.0)
+        sizes.add(Delivery(batch, epoch=0, index=number, total=8, is_padding=number == 47))
+    found = sizes.entry()
+    assert found["samples"] == 4 * 47 / 48
+    assert found["batch_mib"] == pytest.approx(2.0)
+    assert found["batch_half_mib"] == pytest.approx(0.0, abs=1e-9)
+    sizes.add(Delivery(torch.zeros(1), epoch=0, index=48, total=8))
+    assert sizes.entry()["batch_half_mib"] > 0.3
 
 
 def work_half_ms(found):
@@ -124,6 +187,21 @@ def test_the_interval_is_that_of_own_work():
     forward = [row._replace(forward_ms=10.0 + 80 * (row.step % 2)) for row in rows()]  # FSDP waits there
     assert half_widths_ms(forward)["between_half_ms"] == pytest.approx(0.0, abs=1e-9)
     on_card = [row._replace(copy_ms=1.0 + row.step % 2) for row in rows()]  # no phase was timed on the card
-    assert (work_half_ms(on_card) or 0) > 0
+    assert work_half_ms(on_card) is None
+    assert (half_widths_ms(on_card)["between_half_ms"] or 0) > 0
     timed = [row._replace(device_forward_ms=30.0 + row.step % 8) for row in on_card[:12]] + on_card[12:]
-    assert (work_half_ms(timed) or 0) > (work_half_ms(on_card) or 0)
+    assert (work_half_ms(timed) or 0) > (half_widths_ms(on_card)["between_half_ms"] or 0)
+
+
+def test_the_record_of_a_rank_0_that_hangs_has_the_latest_figures(exchanges, tmp_path):
+    of_ranks = figures_of(joined(exchanges), {})
+    for one in of_ranks[1:]:
+        one.report()
+    await_reports(exchanges, 2)
+    run = Run(compose(["logger=none"]), tmp_path, RunRecord.start("w"), None, 0, StopRequest(), time.monotonic())
+    of_ranks[0]._record = run._books.of_ranks
+    run._passes, *_ = passes_of(tmp_path)
+    run._passes.ranks = of_ranks[0]
+    run._lost(Outcome("failed", 1, "code", "Rank 1 is gone."))
+    record = RunRecord.read(tmp_path)
+    assert (record.status, [one["rank"] for one in record.ranks]) == ("failed", [1, 2])

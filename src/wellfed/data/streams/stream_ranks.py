@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class StepsOfRanks:
         self._loader, self._drop_last = loader, drop_last
         self._state: dict[str, Any] = loader.state_dict()
         self._group: Any = None
+        self.on_own: Callable[[], None] = lambda: None
+        """Function called once this rank's own batch is there, before it waits for other ranks."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -52,6 +54,7 @@ class StepsOfRanks:
         own, latest, is_over = iter(self._loader), None, False
         while not is_over:
             delivery: Delivery | None = next(own, None)
+            self.on_own()
             size, goes_on = (0, False) if delivery is None else (delivery.size, not delivery.is_last)
             total, num_going_on = self._summed(size, goes_on)
             if total == 0:

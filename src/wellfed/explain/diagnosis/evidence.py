@@ -19,7 +19,7 @@ from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
-from wellfed.record import RunRecord
+from wellfed.record import RankEntry, RunRecord
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
@@ -35,6 +35,11 @@ _WARMUP = 3
 """Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
 _LATEST = 10_000
 """Number of latest steps used for a record without figures."""
+
+
+def host_of(rank: RankEntry) -> str | int:
+    """Returns the machine of a rank. Several nodes may be one machine, so its name counts where it is known."""
+    return rank.get("host") or rank["node"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class Evidence:
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
         """Readings of GPUs and host during training."""
-        here = (one for one in self.record.ranks if one["node"] == 0 and one["rank"] > 0)
+        hosts = {one["rank"]: host_of(one) for one in self.record.ranks}
+        here = (one for one in self.record.ranks if one["rank"] > 0 and host_of(one) == hosts.get(0))
         of_ranks = 0.0 if self.record.launch is None else sum(one.get("cores") or 0.0 for one in here)
         return TrainingTelemetry(self.curves, self.cores, self.record.machine.get("host_cores"), of_ranks)
 

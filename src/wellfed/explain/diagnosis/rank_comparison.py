@@ -7,10 +7,10 @@ synchronised.
 
 - With DDP, S is the backward pass, in which gradients are averaged, and what belongs to no phase, in which ranks agree
   on a flag (``memory.on_oom=retry``). W is the rest: wait for data, copy, forward pass, optimizer, host.
-- DDP sends rank 0's buffers in the forward pass, in which others may wait for rank 0. So ranks are also compared by
-  wait, copy and host alone.
-- FSDP gathers weights in the forward pass, too. There wait, copy and host are the only own work that is seen. A slow
-  card or larger batches are recognised by their own figures.
+- DDP sends rank 0's buffers in the forward pass, in which others may wait for rank 0. SyncBatchNorm exchanges there,
+  too. So ranks are also compared by wait, copy and host alone.
+- FSDP gathers weights in the forward pass, too. There wait, copy and host are the only own work that is seen, beside
+  the optimizer, which confirms a slow card.
 
 The straggler's own backward pass can't be told from S. If its forward pass takes longer than that of others, its
 backward pass is assumed to take longer by up to the same factor.
@@ -21,16 +21,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
-import numpy as np
-
 from wellfed.explain.diagnosis import thresholds as limits
-from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.rank_troubles import Trouble, card_trouble, clock_factor, machine_trouble
+from wellfed.explain.diagnosis.rank_troubles import (
+    MachineTrouble,
+    Trouble,
+    card_trouble,
+    clock_mhz,
+    machine_trouble,
+)
 from wellfed.record import RankEntry
-from wellfed.units import show_factor
+from wellfed.units import show_factor, show_ms
 
 Part = Literal["wait", "copy", "host", "forward", "optimizer", "compute"]
 Cause = Literal[
@@ -43,6 +48,10 @@ Cause = Literal[
     "slow_machine",
 ]
 """Ids of the rules that report them."""
+_NAMES: dict[Part, str] = {
+    **{"wait": "waiting for data", "copy": "copy to the GPU", "host": "time between two steps"},
+    **{"forward": "forward pass", "optimizer": "optimizer", "compute": "computing"},
+}
 _BETWEEN: tuple[Part, ...] = ("wait", "copy", "host")
 _PHASES: tuple[Part, ...] = ("forward", "optimizer")
 _OF_PART: dict[Part, Cause] = {"wait": "input_straggler", "copy": "copy_straggler", "host": "host_straggler"}
@@ -60,7 +69,8 @@ def ms_of(rank: RankEntry, part: str) -> float:
 def named_rank(rank: RankEntry) -> str:
     """Returns a rank with its GPU and machine: ``rank 1 (GPU 1 of node-a)``."""
     gpu, host = rank["gpu"], rank.get("host") or f"node {rank['node']}"
-    return f"rank {rank['rank']} (on {host})" if gpu is None else f"rank {rank['rank']} (GPU {gpu[-1:]} of {host})"
+    where = f"on {host}" if gpu is None else f"GPU {gpu.rpartition('/')[2]} of {host}"
+    return f"rank {rank['rank']} ({where})"
 
 
 @dataclass(frozen=True)
@@ -69,39 +79,60 @@ class Straggler:
 
     rank: RankEntry
     typical: RankEntry
+    num_ranks: int
     alike: tuple[int, ...]
     """Numbers of other ranks that are nearly as slow."""
     part: Part
-    """Part of the step with most of its excess."""
+    """Part of the step with most of its excess; ``compute`` = known by its figures alone."""
     step_ms: float
     lost_ms: float
-    """Milliseconds of a step that it costs, by the difference of own work."""
-    half_ms: float | None
-    """Half the 95 % interval of that; None if unknown."""
-    hidden_ms: float
+    """Milliseconds of a step that it costs, by the difference of own work from the next rank."""
+    half_ms: float
+    """Half the 95 % interval of that difference."""
+    hidden_ms: float = 0.0
     """Most that its longer backward pass may cost beside that."""
+    known_cause: Cause | None = None
+    """Cause by which it was found, if its time was not."""
 
     def ms(self, part: str) -> tuple[float, float]:
         """Returns the milliseconds of a part on this rank and on the typical one."""
         return ms_of(self.rank, part), ms_of(self.typical, part)
 
     @property
+    def longer(self) -> float:
+        """How many times as long its part takes as on the typical rank; 1 if that was not timed."""
+        slow_ms, usual_ms = self.ms(self.part)
+        return 1.0 if self.part == "compute" else slow_ms / usual_ms if usual_ms > 0 else math.inf
+
+    def compared(self) -> str:
+        """Returns the time of the part on both ranks, as a clause."""
+        slow_ms, usual_ms = map(show_ms, self.ms(self.part))
+        return f"its {_NAMES[self.part]} takes {slow_ms} of a step, that of rank {self.typical['rank']} {usual_ms}"
+
+    @property
     def gain(self) -> Gain:
         """Predicted gain if the straggler and ranks like it were like the others."""
-        half_ms = self.lost_ms if self.half_ms is None else self.half_ms
         low, mid, high = (
             self.step_ms / max(self.step_ms - lost_ms, 0.02 * self.step_ms)
             for lost_ms in (
-                max(0.0, self.lost_ms - half_ms),
+                max(0.0, self.lost_ms - self.half_ms),
                 self.lost_ms + self.hidden_ms / 2,
-                self.lost_ms + self.hidden_ms + half_ms,
+                self.lost_ms + self.hidden_ms + self.half_ms,
             )
         )
         return Gain(mid, min(low, mid), max(mid, high))
 
+    @property
+    def figures(self) -> Figures:
+        """Figures of any finding about it."""
+        found: Figures = {"rank": self.rank["rank"], "typical_rank": self.typical["rank"], "part": self.part}
+        found |= {"host": self.rank.get("host", ""), "gpu": self.rank["gpu"] or ""}
+        return found | {"step_ms": self.step_ms, "lost_ms": self.lost_ms}
+
     def finding(self, cause: Cause, what: str, figures: Figures, change: tuple[str, ...] = ()) -> Finding:
         """Returns the finding: who waits for whom, what this rank does, and the gain if it were like the others."""
-        text = f"All other ranks wait for {named_rank(self.rank)}: {what}."
+        waiting = f"Rank {self.typical['rank']} waits" if self.num_ranks == 2 else "All other ranks wait"
+        text = f"{waiting} for {named_rank(self.rank)}: {what}."
         if self.alike:
             more = f" and {len(self.alike) - _MOST_NAMED} more" if len(self.alike) > _MOST_NAMED else ""
             numbers = ", ".join(map(str, self.alike[:_MOST_NAMED]))
@@ -112,10 +143,7 @@ class Straggler:
                 f" If it were like the others, steps would be about {show_factor(gain.factor)} times as fast "
                 f"({show_factor(gain.low)} to {show_factor(gain.high)}), predicted."
             )
-        found: Figures = {"rank": self.rank["rank"], "typical_rank": self.typical["rank"], "part": self.part}
-        found |= {"host": self.rank.get("host", ""), "gpu": self.rank["gpu"] or ""}
-        found |= {"step_ms": self.step_ms, "lost_ms": self.lost_ms, **figures}
-        return Finding(cause, text + prospect, found, change, gain=gain, prospect=prospect)
+        return Finding(cause, text + prospect, self.figures | figures, change, gain=gain, prospect=prospect)
 
 
 def straggling(evidence: Evidence, cause: Cause) -> Straggler | None:
@@ -132,7 +160,7 @@ def compared_ranks(evidence: Evidence) -> list[RankEntry]:
         if one["step_ms_mean"] > 0 and one.get("steps", limits.FEWEST_STEPS) >= limits.FEWEST_STEPS
     ]
     steps_ms = [one["step_ms_mean"] for one in ranks]
-    if len(ranks) < 2 or max(steps_ms) - min(steps_ms) > limits.APART_FRAC * float(np.median(steps_ms)):
+    if len(ranks) < 2 or max(steps_ms) - min(steps_ms) > limits.APART_FRAC * median(steps_ms):
         return []
     return ranks
 
@@ -160,73 +188,114 @@ def straggler_of(evidence: Evidence) -> Straggler | None:
     if not ranks:
         return None
     if not has_phases(evidence, ranks):
-        return _behind(ranks, _BETWEEN) or _slower_by_its_figures(evidence, ranks)
+        return _behind(ranks, _BETWEEN) or _by_its_figures(evidence, ranks)
     return _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
 
 
 def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | None:
     """Returns the rank with the most own work in these parts."""
-    own_ms = np.array([[ms_of(one, part) for part in parts] for one in ranks])
-    work_ms, step_ms = own_ms.sum(axis=1), float(np.median([one["step_ms_mean"] for one in ranks]))
-    quick_ms = float(np.median(np.sort(work_ms)[: max(1, len(ranks) // 2)]))
-    top = int(np.argmax(work_ms))
-    is_slow = work_ms - quick_ms > _ALIKE_FRAC * (work_ms[top] - quick_ms)
-    if not is_slow[top]:
+    work_ms = [sum(ms_of(one, part) for part in parts) for one in ranks]
+    top, is_slow = _slowest(ranks, work_ms)
+    if top is None:
         return None
-    rest = np.flatnonzero(~is_slow)[np.argsort(work_ms[~is_slow], kind="stable")]
-    nearest, typical = int(rest[-1]), int(rest[len(rest) // 2])
-    lost_ms = float(work_ms[top] - work_ms[nearest])
-    part = parts[int(np.argmax(own_ms[top] - own_ms[typical]))]
-    halves = [_half_ms(ranks[index], has_phases="forward" in parts) for index in (top, *map(int, rest))]
-    known = [half for half in halves if half is not None]
-    half_ms = math.hypot(known[0], math.hypot(*known[1:]) / len(rest)) if len(known) == len(halves) else None
-    is_host = part == "host"
-    least_ms = max((limits.HOST_FRAC if is_host else limits.STRAGGLER_FRAC) * step_ms, half_ms or 0.0)
-    if lost_ms < max(least_ms, limits.HOST_MS if is_host else 0.0):
+    rest = sorted((index for index, is_alike in enumerate(is_slow) if not is_alike), key=work_ms.__getitem__)
+    slow, nearest, typical = ranks[top], ranks[rest[-1]], ranks[rest[len(rest) // 2]]
+    step_ms, lost_ms = median(one["step_ms_mean"] for one in ranks), work_ms[top] - work_ms[rest[-1]]
+    excess_ms = {part: ms_of(slow, part) - ms_of(typical, part) for part in parts}
+    part = max(parts, key=excess_ms.__getitem__)
+    half_ms = _half_width(slow, nearest, "work_half_ms" if "forward" in parts else "between_half_ms")
+    least_ms = max(limits.HOST_FRAC * step_ms, limits.HOST_MS) if part == "host" else limits.STRAGGLER_FRAC * step_ms
+    if half_ms is None or lost_ms < max(least_ms, half_ms):
         return None
     hidden_ms = 0.0
     if part == "forward":
-        slow_ms, usual_ms = ms_of(ranks[top], "forward"), ms_of(ranks[typical], "forward")
-        hidden_ms = ms_of(ranks[top], "backward") * max(0.0, 1 - usual_ms / slow_ms)
-    alike = tuple(ranks[int(index)]["rank"] for index in np.flatnonzero(is_slow) if index != top)
-    return Straggler(ranks[top], ranks[typical], alike, part, step_ms, lost_ms, half_ms, hidden_ms)
+        longer_ms = ms_of(slow, "backward") * max(0.0, excess_ms[part] / ms_of(slow, part))
+        hidden_ms = min(longer_ms, limits.BACKWARD_FACTOR * excess_ms[part])
+    alike = tuple(one["rank"] for one, is_alike in zip(ranks, is_slow, strict=True) if is_alike and one is not slow)
+    return Straggler(slow, typical, len(ranks), alike, part, step_ms, lost_ms, half_ms, hidden_ms)
 
 
-def _half_ms(rank: RankEntry, *, has_phases: bool) -> float | None:
-    return rank.get("work_half_ms") if has_phases else rank.get("between_half_ms", rank.get("work_half_ms"))
+def _slowest(ranks: Sequence[RankEntry], values: Sequence[float]) -> tuple[int | None, list[bool]]:
+    """Returns the index of the rank with the largest value, and which ranks are nearly as slow.
+
+    The index is None if most ranks are, or half of more than two that share a machine with others: then it is unknown
+    which of them are the exception.
+    """
+    quick = median(sorted(values)[: max(1, len(values) // 2)])
+    top = max(range(len(values)), key=values.__getitem__)
+    is_slow = [value - quick > _ALIKE_FRAC * (values[top] - quick) for value in values]
+    hosts = [{host_of(one) for one, slow in zip(ranks, is_slow, strict=True) if slow == kind} for kind in (True, False)]
+    most = len(ranks) if len(ranks) == 2 or hosts[0].isdisjoint(hosts[1]) else len(ranks) - 1
+    return top if 0 < 2 * sum(is_slow) <= most else None, is_slow
 
 
-def _slower_by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler | None:
-    """Returns the rank whose card is slow or whose batches are large, where its compute time contains waiting."""
-    found: tuple[float, int, int] | None = None
-    for index, one in enumerate(ranks):
-        others = [other for other in range(len(ranks)) if other != index]
-        typical = others[len(others) // 2]
-        factor = max(share_factor(one, ranks[typical]), clock_factor(evidence, one, ranks[typical]))
-        if factor > 1 and (found is None or factor > found[0]):
-            found = factor, index, typical
-    if found is None:
+def _half_width(one: RankEntry, other: RankEntry, name: str) -> float | None:
+    """Returns half the interval of the difference of two ranks; None if that of one is unknown."""
+    halves = [rank.get(name) for rank in (one, other)]
+    known = [half for half in halves if isinstance(half, float | int)]
+    return math.hypot(*known) if len(known) == len(halves) else None
+
+
+def _by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler | None:
+    """Returns the rank with a slow card or large batches, where its compute time contains waiting.
+
+    The clock of a card counts if the optimizer, in which a rank waits for no other one, takes longer, too. Bytes of
+    batches count beyond their interval.
+    """
+    clocks = [clock_mhz(evidence, one) for one in ranks]
+    top, typical, factor = _above_others(ranks, [1 / clock if clock else 0.0 for clock in clocks])
+    usual_ms = median(ms_of(one, "optimizer") for one in ranks if one is not top)
+    longer = ms_of(top, "optimizer") / usual_ms if usual_ms > 0 else 1.0
+    if limits.CLOCK_FRAC * factor > 1 and longer - 1 >= limits.EXPLAINED_FACTOR * (factor - 1):
+        return _by_factor(len(ranks), top, typical, factor, "slow_gpu")
+    top, typical, factor = _above_others(ranks, [one.get("samples") or 0.0 for one in ranks])
+    if factor < limits.UNEVEN_FACTOR_OF_RANKS:
+        sizes_mib = [one.get("batch_mib") or 0.0 for one in ranks]
+        top, typical, factor = _above_others(ranks, sizes_mib)
+        half_mib = _half_width(top, typical, "batch_half_mib")
+        if half_mib is None or max(sizes_mib) * (1 - 1 / factor) <= half_mib:
+            return None
+    is_uneven = factor >= limits.UNEVEN_FACTOR_OF_RANKS
+    return _by_factor(len(ranks), top, typical, factor, "uneven_shares") if is_uneven else None
+
+
+def _above_others(ranks: Sequence[RankEntry], values: Sequence[float]) -> tuple[RankEntry, RankEntry, float]:
+    """Returns the rank with the largest value, the middle one of the others, and the factor between them; 1 if several
+    ranks are as large."""
+    slowest, _ = _slowest(ranks, values)
+    *others, top = sorted(range(len(ranks)), key=values.__getitem__)
+    typical = others[(len(others) - 1) // 2]
+    factor = 1.0 if slowest is None or not values[typical] else values[top] / values[typical]
+    return ranks[top], ranks[typical], factor
+
+
+def _by_factor(num: int, rank: RankEntry, typical: RankEntry, factor: float, cause: Cause) -> Straggler | None:
+    """Returns a straggler whose computing takes up to this factor longer."""
+    step_ms, most_ms = rank["step_ms_mean"], ms_of(rank, "compute") * (1 - 1 / factor)
+    if most_ms < limits.STRAGGLER_FRAC * step_ms:
         return None
-    factor, index, typical = found
-    step_ms, compute_ms = ranks[index]["step_ms_mean"], ms_of(ranks[index], "compute")
-    lost_ms = compute_ms * (1 - 1 / factor)
-    if lost_ms < limits.STRAGGLER_FRAC * step_ms:
-        return None
-    return Straggler(ranks[index], ranks[typical], (), "compute", step_ms, lost_ms / 2, lost_ms / 2, 0.0)
+    return Straggler(rank, typical, num, (), "compute", step_ms, most_ms / 2, most_ms / 2, known_cause=cause)
 
 
 def cause_of(evidence: Evidence, found: Straggler) -> Cause:
     """Returns why the straggler is slow: its share of the data, its card, its machine, else the part of its step."""
+    if found.known_cause is not None:
+        return found.known_cause
     if _is_share(found):
         return "uneven_shares"
-    if found.part in ("forward", "optimizer", "compute") and card_trouble(evidence, found.rank, found.typical):
+    if found.part in _PHASES and card_of(evidence, found):
         return "slow_gpu"
     if found.part != "copy" and machine_of(evidence, found):
         return "slow_machine"
     return _OF_PART.get(found.part, "compute_straggler")
 
 
-def machine_of(evidence: Evidence, found: Straggler) -> Trouble | None:
+def card_of(evidence: Evidence, found: Straggler) -> Trouble | None:
+    """Returns what slows the card of the straggler."""
+    return card_trouble(evidence, found.rank, found.typical, longer=found.longer)
+
+
+def machine_of(evidence: Evidence, found: Straggler) -> MachineTrouble | None:
     """Returns what the straggler lacks on its machine."""
     return machine_trouble(
         evidence,
@@ -255,4 +324,4 @@ def _is_share(found: Straggler) -> bool:
     if factor == 1 or found.part in ("host", "optimizer"):
         return False
     longer = slow_ms / usual_ms if usual_ms > 0 else factor
-    return found.part == "compute" or factor - 1 >= limits.EXPLAINED_FACTOR * (longer - 1)
+    return factor - 1 >= limits.EXPLAINED_FACTOR * (longer - 1)

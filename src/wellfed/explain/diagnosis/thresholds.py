@@ -125,17 +125,21 @@ EVEN_FRAC = 0.5
 STRAGGLER_FRAC = 0.05
 """Minimum share of a step for which the other ranks wait for one rank (a proposal: as `WAIT_FRAC`)."""
 APART_FRAC = 0.25
-"""Maximum difference of the ranks' mean steps over their median. Ranks that differ more do not step together."""
+"""Maximum difference of the ranks' mean steps over their median (a proposal). Ranks that differ more do not step
+together."""
 UNEVEN_FACTOR_OF_RANKS, EXPLAINED_FACTOR = 1.1, 0.5
-"""Minimum samples or bytes of a rank's batches over those of another, and share of its excess that they explain."""
+"""Minimum samples or bytes of a rank's batches over those of another, and share of its excess that a
+cause must explain (proposals)."""
 CLOCK_FRAC = 0.93
-"""Clock of a card over that of another rank's, below which it is slow. Cards of one kind differ by some percent."""
+"""Clock of a card over that of another rank's, below which it is slow (a proposal: cards of one kind differ by some
+percent)."""
 OTHERS_GIB = 0.5
-"""Minimum GiB of a card held by other processes, beyond those held on another rank's card."""
+"""Minimum GiB of a card held by other processes, beyond those held on another rank's card (a proposal: the context of
+CUDA alone takes about as much)."""
 REDUCTION_FRAC, REDUCTION_MIB, SLOW_LINK_GB_S = 0.2, 4.0, 5.0
-"""Minimum share of a step that all ranks spend on averaging gradients, minimum MiB of gradients, and maximum rate. Less
-data take the time of messages; PCIe 4.0 gives 25 GB/s, 100 Gbit Ethernet 12."""
+"""Minimum share of a step that all ranks spend on averaging gradients, minimum MiB of gradients, and maximum rate
+(proposals). Less data take the time of messages; PCIe 4.0 gives 25 GB/s, 100 Gbit Ethernet 12."""
 BACKWARD_FACTOR = 3.0
-"""Maximum time of a backward pass over its forward pass: two products for one, and a recomputed forward pass."""
+"""Maximum time of most backward passes over the forward pass: two products for one, and a recomputed forward pass."""
 UNEVEN_MEMORY_FACTOR, UNEVEN_MEMORY_GIB = 1.25, 0.5
-"""Minimum peak of memory of a rank over the median of the others, and minimum difference."""
+"""Minimum peak of memory of a rank over the median of the others, and minimum difference (proposals)."""

@@ -78,7 +78,7 @@ class StepRow(NamedTuple):
     forward_ms: float | None = None
     """Time of the host in forward passes, summed over the micro-batches; None if unknown, like the next ones."""
     backward_ms: float | None = None
-    """Time of the host in backward passes, with the averaging of gradients over ranks."""
+    """Time of the host in backward passes, with all exchanges of ranks (see `StepClock.exchanged`)."""
     optimizer_ms: float | None = None
     """Time of the host from the last gradient to the updated weights: clipping, and the optimizer's step."""
     device_forward_ms: float | None = None
@@ -130,6 +130,7 @@ class _Marks:
     got_s: float
     begin: DeviceEvent
     built: BuildTime | None
+    exchange_ms: float = 0.0
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
     end_s: float = 0.0
@@ -183,7 +184,7 @@ class StepClock:
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
         self._last_end: DeviceEvent | None = None
-        self._asked_s = self._got_s = self._begin_s = self._copied_s = 0.0
+        self._asked_s = self._got_s = self._begin_s = self._copied_s = self._exchange_ms = 0.0
         self._epoch = 0
         self._built: BuildTime | None = None
         self._is_open = False
@@ -208,6 +209,11 @@ class StepClock:
         """Marks that the loop has the batch on the host."""
         self._got_s = self.now_s()
 
+    def exchanged(self) -> None:
+        """Marks that ranks have agreed on this step before it begins. The time since `got` is no waiting for data: it
+        counts as compute, in its backward phase, in which ranks wait for one another anyway. Comes in every step."""
+        self._exchange_ms = 1e3 * (self.now_s() - self._got_s)
+
     def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
         """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
         self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
@@ -216,7 +222,8 @@ class StepClock:
             if self._current_stream is not None:
                 self._stream = self._current_stream()
             begin = self._recorded()
-            self._open = _Marks(epoch, self._last_end, self._asked_s, self._got_s, begin, built)
+            at = (epoch, self._last_end, self._asked_s, self._got_s)
+            self._open = _Marks(*at, begin, built, self._exchange_ms)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
@@ -263,8 +270,9 @@ class StepClock:
             elif begun == OPTIMIZER:
                 has_unseen, self._has_gradients = has_unseen or not self._has_gradients, False
         spent_s[phase] += end_s - since_s
-        is_known = has_backward and not has_unseen
-        phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2]) if is_known else _UNKNOWN
+        phases_ms = _UNKNOWN
+        if has_backward and not has_unseen:
+            phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1] + self._exchange_ms, 1e3 * spent_s[2])
         if marks is not None:
             self._open = None
             if marks.phases and not warmup:
@@ -277,7 +285,7 @@ class StepClock:
             num_rows = len(self._pending)
         else:
             wait_ms = 1e3 * (self._got_s - self._asked_s)
-            compute_ms = 1e3 * (end_s - self._copied_s)
+            compute_ms = 1e3 * (end_s - self._copied_s) + self._exchange_ms
             host_ms = max(0.0, 1e3 * (end_s - self._begin_s) - wait_ms - compute_ms)
             build_ms, build_cpu_ms, *slowest = self._built or _NOT_BUILT
             at = (step, end_s - self._origin_s, self._epoch, samples, micro_batch, num_micro)
@@ -306,8 +314,8 @@ class StepClock:
     def _row_on_device(self, marks: _Marks) -> StepRow:
         """Returns the row of a step by the device's own time line.
 
-        The device stood idle between two steps. Of this gap the time in which the loop waited for a batch is wait; in
-        the rest the host was late.
+        The device stood idle between two steps. Of this gap the time in which the loop waited for a batch is wait, and
+        that in which ranks exchanged is compute; in the rest the host was late.
         """
         assert marks.copied is not None
         assert marks.end is not None
@@ -315,18 +323,29 @@ class StepClock:
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
         gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(begin))
         wait_ms, copy_ms = min(gap_ms, asked_wait_ms), begin.elapsed_time(copied)
+        exchange_ms = min(gap_ms - wait_ms, marks.exchange_ms)
         phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, 0.0]
         for begun, event in marks.phases or ():
             spent_ms[phase] += since.elapsed_time(event)
             phase, since = begun, event
             self._spare.append(event)
         spent_ms[phase] += since.elapsed_time(end)
+        spent_ms[BACKWARD] += exchange_ms
         self._spare += (begin, copied) if previous is None else (previous, begin, copied)
         is_timed = marks.phases and marks.phases_ms is not _UNKNOWN
         device_ms = (spent_ms[0], spent_ms[1], spent_ms[2]) if is_timed else _UNKNOWN
         step, samples, micro_batch, num_micro, warmup = marks.counts
         build_ms, build_cpu_ms, *slowest = marks.built or _NOT_BUILT
         at = (step, marks.end_s - self._origin_s, marks.epoch, samples, micro_batch, num_micro)
-        times = (wait_ms, copy_ms, sum(spent_ms), gap_ms - wait_ms, asked_wait_ms, warmup, build_ms, build_cpu_ms)
+        times = (
+            wait_ms,
+            copy_ms,
+            sum(spent_ms),
+            gap_ms - wait_ms - exchange_ms,
+            asked_wait_ms,
+            warmup,
+            build_ms,
+            build_cpu_ms,
+        )
         launch_ms = 1e3 * (marks.end_s - marks.copied_s)
         return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,8 @@ class Passes:
         objects, trainer = objects.for_features(plan.memory.features), config.trainer
         self._config, self._plan, self._books, self._rank = config, plan, books, rank
         self._options = options = _trainer_options(config, plan, is_module=objects.is_lightning_module)
-        self._ranks = self._rank_figures(others or OtherRanks(rank))
+        self.ranks = self._rank_figures(others or OtherRanks(rank))
+        """Figures of all ranks."""
         lit.set_backend_flags(options)
         settings = loader_settings(config, plan.loader)
         self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
@@ -162,14 +163,15 @@ class Passes:
         pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
         last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, last)
-        self._ranks.begin()
+        self.ranks.begin()
         try:
             with self._books.wall.running(), self._logging_media():
                 with self._eval_batches.open("val", trainer) as val_batches:
                     self._fit(trainer, clock, val_batches, checkpoint)
                 self._end_training(trainer, pruning)
         except BaseException:
-            self._ranks.record_latest()  # with those of ranks that have ended
+            with suppress(Exception):  # the first error counts
+                self.ranks.record_latest()  # with those of ranks that have ended
             raise
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
@@ -183,8 +185,10 @@ class Passes:
         last = [StopAtStepEnd(stop, lambda trainer: None)]
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
+        self.ranks.begin()
         with self._learner.measuring(), self._books.wall.running():
             self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None)
+        self.ranks.compare()
 
     def _fit_callbacks(
         self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
@@ -192,7 +196,7 @@ class Passes:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
         bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
-        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._ranks.report), on_start), bar]
+        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self.ranks.report), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
@@ -238,7 +242,7 @@ class Passes:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
-            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=self._ranks.on_batch)
+            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=self.ranks.on_batch)
             loader = learner.in_parts(timed)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:
@@ -257,7 +261,7 @@ class Passes:
     def _end_training(self, trainer: Any, pruning: Pruning) -> None:
         """Records what ended the training, and validates after its last step."""
         books = self._books
-        self._ranks.compare()
+        self.ranks.compare()
         books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, books.record.ended_by = True, pruning.reason
@@ -270,8 +274,10 @@ class Passes:
         launch, books = launched(), self._books
         node = 0 if launch is None else launch.node
         gpu = str(named(of_node(node, own_local_rank()))) if self._options.accelerator == "gpu" else None
+        quota = books.record.machine.get("cpu_quota_cores")
+        about = {"rank": self._rank, "node": node, "gpu": gpu, "cpu_quota_cores": quota}
         return RankFigures(
-            {"rank": self._rank, "node": node, "gpu": gpu} if self._options.world_size > 1 else None,
+            about if self._options.world_size > 1 else None,
             others,
             rows=lambda: books.journal.rows,
             peak_gib=lambda: books.peak_gib,
@@ -281,12 +287,12 @@ class Passes:
     def _stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Counts a step, and brings the figures of the ranks together if that is due."""
         self._books.stepped(steps, epochs, samples)
-        if self._ranks.stepped():
+        if self.ranks.stepped(steps):
             self._books.journal.save()
 
     def _saved(self, step: int, name: str) -> None:
         """Records a checkpoint, with the figures of all ranks so far."""
-        self._ranks.record_latest()
+        self.ranks.record_latest()
         self._books.saved(step, name, self.figures.latest)
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:

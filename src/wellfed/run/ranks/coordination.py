@@ -151,6 +151,14 @@ class OtherRanks:
         dist.all_gather_object(found, own)
         return found
 
+    def gather(self, kind: str, own: Any) -> list[Any]:
+        """Returns the objects of all ranks, in their order, on rank 0, which waits for them; others may get none.
+
+        Raises:
+            RankEnded: a rank has ended before.
+        """
+        return self.all_gather(kind, own) if self._exchange is None else self._exchange.gather(kind, own)
+
     def publish(self, kind: str, own: Any) -> None:
         """Leaves an object for rank 0, in place of the previous one. Does not wait for another rank.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing.process
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -25,21 +28,25 @@ from wellfed.run.outcome import RankEnded
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.units import mib
 
+_LOG = logging.getLogger(__name__)
 EVERY_S = 30.0
-"""Seconds between two reports of a rank's figures."""
-_LATEST = 10_000
-"""Number of latest steps that a report covers. More would hold up the training for longer."""
+"""Minimum seconds between two reports of a rank's figures while it trains."""
+FRESH_S = 5.0
+"""Seconds for which a report is recent enough for a checkpoint."""
+_LATEST = 2_000
+"""Number of latest steps, and of measured batches, that a report covers. More would hold up the training for longer."""
 _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
 _FEWEST_TIMED = 5
-"""Minimum number of steps whose phases a device timed, for an interval."""
+"""Minimum number of measured batches, or of steps whose phases a device timed, for an interval."""
 
 
 class BatchSizes:
     """Mean samples and bytes of the batches that this rank has received."""
 
     def __init__(self) -> None:
-        self._batches = self._samples = self._measured = self._bytes = 0
+        self._batches = self._samples = 0
+        self._sizes_mib: deque[float] = deque(maxlen=_LATEST)
 
     def add(self, delivery: Delivery) -> None:
         """Counts a batch; padding has no samples."""
@@ -48,52 +55,48 @@ class BatchSizes:
             return
         self._samples += delivery.size
         if self._batches % _MEASURED_EVERY == 1:
-            self._measured += 1
-            self._bytes += sum(bytes_by_dtype(delivery.batch).values())
+            self._sizes_mib.append(mib(sum(bytes_by_dtype(delivery.batch).values())))
 
-    @property
-    def samples(self) -> float | None:
-        """Mean samples of a batch; None without batches."""
-        return self._samples / self._batches if self._batches else None
-
-    @property
-    def batch_mib(self) -> float | None:
-        """Mean MiB of a batch; None without batches."""
-        return mib(self._bytes / self._measured) if self._measured else None
+    def entry(self) -> dict[str, float | None]:
+        """Returns ``samples``, ``batch_mib`` and ``batch_half_mib`` of a `RankEntry`; None if unknown."""
+        sizes_mib = list(self._sizes_mib)
+        return {
+            "samples": self._samples / self._batches if self._batches else None,
+            "batch_mib": fmean(sizes_mib) if sizes_mib else None,
+            "batch_half_mib": _half_width_of(sizes_mib),
+        }
 
 
 class CpuUse:
     """Cores that this rank and its whole machine keep busy, from now on."""
 
     def __init__(self) -> None:
-        self._began_s, self._own_s = time.monotonic(), _own_cpu_s()
-        self._busy_s, self._iowait_s = cpu_seconds()
-        self._waited_s = waited_for_a_core_s().get(str(os.getpid()))
+        self._began = self._read()
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, float | None]:
         """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`."""
-        passed_s, (busy_s, iowait_s) = time.monotonic() - self._began_s, cpu_seconds()
-        if passed_s <= 0:
+        passed_s, *spent_s = [
+            None if before is None or later is None else max(0.0, later - before)
+            for before, later in zip(self._began, self._read(), strict=True)
+        ]
+        if not passed_s:
             return {}
-        idle_s = None if iowait_s is None or self._iowait_s is None else iowait_s - self._iowait_s
-        later_s = waited_for_a_core_s().get(str(os.getpid()))
-        waited_s = None if later_s is None or self._waited_s is None else later_s - self._waited_s
-        return {
-            "cores": max(0.0, _own_cpu_s() - self._own_s) / passed_s,
-            "machine_cores": max(0.0, busy_s - self._busy_s) / passed_s,
-            "iowait_cores": None if idle_s is None else max(0.0, idle_s) / passed_s,
-            "core_wait_frac": None if waited_s is None else max(0.0, waited_s) / passed_s,
-        }
+        names = ("cores", "machine_cores", "iowait_cores", "core_wait_frac")
+        return {name: None if s is None else s / passed_s for name, s in zip(names, spent_s, strict=True)}
+
+    @staticmethod
+    def _read() -> tuple[float | None, ...]:
+        return time.monotonic(), _own_cpu_s(), *cpu_seconds(), waited_for_a_core_s().get(str(os.getpid()))
 
 
 class RankFigures:
     """Reports of this rank to rank 0, which records the latest report of each rank. A single rank reports nothing.
 
     A report never waits for another rank. It is left in the store of rank 0, where the last one stays when its rank
-    has ended.
+    has ended. A report that fails is logged, and the training goes on.
 
     Args:
-        about: rank, node and GPU; None = this rank trains alone.
+        about: rank, node, GPU and CPU quota; None = this rank trains alone.
         rows: returns the rows of the steps so far.
         peak_gib: returns the peak of memory of this rank so far.
         record: records the figures of all ranks.
@@ -110,57 +113,84 @@ class RankFigures:
     ) -> None:
         self._about, self._others = about, others
         self._rows, self._peak_gib, self._record = rows, peak_gib, record
-        self.begin()
+        self._sizes = BatchSizes()
+        self._cpu: CpuUse | None = None
+        self._num_steps, self._has_reports = 0, False
+        self._began_s, self._reported_s = time.monotonic(), -math.inf
 
     def begin(self) -> None:
-        """Starts to measure, as training begins."""
-        self._sizes, self._cpu, self._due_s = BatchSizes(), CpuUse(), time.monotonic() + EVERY_S
+        """Starts to measure, as training begins. Reports before a restart no longer count."""
+        if self._about is None:
+            return
+        self._sizes, self._cpu, self._num_steps, self._has_reports = BatchSizes(), None, 0, False
+        self._began_s, self._reported_s = time.monotonic(), -math.inf
+        with _logged():
+            self._others.publish(_KIND, None)
+            self._cpu = CpuUse()
 
     @property
     def on_batch(self) -> Callable[[Delivery], None] | None:
         """Function to call with each batch; None for a single rank."""
         return None if self._about is None else self._sizes.add
 
-    def stepped(self) -> bool:
-        """Reports after a step if `EVERY_S` has passed. Returns whether rank 0 has recorded new figures."""
-        if self._about is None or time.monotonic() < self._due_s:
+    def stepped(self, step: int) -> bool:
+        """Reports after a step if that is due. Returns whether rank 0 has recorded new figures.
+
+        Ranks report at the same step, so that they are held up at once. Rank 0 reads the reports after the next step:
+        ranks step together, so all have left theirs by then.
+        """
+        if self._about is None:
             return False
-        self.report()
-        return self.record_latest()
+        self._num_steps += 1
+        if self._has_reports:
+            self._has_reports = False
+            return self.record_latest()
+        passed_s = time.monotonic() - self._began_s
+        if passed_s >= EVERY_S and step % steps_apart(passed_s / self._num_steps) == 0:
+            self.report()
+            self._has_reports = True
+        return False
 
     def report(self) -> None:
-        """Leaves the present figures of this rank for rank 0."""
-        self._due_s = time.monotonic() + EVERY_S
-        if (own := self._own()) is not None:
-            with suppress(RankEnded):  # the training finds it out by itself
-                self._others.publish(_KIND, own)
+        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`."""
+        if self._about is not None and time.monotonic() - self._reported_s >= FRESH_S:
+            self._leave()
 
     def record_latest(self) -> bool:
         """Records, on rank 0, the latest report of each rank. Returns whether there was any."""
         found: list[RankEntry] = []
         if self._about is not None:
-            with suppress(RankEnded):
-                found = self._others.latest(_KIND)
+            with _logged():
+                found = [one for one in self._others.latest(_KIND) if one is not None]
         if found:
             self._record(found)
         return bool(found)
 
     def compare(self) -> None:
-        """Records the figures of each rank at the end of training. All ranks must call it.
+        """Records the figures of each rank on rank 0, at the end of training. All ranks must call it.
 
         Raises:
             RankEnded: a rank has failed. Its last report is recorded by `record_latest`.
         """
         if self._about is not None:
-            self.report()
-            of_ranks = self._others.all_gather(f"{_KIND} at the end", self._own())
-            self._record([one for one in of_ranks if one is not None])
+            found = [one for one in self._others.gather(f"{_KIND} at the end", self._leave()) if one is not None]
+            if found:
+                self._record(found)
+
+    def _leave(self) -> RankEntry | None:
+        """Leaves this rank's figures for rank 0 and returns them; None if there are none."""
+        self._reported_s = time.monotonic()
+        own: RankEntry | None = None
+        with _logged():
+            own = self._own()
+            if own is not None:
+                self._others.publish(_KIND, own)
+        return own
 
     def _own(self) -> RankEntry | None:
         """Returns the figures of this rank so far; None before the first step after the warm-up."""
-        rows = self._rows()
-        rows = list(islice(rows, max(0, len(rows) - _LATEST), None))
-        found = None if self._about is None else summarise(rows)
+        rows = list(islice(reversed(self._rows()), _LATEST))[::-1]
+        found = summarise(rows)
         if found is None:
             return None
         return {  # type: ignore[return-value]  # keys from several places
@@ -169,14 +199,13 @@ class RankFigures:
             "host_cores": os.cpu_count() or 1,
             **{name: getattr(found, name) for name in _OF_SUMMARY},
             "steps": found.steps,
-            "samples": self._sizes.samples,
-            "batch_mib": self._sizes.batch_mib,
+            **self._sizes.entry(),
             **half_widths_ms(rows),
             "launch_ms": found.launch_ms_p50,
             "build_ms": found.build_ms_mean,
             "build_cpu_frac": found.build_cpu_frac,
             "peak_gib": self._peak_gib(),
-            **self._cpu.entry(),
+            **({} if self._cpu is None else self._cpu.entry()),
         }
 
 
@@ -185,6 +214,24 @@ _OF_SUMMARY = (
     *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean", "readiness_frac"),
     *("forward_frac", "backward_frac", "optimizer_frac"),
 )
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Logs what could not be read. The training finds out by itself that a rank has ended."""
+    try:
+        with suppress(RankEnded):
+            yield
+    except (OSError, psutil.Error) as error:  # no file handle is left, for example
+        _LOG.warning("The figures of this rank could not be read: %s.", error)
+
+
+def steps_apart(step_s: float) -> int:
+    """Returns the steps from one report to the next: a power of two that takes at least `EVERY_S`.
+
+    Ranks whose steps seem to differ a little so have the same steps in common.
+    """
+    return 1 << (max(1, math.ceil(EVERY_S / step_s)) - 1).bit_length()
 
 
 def half_widths_ms(rows: Sequence[StepRow]) -> dict[str, float | None]:
@@ -203,14 +250,21 @@ def half_widths_ms(rows: Sequence[StepRow]) -> dict[str, float | None]:
         ]
         if forward_ms is not None
     ]
-    between_half_ms = work_half_ms = half_width(between_ms, [1.0] * len(kept))
+    between_half_ms = half_width(between_ms, [1.0] * len(kept))
+    work_half_ms: float | None = None
     if len(phases_ms) == len(kept):
         own_ms = [sum(parts) for parts in zip(between_ms, phases_ms, strict=True)]
         work_half_ms = half_width(own_ms, [1.0] * len(kept))
-    elif between_half_ms is not None and len(phases_ms) >= _FEWEST_TIMED:
-        phases_half_ms = student_t_975(len(phases_ms) - 1) * error_of_mean(phases_ms)
+    elif between_half_ms is not None and (phases_half_ms := _half_width_of(phases_ms)) is not None:
         work_half_ms = math.hypot(between_half_ms, phases_half_ms)
     return {"between_half_ms": between_half_ms, "work_half_ms": work_half_ms}
+
+
+def _half_width_of(values: Sequence[float]) -> float | None:
+    """Returns half the 95 % interval of the mean; None with too few values."""
+    if len(values) < _FEWEST_TIMED:
+        return None
+    return student_t_975(len(values) - 1) * error_of_mean(values)
 
 
 def _own_cpu_s() -> float:

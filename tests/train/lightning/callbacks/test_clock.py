@@ -1,3 +1,4 @@
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,9 +12,11 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from tests.kit import tiny
+from tests.kit import streams, tiny
+from tests.kit.gloo_ranks import join, leave, of_ranks
+from wellfed.data.streams.stream_ranks import StepsOfRanks
 from wellfed.observe.timing.readiness import StepSummary, summarise
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, WARMUP_STEPS, StepClock, StepRow
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning.callbacks.clock import BareBatches, Clock, StopWhenMeasured, TimedLoader
 
@@ -329,3 +332,36 @@ def test_it_looks_the_more_rarely_the_further_on() -> None:
 def test_a_training_ends_there(tmp_path: Path) -> None:
     trainer = tiny.fit(tiny.module(), tmp_path, [StopWhenMeasured(lambda: summary(40), 0.02)])
     assert trainer.global_step == 1
+
+
+class OneSlow(streams.Sharded):
+    """A stream of which the second shard is slow."""
+
+    def shard(self, index: int, count: int) -> Any:
+        numbers = self.numbers[index::count]
+        return streams.Waiting(numbers) if index else streams.Sharded(numbers)
+
+
+def _steps_of_one(number: int, folder: Path) -> None:
+    join(number, folder)
+    own = streams.loader_of(OneSlow(range(320)), batch_size=16, rank=number, world_size=2)
+    clock = StepClock()
+    for one in TimedLoader(StepsOfRanks(own, drop_last=False), clock):
+        clock.copied()
+        for phase in (FORWARD, BACKWARD, OPTIMIZER):
+            clock.mark((phase, clock.now_s()))
+        clock.end(step=one.index, samples=16, micro_batch=8, num_micro=1)
+    leave(number, folder, clock.rows())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_rank_that_waits_for_the_stream_of_another_does_not_wait_for_its_own(tmp_path: Path) -> None:
+    quick, slow = (summarise(rows) for rows in of_ranks(_steps_of_one, tmp_path))
+    assert quick is not None
+    assert slow is not None
+    assert slow.steps == quick.steps == 20
+    assert slow.wait_frac > 0.6  # 16 ms a step
+    assert quick.wait_frac < 0.4
+    assert quick.backward_frac is not None
+    assert quick.backward_frac > 0.4
+    assert quick.host_frac < 0.4

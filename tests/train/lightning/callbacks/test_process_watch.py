@@ -42,6 +42,6 @@ def test_a_thread_that_is_at_work_is_named_with_its_cores():
 
 def test_what_is_trained_is_counted():
     found = watched(lambda: None)
-    assert (found["parameter_tensors"], found["parameter_values"]) == (1, 6)
+    assert (found["parameter_tensors"], found["parameter_values"], found["parameter_bytes"]) == (1, 6, 24)
     assert found["torch_threads"] == torch.get_num_threads()
     assert found["busy_threads"] == []

@@ -59,6 +59,9 @@ class TimedLoader:
     def __iter__(self) -> Iterator[Any]:
         batches_of_epoch = iter(self._loader)
         keep_pace, clock = getattr(self._loader, "keep_pace", None), self._clock
+        exchanges = hasattr(self._loader, "on_own")  # `StepsOfRanks`, whose ranks wait for one another, too
+        if exchanges:
+            self._loader.on_own = clock.got
         while True:
             if keep_pace is not None:
                 keep_pace()
@@ -67,7 +70,10 @@ class TimedLoader:
                 batch = next(batches_of_epoch)
             except StopIteration:
                 return
-            clock.got()
+            if exchanges:
+                clock.exchanged()
+            else:
+                clock.got()
             if self._on_first is not None:
                 self._on_first(batches.bytes_by_dtype(batch.batch))
                 self._on_first = None

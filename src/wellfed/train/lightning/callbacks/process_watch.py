@@ -43,6 +43,7 @@ class ProcessWatch(pl.Callback):
             "torch_threads": torch.get_num_threads(),
             "parameter_tensors": len(trained),
             "parameter_values": sum(weight.numel() for weight in trained),
+            "parameter_bytes": sum(weight.nbytes for weight in trained),
             "busy_threads": [],
         }
         if self._began is not None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rank_comparison import straggling
-from wellfed.units import show_ms
-
-_NAMES = {"forward": "forward pass", "optimizer": "optimizer"}
+from wellfed.explain.diagnosis.rank_troubles import others_memory
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -16,9 +14,9 @@ def check(evidence: Evidence) -> Finding | None:
     if found is None:
         return None
     slow_ms, usual_ms = found.ms(found.part)
-    text = (
-        f"its {_NAMES.get(found.part, found.part)} takes {show_ms(slow_ms)} of a step, that of rank "
-        f"{found.typical['rank']} {show_ms(usual_ms)}. Its batches, its machine and its card show no cause: look for "
-        "work that the model does on this rank alone"
-    )
-    return found.finding("compute_straggler", text, {"slow_ms": slow_ms, "usual_ms": usual_ms})
+    figures: Figures = {"slow_ms": slow_ms, "usual_ms": usual_ms}
+    remark = others_memory(evidence, found.rank, found.typical)
+    cause = "Its batches, its machine and its card show no cause: look for work that the model does on this rank alone"
+    if remark:
+        cause = f"{remark}. Or the model does work on this rank alone"
+    return found.finding("compute_straggler", f"{found.compared()}. {cause}", figures)

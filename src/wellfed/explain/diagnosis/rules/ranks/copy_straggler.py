@@ -16,12 +16,13 @@ def check(evidence: Evidence) -> Finding | None:
     copy_ms, usual_ms = found.ms("copy")
     text = f"each step waits {show_ms(copy_ms)} for its copy to the GPU, that of rank {found.typical['rank']} "
     text += show_ms(usual_ms)
-    if (size := found.rank.get("batch_mib")) and copy_ms > 0:
+    is_ahead = bool(evidence.value("loader.device_prefetch"))
+    if not is_ahead and (size := found.rank.get("batch_mib")) and copy_ms > 0:
         text += f", which is {size * MIB / 1e6 / copy_ms:.2g} GB/s"
     change = []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
-    if not evidence.value("loader.device_prefetch"):
+    if not is_ahead:
         change.append("loader.device_prefetch=2")
     if not change:
         text += ". The link of that card, or the memory that its process reads from, is slower: nvidia-smi topo -m"

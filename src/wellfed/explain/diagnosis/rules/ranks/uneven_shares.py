@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.rank_comparison import share_factor, straggling
+from wellfed.explain.diagnosis.rank_comparison import named_rank, share_factor, straggling
 from wellfed.units import MIB, show_bytes, show_count
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding if more samples, or longer ones, make one rank slower than the others."""
+    """Returns a finding if more samples, or longer ones, make one rank slower than the others.
+
+    Where its time can't be told from waiting, the finding is a note.
+    """
     found = straggling(evidence, "uneven_shares")
     if found is None:
         return None
@@ -22,6 +25,11 @@ def check(evidence: Evidence) -> Finding | None:
         cure = "give all ranks as many samples"
     else:
         cure = "group samples by length, so that all ranks of a step get alike ones"
-    text = f"its batches have {shown} on average: {cure}"
     figures: Figures = {"samples": samples, "usual_samples": usual, "batch_mib": size, "usual_batch_mib": usual_size}
-    return found.finding("uneven_shares", text, figures)
+    if found.part == "compute":
+        text = (
+            f"The batches of {named_rank(rank)} have {shown} on average, so others may wait for it: {cure}. How long "
+            "they wait is unknown, since waiting can't be told from computing here."
+        )
+        return Finding("uneven_shares", text, found.figures | figures, is_note=True)
+    return found.finding("uneven_shares", f"its batches have {shown} on average: {cure}", figures)
