@@ -4,10 +4,10 @@
     python benchmarks/peers_diagnosis.py --cost [--rounds 5] [--out RECORD]
     python benchmarks/peers_diagnosis.py --examples [--out RECORD]
 
-Each fault of `peers/faults.py` is planted in a plain PyTorch script and in a Lightning script. Both tools run each of
+Each fault of `peers/planted.py` is planted in a plain PyTorch script and in a Lightning script. Both tools run each of
 them; the one that comes first changes from run to run. The plain script has the two lines that TraceML needs in a loop
 of one's own; `wellfed watch` and Lightning need none. A verdict is right if its kind of bottleneck is one of those
-written down for the fault, see `peers/faults.py`. That is all that TraceML's verdict says, so no more is asked of
+written down for the fault, see `peers/planted.py`. That is all that TraceML's verdict says, so no more is asked of
 either. Whether ours names the cause as well is a column of its own.
 
 - `wellfed watch`: the first finding, without the remark that other programs used the machine. If it accuses nothing,
@@ -50,7 +50,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT
 from parts import Settings, changed  # noqa: E402
 
 from benchmarks.measuring import finish, turned  # noqa: E402
-from faults import ALL, COMPUTE, COMPUTES_FRAC, FAULTS, HEALTHY, INPUT, NONE, OURS, THEIRS, Fault  # noqa: E402
+from planted import ALL, COMPUTE, COMPUTES_FRAC, FAULTS, HEALTHY, INPUT, NONE, OURS, THEIRS, Fault  # noqa: E402
 from wellfed.record import RunRecord  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"
@@ -73,7 +73,7 @@ the kind of bottleneck:
 | `start` | the first steps take it |
 | `none` | nothing is wrong |
 
-`benchmarks/peers/faults.py` has the kinds that are right for each fault, for both tools alike. Names of causes are not
+`benchmarks/peers/planted.py` has the kinds that are right for each fault, for both tools alike. Names of causes are not
 asked for, as TraceML names none.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the

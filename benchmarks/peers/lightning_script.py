@@ -27,7 +27,7 @@ from parts import (
     work,
 )
 
-from faults import ALL
+from planted import ALL
 
 
 class Planted(lightning.LightningModule):

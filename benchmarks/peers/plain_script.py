@@ -30,7 +30,7 @@ from parts import (
     work,
 )
 
-from faults import ALL
+from planted import ALL
 
 TURN_STEPS = 40
 """Steps of a training whose samples/s are compared."""
