@@ -30,7 +30,7 @@ def write(cases: Sequence[Case], minutes: float, jobs: int) -> None:
 
 def latest() -> dict[str, Any]:
     """Returns the newest record."""
-    found: dict[str, Any] = json.loads(max(RECORDS.glob("*_faults_cpu.json")).read_text())
+    found: dict[str, Any] = json.loads(max(RECORDS.glob("????-??-??_faults_cpu.json")).read_text())
     return found
 
 
