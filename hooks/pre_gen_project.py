@@ -45,7 +45,8 @@ EXAMPLES = {"forecast", "hyperspectral", "recsys", "restoration", "speech"}
 LIBRARIES = {
     "check_jsonschema", "cloudpickle", "filelock", "huggingface_hub", "hydra", "hypothesis", "importlinter",
     "jinja2", "lightning", "markupsafe", "matplotlib", "mypy", "numpy", "omegaconf", "optuna", "pandas", "peft",
-    "pil", "PIL", "prometheus_client", "psutil", "pynvml", "pytest", "pytorch_lightning", "ray", "rich", "ruff", "safetensors", "scipy",
+    "pil", "PIL", "prometheus_client", "psutil", "pynvml", "pytest", "pytorch_lightning", "ray", "rich", "ruff",
+    "safetensors", "scipy",
     "soundfile", "submitit", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "uv", "wandb",
     "xdist", "yaml", "zensical",
 }  # fmt: skip

@@ -43,7 +43,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
 def _npy(path: Path) -> dict[str, Array]:
     try:
         return {path.stem: _number_array(path, np.load(path, mmap_mode="r", allow_pickle=False))}
-    except (ValueError, EOFError, TypeError, tokenize.TokenError) as error:
+    except (ValueError, EOFError, TypeError, OverflowError, tokenize.TokenError) as error:
         if "object" in str(error).lower():
             raise DataError(f"{path}: holds Python objects, which are not read. {_as_numbers(path)}") from error
         raise DataError(f"{path}: {_damaged(error)} Write it anew with numpy.save.") from error

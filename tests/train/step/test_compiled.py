@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, on its way to inductor
 def test_without_graphs_nothing_is_copied() -> None:
-    totals, output = Totals(), torch.ones(())
+    totals, output = Totals(), 1.0 * torch.ones((), requires_grad=True)
     totals.add("loss", output, 1)
     assert totals._pending[0][1].data_ptr() == output.data_ptr()
     assert not Loss(tiny.TinyModel(), "none", print).overwrites
