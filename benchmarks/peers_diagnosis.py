@@ -48,9 +48,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers")]
 
 from parts import Settings, changed  # noqa: E402
+from planted import ALL, COMPUTE, COMPUTES_FRAC, FAULTS, HEALTHY, INPUT, NONE, OURS, THEIRS, Fault  # noqa: E402
 
 from benchmarks.measuring import finish, turned  # noqa: E402
-from planted import ALL, COMPUTE, COMPUTES_FRAC, FAULTS, HEALTHY, INPUT, NONE, OURS, THEIRS, Fault  # noqa: E402
 from wellfed.record import RunRecord  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"

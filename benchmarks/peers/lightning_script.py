@@ -26,7 +26,6 @@ from parts import (
     validation_loader,
     work,
 )
-
 from planted import ALL
 
 

@@ -29,7 +29,6 @@ from parts import (
     validation_loader,
     work,
 )
-
 from planted import ALL
 
 TURN_STEPS = 40

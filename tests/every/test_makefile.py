@@ -99,8 +99,8 @@ def test_an_interrupted_installation_is_done_again(tmp_path: Path):
         shutil.copy(ROOT / name, copy)
     script(
         tmp_path / "venv-python",
-        f'case "$*" in *"pip install"*) echo "$*" | sed "s/.* -e //" >> {calls}; test "$(wc -l < {calls})" -gt 1;; '
-        "*train.py*) echo trained;; esac",
+        f'case "$*" in *"pip install"*"-e "*) echo "$*" | sed "s/.* -e //" >> {calls}; '
+        f'test "$(wc -l < {calls})" -gt 1;; *train.py*) echo trained;; esac',
     )
     script(
         tmp_path / "python",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(project: Path) -> dict[str, Any]:
     (path,) = (project / "logs" / "forecast" / "benches").glob("*/bench.json")
     return json.loads(path.read_text())
+
+
+def command_of(process: psutil.Process) -> str:
+    """Returns its command line; empty if it has ended."""
+    with suppress(psutil.Error):
+        return str(process.cmdline())
+    return ""
 
 
 def is_clean(project: Path) -> bool:
@@ -265,9 +273,7 @@ def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, sign
     )
     try:
         until_s = time.monotonic() + 60
-        while not (
-            started := [each for each in psutil.Process(process.pid).children() if "/2B" in str(each.cmdline())]
-        ):
+        while not (started := [each for each in psutil.Process(process.pid).children() if "/2B" in command_of(each)]):
             assert time.monotonic() < until_s
             time.sleep(0.05)
         os.kill(process.pid, signum)

@@ -41,7 +41,7 @@ class Slowdown:
     letter: str = "B"
     """Name of the run that may be slower."""
     each: str = "sample"
-    """What the time is of: a step where samples are not counted."""
+    """Unit of the time: a step where samples are not counted."""
 
     @property
     def is_beyond_limit(self) -> bool:

@@ -11,7 +11,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
 from wellfed.run.outcome import Outcome
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
 
 
 class SavedTraining:

@@ -51,7 +51,7 @@ from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST
+from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck

@@ -8,7 +8,3 @@ own LightningModule or LightningDataModule. For your own Trainer, use ``from wel
     sanity       tries batches before training  ceiling     times steps without loading
     sharding     FSDP                           callbacks/  checkpoints/  user_module/
 """
-
-from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
-
-defer_torchmetrics()  # before a module of this folder imports Lightning

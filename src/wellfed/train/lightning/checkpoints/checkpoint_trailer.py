@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+LAST, BEST = "last.ckpt", "best.ckpt"
+"""Names of checkpoint files."""
 _BEGIN, _DIGEST = b"wellfed ", b" sha256 "
 _HEX = 64
 """Hexadecimal digits of the digest."""

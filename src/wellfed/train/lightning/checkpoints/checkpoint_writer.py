@@ -12,9 +12,9 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
+from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
 
 _LOG = logging.getLogger(__name__)
-LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 class CheckpointWriter:

@@ -16,7 +16,8 @@ import lightning.pytorch as pl
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.lightning.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST, LAST, CheckpointWriter
+from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_writer import CheckpointWriter
 from wellfed.train.lightning.checkpoints.finite_check import FiniteCheck
 from wellfed.train.lightning.checkpoints.plain_checkpoint import FACTS
 from wellfed.train.step.non_finite import NonFiniteLoss

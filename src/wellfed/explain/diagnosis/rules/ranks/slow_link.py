@@ -33,8 +33,8 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     text = (
         f"All {len(ranks)} ranks spend up to {show_ms(most_ms)} of each step of {show_ms(step_ms)} "
-        f"({show_percent(most_ms / step_ms)}) on averaging {show_bytes(num_bytes)} of gradients ({gb_per_s:.2g} GB/s): "
-        "their backward passes take that much longer than three forward passes. If the model does not explain it, the "
+        f"({show_percent(most_ms / step_ms)}) on averaging {show_bytes(num_bytes)} of gradients ({gb_per_s:.2g} GB/s). "
+        "Their backward passes take that much longer than three forward passes. If the model does not explain it, the "
         "link between them limits the run. More samples a step, or a faster link, make its share smaller"
     )
     figures: Figures = {"reduction_ms": most_ms, "step_ms": step_ms, "gradient_mib": num_bytes / MIB}
