@@ -44,6 +44,8 @@ class WarmPython:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def run(
         self, arguments: Sequence[str], printed: Path, *, variables: Mapping[str, str], folder: Path, timeout_s: float

@@ -373,7 +373,9 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
         told.append(f"{kind.replace('_', ' ')} at step {events[0]['step']}{often}")
     if len(by_kind) == 1:
         ((first, *_),) = by_kind.values()
-        if facts := ", ".join(f"{name}={value}" for name, value in first.items() if name not in _ABOUT):
+        if facts := ", ".join(
+            f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)
+        ):
             told[0] += f": {facts}"
     if told:
         yield from screen.sentence(_cut("; ".join(told)), style="yellow", first="Happened")

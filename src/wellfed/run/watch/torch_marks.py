@@ -165,16 +165,7 @@ class TorchMarks:
         return backward
 
     def _saves(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
-
-        def save(*arguments: Any, **named: Any) -> Any:
-            steps.saving(is_done=False)
-            try:
-                return original(*arguments, **named)
-            finally:
-                steps.saving(is_done=True)
-
-        return save
+        return _between(self._steps.saving, original)
 
     def _replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps = self._steps
@@ -196,24 +187,11 @@ class TorchMarks:
     def _with_closure(self, optimizer: Any, arguments: Any, named: Any) -> Any:
         """Returns the arguments of an optimizer's step with a closure that marks itself; None without one."""
         if isinstance(named.get("closure"), _FUNCTIONS):
-            return arguments, {**named, "closure": self._closure(named["closure"])}
+            return arguments, {**named, "closure": _between(self._steps.closure, named["closure"])}
         # The first of the arguments is the optimizer.
         if len(arguments) > 1 and isinstance(arguments[1], _FUNCTIONS) and _takes_closure(type(optimizer)):
-            return (arguments[0], self._closure(arguments[1]), *arguments[2:]), named
+            return (arguments[0], _between(self._steps.closure, arguments[1]), *arguments[2:]), named
         return None
-
-    def _closure(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
-
-        @functools.wraps(original)
-        def closure(*arguments: Any, **named: Any) -> Any:
-            steps.closure(is_done=False)
-            try:
-                return original(*arguments, **named)
-            finally:
-                steps.closure(is_done=True)
-
-        return closure
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
@@ -360,6 +338,20 @@ def _is_model(module: Any) -> bool:
     """Returns whether a module is watched though it is not trained. Single layers of torch are in all models."""
     is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
     return not is_layer and not isinstance(module, torch.jit.ScriptModule)
+
+
+def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that marks its begin and its end."""
+
+    @functools.wraps(original)
+    def marked(*arguments: Any, **named: Any) -> Any:
+        mark(is_done=False)
+        try:
+            return original(*arguments, **named)
+        finally:
+            mark(is_done=True)
+
+    return marked
 
 
 def _takes_closure(kind: Any) -> bool:
