@@ -150,11 +150,12 @@ optimizer = Twice(model.parameters(), lr=0.1)
 
 
 @pytest.mark.slow
-def test_what_follows_a_backward_pass_in_an_optimizers_step_is_the_step(tmp_path: Path) -> None:
+def test_passes_in_an_optimizers_step_are_no_pause(tmp_path: Path) -> None:
+    """Where the optimizer's own work ends is unknown then."""
     record = watched(tmp_path, more=IN_ITS_STEP, in_step=STEP.format("pass"))
     assert record.time is not None
-    assert record.time["optimizer_frac"] is not None
-    assert record.time["optimizer_frac"] > 0.4
+    assert record.time["optimizer_frac"] is None
+    assert "slow_callbacks" not in findings_of(record)
 
 
 def test_files_saved_one_after_another_are_one_checkpoint(tmp_path: Path) -> None:
