@@ -74,12 +74,15 @@ class CpuUse:
         self._began = self._read()
 
     def entry(self) -> dict[str, float | None]:
-        """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`."""
+        """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`.
+
+        Within the first `_TICKS_S` seconds it returns nothing.
+        """
         passed_s, *spent_s = [
             None if before is None or later is None else max(0.0, later - before)
             for before, later in zip(self._began, self._read(), strict=True)
         ]
-        if not passed_s:
+        if passed_s is None or passed_s < _TICKS_S:
             return {}
         names = ("cores", "machine_cores", "iowait_cores", "core_wait_frac")
         return {name: None if s is None else s / passed_s for name, s in zip(names, spent_s, strict=True)}
@@ -210,6 +213,9 @@ class RankFigures:
 
 
 _KIND = "figures of ranks"
+_TICKS_S = 1.0
+"""Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
+than there are."""
 _OF_SUMMARY = (
     *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean", "readiness_frac"),
     *("forward_frac", "backward_frac", "optimizer_frac"),
