@@ -4,6 +4,8 @@
     python benchmarks/peers_diagnosis.py --cost [--rounds 5] [--out RECORD]
     python benchmarks/peers_diagnosis.py --examples [--out RECORD]
 
+Each also with `--gpu`, on the GPU that is there.
+
 Each fault of `peers/planted.py` is planted in a plain PyTorch script and in a Lightning script. Both tools run each of
 them; the one that comes first changes from run to run. The plain script has the two lines that TraceML needs in a loop
 of one's own; `wellfed watch` and Lightning need none. A verdict is right if its kind of bottleneck is one of those
@@ -20,8 +22,9 @@ either. Whether ours names the cause as well is a column of its own.
 - `--examples`: both on three scripts in the manner of nanoGPT, torchvision's references, and transformers.
 
 TraceML gets a virtual environment of its own (`--traceml-env`), which sees the packages of this one, so that both run
-the same torch. A machine without a GPU shows no copies and no launches. The faults of simulated cards (tests/fake_cuda)
-run under ours alone, and are no comparison.
+the same torch. Without `--gpu` no script sees a GPU, so that there are no copies and no launches. The faults of
+simulated cards (tests/fake_cuda) run under ours alone, and are no comparison. With `--gpu`, both tools get faults of
+the real one instead.
 """
 
 from __future__ import annotations
@@ -48,7 +51,20 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers")]
 
 from parts import Settings, changed  # noqa: E402
-from planted import ALL, COMPUTE, COMPUTES_FRAC, FAULTS, HEALTHY, INPUT, NONE, OURS, THEIRS, Fault  # noqa: E402
+from planted import (  # noqa: E402
+    ALL,
+    COMPUTE,
+    COMPUTES_FRAC,
+    FAULTS,
+    HEALTHY,
+    INPUT,
+    NONE,
+    ON_GPU,
+    OURS,
+    SIMULATED,
+    THEIRS,
+    Fault,
+)
 
 from benchmarks.measuring import finish, turned  # noqa: E402
 from wellfed.record import RunRecord  # noqa: E402
@@ -77,8 +93,8 @@ the kind of bottleneck:
 asked for, as TraceML names none.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
-machine (`busy_machine`) is no verdict on a script, and is left out. The machine has no GPU: faults of copies and
-launches are those of simulated cards, run under `wellfed watch` alone.
+machine (`busy_machine`) is no verdict on a script, and is left out. Without a GPU, faults of copies and launches are
+those of simulated cards, run under `wellfed watch` alone. On a GPU, both tools get three further scripts.
 
 Gains are samples/s with what our verdict says to type over those without it: median (lowest-highest) of 3 pairs of
 trainings. TraceML's advice is in words, so there is nothing to type.
@@ -128,14 +144,14 @@ def our_kind(
 class Machine:
     """Runs scripts under either tool, below a folder; a run that leaves no verdict is one with an empty kind."""
 
-    def __init__(self, folder: Path, traceml: Path) -> None:
+    def __init__(self, folder: Path, traceml: Path, *, has_gpu: bool = False) -> None:
         self._folder, self.traceml = folder, traceml
         paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self._variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **({} if has_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
         }
 
     def run(self, tool: str, fault: Fault, name: str, script: Path, words: Sequence[str]) -> Verdict:
@@ -280,13 +296,17 @@ def show(verdict: Verdict) -> None:
     print(f"    {verdict.says[:240]} {verdict.advice}", flush=True)
 
 
+def _is_healthy(fault: Fault) -> bool:
+    return fault.says.startswith("no fault")
+
+
 def by_kind(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:
     """Returns how many verdicts were right, by kind of fault, script and tool, for the faults that both were given."""
     found: dict[str, dict[str, Any]] = {}
     for one in verdicts:
         fault = ALL[one.fault]
         if fault.card is None:
-            group = "healthy" if fault in HEALTHY else fault.kinds[0]
+            group = "healthy" if _is_healthy(fault) else fault.kinds[0]
             row = found.setdefault(group, {})
             right, number = row.get(f"{one.tool}_{one.script}", (0, 0))
             row[f"{one.tool}_{one.script}"] = (right + one.is_right, number + 1)
@@ -298,12 +318,14 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for tool in ("wellfed", "traceml"):
         of_tool = [one for one in verdicts if one.tool == tool and ALL[one.fault].card is None]
-        planted = [one for one in of_tool if ALL[one.fault] in FAULTS]
+        healthy = [one for one in of_tool if _is_healthy(ALL[one.fault])]
+        planted = [one for one in of_tool if one not in healthy]
         found[f"{tool}_right"], found[f"{tool}_planted"] = sum(one.is_right for one in planted), len(planted)
         found[f"{tool}_typed"] = sum(bool(one.advice) for one in planted)
-        healthy = [one for one in of_tool if ALL[one.fault] in HEALTHY]
         found[f"{tool}_healthy_right"], found[f"{tool}_healthy"] = sum(one.is_right for one in healthy), len(healthy)
-    found["wellfed_cause_named"] = sum(one.names_cause for one in verdicts if ALL[one.fault] in FAULTS)
+    found["wellfed_cause_named"] = sum(
+        one.names_cause for one in verdicts if ALL[one.fault].card is None and not _is_healthy(ALL[one.fault])
+    )
     kinds = by_kind(verdicts)
     found["kinds_below_traceml"] = sorted(
         f"{kind} {script}"
@@ -380,20 +402,26 @@ def examples(machine: Machine) -> list[Verdict]:
 
 
 def newest(theme: str) -> dict[str, Any] | None:
-    """Returns the newest record of ``peers_<theme>``."""
-    found = sorted((ROOT / "benchmarks" / "records").glob(f"*_peers_{theme}_cpu.json"))
+    """Returns the newest record of ``peers_<theme>``; the theme ends with ``_cpu`` or ``_gpu``."""
+    found = sorted((ROOT / "benchmarks" / "records").glob(f"*_peers_{theme}.json"))
     return json.loads(found[-1].read_text()) | {"file": found[-1].name} if found else None
 
 
 def page() -> str:
     """Returns `docs/peers.md`, made from the newest records."""
     text = PAGE_BEGIN
-    for theme, section in (("diagnosis", _verdicts), ("cost", _costs), ("examples", _examples)):
-        record = newest(theme)
-        if record is not None:
-            cores = f"{record['machine']['cpu_quota_cores']:g} cores of {record['machine']['cpu']}"
-            made = f"`{record['command']}`, {record['date']}, on {cores}; record `benchmarks/records/{record['file']}`."
-            text += f"\n{section(record)}\n{made}\n"
+    sections = {"diagnosis": _verdicts, "cost": _costs, "examples": _examples}
+    for theme, section in sections.items():
+        for where in ("cpu", "gpu"):
+            record = newest(f"{theme}_{where}")
+            if record is None:
+                continue
+            machine = record["machine"]
+            on = f"{machine['cpu_quota_cores']:g} cores of {machine['cpu']}"
+            if where == "gpu":
+                on += f" with an {machine['gpus'][0]['name']}"
+            made = f"`{record['command']}`, {record['date']}, on {on}; record `benchmarks/records/{record['file']}`."
+            text += f"\n{section(record)}\n{made}\n".replace("\n\n", f"{'' if where == 'cpu' else ', on a GPU'}\n\n", 1)
     return text
 
 
@@ -442,7 +470,7 @@ def _examples(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=ALL, default=[*ALL])
+    parser.add_argument("--only", nargs="+", choices=ALL, help="faults; default: all of this kind of machine")
     parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=[*SCRIPTS])
     parser.add_argument("--jobs", type=int, default=1, help="scripts at the same time; the cost and gains: one")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing is begun after that")
@@ -450,6 +478,7 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="the cost a step instead")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of --cost")
     parser.add_argument("--examples", action="store_true", help="the scripts in the manner of others instead")
+    parser.add_argument("--gpu", action="store_true", help="on the GPU that is there")
     parser.add_argument("--page", action="store_true", help="write docs/peers.md from the newest records")
     parser.add_argument("--traceml-env", type=Path, default=ROOT / "build" / "traceml")
     parser.add_argument("--out", type=Path, help="record to write")
@@ -457,6 +486,7 @@ def main() -> None:
     if given.page:
         PAGE.write_text(page())
         return
+    names = given.only or [fault.name for fault in (*FAULTS, *(ON_GPU if given.gpu else SIMULATED), *HEALTHY)]
     traceml = traceml_in(given.traceml_env.absolute())
     config = {
         "traceml": TRACEML,
@@ -464,7 +494,7 @@ def main() -> None:
         "jobs": given.jobs,
     }
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
-        machine = Machine(Path(folder), traceml)
+        machine = Machine(Path(folder), traceml, has_gpu=given.gpu)
         if given.cost:
             results, says = cost(machine, given.rounds)
             finish("cost a step of watching a training", results, says, given.out, config=config, n=given.rounds)
@@ -475,12 +505,12 @@ def main() -> None:
             return
         until_s = time.monotonic() + 60 * given.minutes
         more = {"jobs": given.jobs, "has_gains": not given.no_gains, "until_s": until_s}
-        cases = compare(machine, given.only, given.scripts, **more)
+        cases = compare(machine, names, given.scripts, **more)
         verdicts = [*cases]
     found = summary(verdicts)
     expected = [
         {"fault": one.name, "says": one.says, "right": list(one.kinds)} | ({"simulated": True} if one.card else {})
-        for one in map(ALL.__getitem__, given.only)
+        for one in map(ALL.__getitem__, names)
     ]
     finish(
         "verdicts on planted faults beside TraceML's",
@@ -490,7 +520,7 @@ def main() -> None:
         config=config,
         n={"verdicts": 1, "gains": PAIRS},
         expected=expected,
-        not_run=[name for name in given.only if not any(one.fault == name for one in verdicts)],
+        not_run=[name for name in names if not any(one.fault == name for one in verdicts)],
         by_kind=by_kind(verdicts),
         summary=found,
     )

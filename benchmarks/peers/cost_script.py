@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model: Any = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).to(device)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
     data: Any = torch.randn(given.steps + WARMUP, BATCH, WIDTH)
     loader: Any = DataLoader(data, batch_size=None)
@@ -43,7 +45,11 @@ def main() -> None:
     if given.mode == "clock":
         from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock
 
-        clock = StepClock()
+        events = {
+            "new_event": partial(torch.cuda.Event, enable_timing=True),
+            "current_stream": torch.cuda.current_stream,
+        }
+        clock = StepClock(**(events if device.type == "cuda" else {}))
     batches, step = iter(loader), 0
     began = (0.0, 0.0, 0.0)
     while step < given.steps + WARMUP:
@@ -51,7 +57,7 @@ def main() -> None:
             began = (time.thread_time(), time.process_time(), time.perf_counter())
         step += 1
         if clock is None:
-            x = next(batches)
+            x = next(batches).to(device)
             with traced():
                 loss = model(x).square().mean()
                 backward(loss)
@@ -62,6 +68,7 @@ def main() -> None:
         x = next(batches)
         clock.got()
         clock.copy_begins(0)
+        x = x.to(device)
         clock.copied()
         clock.mark((FORWARD, clock.now_s()))
         loss = model(x).square().mean()

@@ -105,14 +105,26 @@ SIMULATED = (
     Fault("small_kernels", "many small kernels, which the host launches one by one", (COMPUTE,),
           {**CARD, "workers": 2, "layers": 60}, ("launch_bound", "small_batch"), {"launch_us": 100.0}),
 )  # fmt: skip
-"""Faults that need a card."""
+"""Faults of a simulated card, for `wellfed watch` alone."""
+ON_GPU = (
+    Fault("copies_to_gpu", "batches of 64 MiB are copied from memory that is not pinned", (COPY,),
+          {"rest_ms": 0.0, "workers": 8, "prefetch": 2, "batch": 64, "features": 2**18, "width": 64, "steps": 40},
+          ("slow_copy",)),
+    Fault("kernels_of_gpu", "many small kernels, which the host launches one by one", (COMPUTE,),
+          {"rest_ms": 0.0, "workers": 2, "prefetch": 4, "layers": 60, "width": 32, "features": 32, "steps": 150},
+          ("launch_bound", "small_batch", "many_tensors")),
+    Fault("computes_on_gpu", "no fault: a model that keeps the GPU at work", (NONE, COMPUTE),
+          {"rest_ms": 0.0, "workers": 2, "prefetch": 4, "batch": 256, "width": 8192, "layers": 8, "features": 64},
+          ("healthy", "unknown")),
+)  # fmt: skip
+"""Further scripts where a real GPU is, for both tools."""
 HEALTHY = (
     Fault("fed", "no fault: each batch is in memory", (NONE, COMPUTE), READY, ("healthy", "unknown")),
     Fault("computes", "no fault: a model that keeps the CPU at work", (NONE, COMPUTE),
           {**READY, "rest_ms": 0.0, "width": 640, "layers": 3, "features": 32, "batch": 64}, ("healthy", "unknown")),
 )  # fmt: skip
 """Runs that no tool may accuse."""
-ALL = {fault.name: fault for fault in (*FAULTS, *SIMULATED, *HEALTHY)}
+ALL = {fault.name: fault for fault in (*FAULTS, *SIMULATED, *ON_GPU, *HEALTHY)}
 
 OURS = {
     **dict.fromkeys(

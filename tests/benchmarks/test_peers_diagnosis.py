@@ -27,7 +27,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_24_faults_each_with_an_expectation(benchmark: Any) -> None:
     kinds = {"input", "copy", "between", "compute", "start", "none"}
     assert len(benchmark.FAULTS) == 24
-    assert len(benchmark.ALL) == 28  # two of a simulated card, and two healthy scripts
+    assert len(benchmark.ALL) == 31  # two of a simulated card, three of a GPU, and two healthy scripts
     for fault in benchmark.ALL.values():
         assert fault.kinds, fault
         assert set(fault.kinds) <= kinds
