@@ -353,7 +353,7 @@ def sentence(found: Mapping[str, Any]) -> str:
     return f"{said} Kinds in which ours was right less often: {below}."
 
 
-def cost(machine: Machine, rounds: int) -> tuple[list[dict[str, Any]], str]:
+def cost(machine: Machine, rounds: int, steps: int) -> tuple[list[dict[str, Any]], str]:
     """Returns the cost a step of each way to watch, over the loop alone in the same round."""
     script, taken = PEERS / "cost_script.py", dict[str, list[dict[str, float]]]()
     commands: dict[str, list[Any]] = {
@@ -371,7 +371,7 @@ def cost(machine: Machine, rounds: int) -> tuple[list[dict[str, Any]], str]:
                 ports = ["--aggregator-port", free_port(), "--master-port", free_port()]
                 run = [machine.traceml, "run", script, "--logs-dir", place / "logs", "--run-name", "run", *ports]
                 command = [*run, "--args", "--mode", *command]
-            done = machine.ended([*command, "--out", place / "cost.json"], place)
+            done = machine.ended([*command, "--steps", str(steps), "--out", place / "cost.json"], place)
             if done.returncode:
                 raise RuntimeError(f"{name}: {done.stderr[-1000:]}")
             if number:
@@ -477,6 +477,7 @@ def main() -> None:
     parser.add_argument("--no-gains", action="store_true", help="don't follow the advice")
     parser.add_argument("--cost", action="store_true", help="the cost a step instead")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of --cost")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of each loop of --cost")
     parser.add_argument("--examples", action="store_true", help="the scripts in the manner of others instead")
     parser.add_argument("--gpu", action="store_true", help="on the GPU that is there")
     parser.add_argument("--page", action="store_true", help="write docs/peers.md from the newest records")
@@ -496,7 +497,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         machine = Machine(Path(folder), traceml, has_gpu=given.gpu)
         if given.cost:
-            results, says = cost(machine, given.rounds)
+            results, says = cost(machine, given.rounds, given.steps)
             finish("cost a step of watching a training", results, says, given.out, config=config, n=given.rounds)
             return
         if given.examples:

@@ -1,7 +1,8 @@
 """Data, model and work beside the steps, of which the scripts of `benchmarks/peers_diagnosis.py` are made.
 
-Most models rest in their passes: a stand-in for a device, so that a step takes as long on a busy machine. The work of a
-fault is real where that is what costs (decoding, checkpoints, garbage), and a rest where something else is waited for.
+Most models rest in their passes, so that a step takes as long on a busy machine. On a CPU this is a stand-in for a
+device; on a GPU the GPU is busy for as long. The work of a fault is real where that is what costs (decoding,
+checkpoints, garbage), and a rest where something else is waited for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 CHECKPOINT = "planted.pt"
+GPU_CYCLES_A_MS = 1.7e6
+"""Of a kernel that does nothing else. GPUs run at 1.4 to 2.5 GHz."""
 
 
 @dataclass
@@ -185,18 +188,26 @@ def validation_loader(settings: Settings) -> DataLoader[Any]:
 
 
 class Resting(torch.autograd.Function):
-    """Rest in the forward and in the backward pass."""
+    """Rest in the forward and in the backward pass; on a GPU it is the GPU that is busy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ms: float) -> Tensor:
         ctx.ms = ms
-        rest(ms)
+        occupy(x.device, ms)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        rest(ctx.ms)
+        occupy(gradients[0].device, ctx.ms)
         return gradients[0], None
+
+
+def occupy(device: torch.device, ms: float) -> None:
+    """Waits on a CPU. Launches a kernel of about so many milliseconds on a GPU."""
+    if device.type == "cuda":
+        torch.cuda._sleep(int(ms * GPU_CYCLES_A_MS))
+    else:
+        rest(ms)
 
 
 class Net(nn.Module):

@@ -39,6 +39,11 @@ class Gain:
         """Share of the current time that would be won back."""
         return max(0.0, 1 - 1 / self.factor)
 
+    def within(self, frac: float) -> Gain:
+        """Returns the gain of the whole of which this one speeds up the share ``frac``."""
+        factor, low, high = (1 / (1 - frac + frac / one) for one in (self.factor, self.low, self.high))
+        return Gain(factor, low, high)
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.explain.diagnosis.compute_phases import phase_shares, show_phases
+from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules.between_steps import (
@@ -136,6 +136,8 @@ _OF_COMPUTE = (
     many_tensors.check,
 )
 """Rules on the compute time of a step. Their findings show its phases."""
+_GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory_unused.check)
+"""Rules whose gains refer to the compute time of a step."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _RANKS_FIRST = 2.0
@@ -194,6 +196,16 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
 
 
+def _within_step(finding: Finding, evidence: Evidence) -> Finding:
+    """Returns the finding with a gain of the whole step. Its time outside of passes and optimizer stays as it is."""
+    time, gain = evidence.record.time, finding.gain
+    if time is None or gain is None:
+        return finding
+    phases = phase_shares(time)
+    frac = sum(phases.values()) - phases.get(OTHER, 0.0) if phases else time["compute_frac"]
+    return replace(finding, gain=gain.within(min(1.0, frac)))
+
+
 def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
     """Returns the finding with the share of each phase of compute, if they were measured."""
     shares = phase_shares(evidence.record.time)
@@ -221,6 +233,7 @@ def _of_steps(evidence: Evidence) -> list[Finding]:
         finding = rule(evidence)
         if finding is None:
             continue
+        finding = _within_step(finding, evidence) if rule in _GAINS_OF_COMPUTE else finding
         finding = _with_phases(finding, evidence) if rule in _OF_COMPUTE else finding
         found.append(replace(finding, steps_frac=frac) if is_small and rule not in _OF_WALL else finding)
     return found

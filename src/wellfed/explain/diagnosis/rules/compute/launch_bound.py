@@ -1,4 +1,4 @@
-"""Finds steps of many small kernels, between which the card waits for Python to launch the next."""
+"""Finds steps whose kernels the host launches no faster than the card runs them, so that the card waits in between."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check(evidence: Evidence) -> Finding | None:
     can_compile = evidence.value("gpu.compile") in _WITHOUT_GRAPHS
     return Finding(
         "launch_bound",
-        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host takes "
-        f"{show_percent(min(load.launch_frac, 1.0))} of it to launch the step's kernels, many and small ones, and is "
-        "never ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
+        f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host takes "
+        f"{show_percent(min(load.launch_frac, 1.0))} of it to run the step's code and launch its kernels, and is never "
+        "ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
         f"or fewer and larger tensors in the model.{waits}",
         {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
         ("gpu.compile=reduce-overhead",) if can_compile else (),

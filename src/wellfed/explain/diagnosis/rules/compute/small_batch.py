@@ -47,7 +47,8 @@ def check(evidence: Evidence) -> Finding | None:
 def _use_of(load: DeviceLoad) -> str:
     """Returns the figure that shows that the card is not full, as text."""
     if load.limit == "launches":
-        return f"it is busy for {show_percent(load.busy_frac)} of a step, and waits for Python to launch the rest"
+        busy = show_percent(load.busy_frac)
+        return f"it is busy for {busy} of the compute time, and waits for Python to launch the rest"
     if load.limit == "bandwidth" and load.dram_frac is not None:
         return f"{show_percent(load.dram_frac)} of its memory's bandwidth goes into reading weights for few samples"
     return f"{show_percent(load.full_frac)} of it is at work"

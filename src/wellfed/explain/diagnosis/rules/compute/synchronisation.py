@@ -21,9 +21,10 @@ def check(evidence: Evidence) -> Finding | None:
     lines = load.synchronisations
     return Finding(
         "synchronisation",
-        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host waits for it at {places(lines)}, and "
-        "the GPU then waits for the host to launch the next kernels. Keep such values on the device (no .item(), "
-        ".cpu(), or `if` on a tensor), and read them every 50 steps instead of in each.",
+        f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host waits for it at "
+        f"{places(lines)}, and the GPU then waits for the host to launch the next kernels. Keep such "
+        "values on the device (no .item(), .cpu(), or `if` on a tensor), and read them every 50 steps instead of in "
+        "each.",
         {
             "busy_frac": load.busy_frac,
             "full_frac": load.full_frac,

@@ -31,7 +31,8 @@ def check(evidence: Evidence) -> Finding | None:
     figures: Figures = {"full_frac": load.full_frac, "capability": capability}
     text = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
-        text = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {text}: its tensor cores are not used"
+        busy = show_percent(load.busy_frac)
+        text = f"The GPU is busy for {busy} of the compute time and {text}: its tensor cores are not used"
     else:
         figures["tensor_frac"] = tensor
         at_work = (
