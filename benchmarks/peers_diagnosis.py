@@ -15,6 +15,7 @@ either. Whether ours names the cause as well is a column of its own.
 - `wellfed watch`: the first finding, without the remark that other programs used the machine. If it accuses nothing,
   the kind is `compute` where the shares it shows have 90 % compute, which is what TraceML's COMPUTE-BOUND means.
 - TraceML: `primary_diagnosis` of its `final_summary.json`.
+- A healthy script is accused by a finding of ours that names a cause, and by a kind of TraceML's other than `compute`.
 - What a verdict says to type is followed in the plain script: trainings with and without it, in turns in one process.
   Samples/s after over before, one a pair. Advice in words (TraceML's, and ours without a setting) can't be typed.
 - `--cost`: microseconds a step of a loop of small steps, each kind in a process of its own, in turns, minus those of
@@ -34,6 +35,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -41,8 +43,9 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,15 +133,14 @@ class Verdict:
 def our_kind(
     findings: Sequence[Mapping[str, Any]], time_: Mapping[str, Any] | None
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Returns the kind of bottleneck, and the finding that says so."""
-    found = [one for one in findings if one["id"] not in ON_MACHINE]
-    for one in found:
-        if one["id"] == "unexplained" and "wait_frac" in one["evidence"]:
-            return INPUT, one
-        if one["id"] in OURS:
-            return OURS[one["id"]], one
+    """Returns the kind of bottleneck, and the first finding that is about the script."""
+    first = next((one for one in findings if one["id"] not in ON_MACHINE), None)
+    if first is not None and first["id"] == "unexplained" and "wait_frac" in first["evidence"]:
+        return INPUT, first
+    if first is not None and first["id"] in OURS:
+        return OURS[first["id"]], first
     is_compute = time_ is not None and time_["compute_frac"] >= COMPUTES_FRAC
-    return (COMPUTE if is_compute else NONE), found[0] if found else None
+    return (COMPUTE if is_compute else NONE), first
 
 
 class Machine:
@@ -163,6 +165,8 @@ class Machine:
         )
         kind, identity, says, advice, more = found
         is_right = kind in fault.kinds
+        if _is_healthy(fault):
+            is_right = bool(kind) and not _accuses(tool, kind, identity)
         verdict = Verdict(fault.name, name, tool, kind, is_right, identity, says, advice, **more)
         verdict.wall_s = time.perf_counter() - began_s
         shutil.rmtree(place, ignore_errors=True)
@@ -175,11 +179,16 @@ class Machine:
     def ended(self, command: Sequence[str | Path], place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs a command in a folder."""
         words, env = [*map(str, command)], {**self._variables, **variables}
-        options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": TIMEOUT_S}
-        try:
-            return subprocess.run(words, cwd=place, env=env, check=False, **options)
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(words, 124, "", f"not ended after {TIMEOUT_S} s")
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(words, cwd=place, env=env, errors="replace", start_new_session=True, **pipes) as process:
+            try:
+                out, err = process.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                return subprocess.CompletedProcess(words, 124, "", f"not ended after {TIMEOUT_S} s")
+            finally:
+                with suppress(ProcessLookupError):  # none is left of those that the tool started
+                    os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def _ours(self, place: Path, fault: Fault, script: Path, words: Sequence[str]) -> tuple[Any, ...]:
         command: list[str | Path] = [sys.executable, "-m", "wellfed", "watch", script, *words]
@@ -219,7 +228,8 @@ class Machine:
         done = self.ended([sys.executable, SCRIPTS["plain"], *words], place)
         shutil.rmtree(place, ignore_errors=True)
         if done.returncode:
-            raise RuntimeError(done.stderr)
+            print(f"{fault.name}: the advice could not be followed: {done.stderr[-400:]}", flush=True)
+            return []
         return [after / before for before, after in json.loads(done.stdout.splitlines()[-1])["pairs"]]
 
 
@@ -261,31 +271,35 @@ def traceml_in(folder: Path) -> Path:
 
 
 def compare(
-    machine: Machine, names: Sequence[str], scripts: Sequence[str], *, jobs: int, has_gains: bool, until_s: float
-) -> Iterator[Verdict]:
-    """Yields the verdicts of both tools on all scripts, in turns; then what typed advice won, without other jobs."""
+    machine: Machine, names: Sequence[str], scripts: Sequence[str], *, jobs: int, until_s: float
+) -> list[Verdict]:
+    """Returns the verdicts of both tools on all scripts, in turns."""
     cases = [(ALL[name], script) for name in names for script in scripts]
 
     def of_case(number: int) -> list[Verdict]:
         fault, script = cases[number]
         if time.monotonic() > until_s:
             return []
-        tools = ["wellfed"] if fault.card is not None else turned(["wellfed", "traceml"], number)
+        turn = number + number // len(scripts)  # each script begins with either tool
+        tools = ["wellfed"] if fault.card is not None else turned(["wellfed", "traceml"], turn)
         found = [machine.run(tool, fault, script, SCRIPTS[script], ["--fault", fault.name]) for tool in tools]
         for verdict in found:
             show(verdict)
         return found
 
     with ThreadPoolExecutor(jobs) as pool:
-        verdicts = [verdict for found in pool.map(of_case, range(len(cases))) for verdict in found]
+        return [verdict for found in pool.map(of_case, range(len(cases))) for verdict in found]
+
+
+def follow(machine: Machine, verdicts: Sequence[Verdict], until_s: float) -> None:
+    """Adds what typed advice won in the plain script, one training after the other."""
     for verdict in verdicts:
         fault = ALL[verdict.fault]
         settings = Settings(**fault.settings)
         is_typed = bool(verdict.advice) and changed(settings, verdict.advice) != settings
-        if has_gains and verdict.script == "plain" and is_typed and fault.card is None and time.monotonic() < until_s:
+        if verdict.script == "plain" and is_typed and fault.card is None and time.monotonic() < until_s:
             verdict.gains = machine.gains(fault, verdict.advice)
             show(verdict)
-        yield verdict
 
 
 def show(verdict: Verdict) -> None:
@@ -298,6 +312,12 @@ def show(verdict: Verdict) -> None:
 
 def _is_healthy(fault: Fault) -> bool:
     return fault.says.startswith("no fault")
+
+
+def _accuses(tool: str, kind: str, identity: str) -> bool:
+    if tool == "wellfed":
+        return identity in OURS or kind == INPUT
+    return kind not in ("", NONE, COMPUTE)
 
 
 def by_kind(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Any]]:
@@ -319,10 +339,12 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     for tool in ("wellfed", "traceml"):
         of_tool = [one for one in verdicts if one.tool == tool and ALL[one.fault].card is None]
         healthy = [one for one in of_tool if _is_healthy(ALL[one.fault])]
+        accused = [one for one in healthy if _accuses(tool, one.kind, one.id)]
         planted = [one for one in of_tool if one not in healthy]
         found[f"{tool}_right"], found[f"{tool}_planted"] = sum(one.is_right for one in planted), len(planted)
         found[f"{tool}_typed"] = sum(bool(one.advice) for one in planted)
-        found[f"{tool}_healthy_right"], found[f"{tool}_healthy"] = sum(one.is_right for one in healthy), len(healthy)
+        found[f"{tool}_accused"], found[f"{tool}_healthy"] = len(accused), len(healthy)
+        found[f"{tool}_without_verdict"] = sum(not one.kind for one in of_tool)
     found["wellfed_cause_named"] = sum(
         one.names_cause for one in verdicts if ALL[one.fault].card is None and not _is_healthy(ALL[one.fault])
     )
@@ -345,8 +367,8 @@ def sentence(found: Mapping[str, Any]) -> str:
     """Returns the summary in words."""
     said = " ".join(
         f"{name} named the kind of bottleneck in {found[f'{tool}_right']} of {found[f'{tool}_planted']} scripts with a "
-        f"fault. It accused {found[f'{tool}_healthy'] - found[f'{tool}_healthy_right']} of {found[f'{tool}_healthy']} "
-        "healthy ones."
+        f"fault. It accused {found[f'{tool}_accused']} of {found[f'{tool}_healthy']} healthy ones, and gave no "
+        f"verdict on {found[f'{tool}_without_verdict']}."
         for tool, name in (("wellfed", "`wellfed watch`"), ("traceml", f"TraceML {TRACEML}"))
     )
     below = ", ".join(found["kinds_below_traceml"]) or "none"
@@ -505,9 +527,17 @@ def main() -> None:
             finish("verdicts on scripts in the manner of others", rows, "", given.out, config=config, n=1)
             return
         until_s = time.monotonic() + 60 * given.minutes
-        more = {"jobs": given.jobs, "has_gains": not given.no_gains, "until_s": until_s}
-        cases = compare(machine, names, given.scripts, **more)
-        verdicts = [*cases]
+        verdicts = compare(machine, names, given.scripts, jobs=given.jobs, until_s=until_s)
+        finish_verdicts(verdicts, names, given.out, config)
+        if not given.no_gains:
+            follow(machine, verdicts, until_s)
+            finish_verdicts(verdicts, names, given.out, config)
+
+
+def finish_verdicts(
+    verdicts: Sequence[Verdict], names: Sequence[str], out: Path | None, config: Mapping[str, Any]
+) -> None:
+    """Prints the summary, and writes the record."""
     found = summary(verdicts)
     expected = [
         {"fault": one.name, "says": one.says, "right": list(one.kinds)} | ({"simulated": True} if one.card else {})
@@ -517,7 +547,7 @@ def main() -> None:
         "verdicts on planted faults beside TraceML's",
         [_row(one) for one in verdicts],
         sentence(found),
-        given.out,
+        out,
         config=config,
         n={"verdicts": 1, "gains": PAIRS},
         expected=expected,

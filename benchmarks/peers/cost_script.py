@@ -45,11 +45,10 @@ def main() -> None:
     if given.mode == "clock":
         from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock
 
-        events = {
-            "new_event": partial(torch.cuda.Event, enable_timing=True),
-            "current_stream": torch.cuda.current_stream,
-        }
-        clock = StepClock(**(events if device.type == "cuda" else {}))
+        clock = StepClock()
+        if device.type == "cuda":
+            new_event: Any = partial(torch.cuda.Event, enable_timing=True)
+            clock = StepClock(new_event=new_event, current_stream=torch.cuda.current_stream)
     batches, step = iter(loader), 0
     began = (0.0, 0.0, 0.0)
     while step < given.steps + WARMUP:

@@ -32,7 +32,7 @@ from parts import (
 from planted import ALL
 
 TURN_STEPS = 40
-"""Steps of a training whose samples/s are compared."""
+"""Minimum steps of a training whose samples/s are compared."""
 
 
 def validate(model: torch.nn.Module, loader: Any, device: torch.device) -> None:
@@ -103,8 +103,9 @@ def main() -> None:
     if not given.turns:
         train(settings, has_traceml=given.traceml)
         return
-    settings.steps = min(settings.steps, TURN_STEPS)
     other = changed(settings, given.change)
+    interval = max(TURN_STEPS, other.validate_every, other.checkpoint_every)  # rarer pauses are there, too
+    settings.steps = other.steps = min(settings.steps, interval)
     pairs = []
     for number in range(given.turns):
         rates = {name: train(one) for name, one in ((0, settings), (1, other))[:: -1 if number % 2 else 1]}

@@ -9,7 +9,7 @@ The kinds of a bottleneck, which both tools are held to:
     start     the first steps took it
     none      nothing costs time
 
-`Fault.kinds` holds all kinds that count as right for that fault, for either tool.
+TraceML has no verdict on the start. `Fault.kinds` holds all kinds that count as right for that fault, for either tool.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ FAULTS = (
     Fault("python_loss", "the loss goes through the batch in Python", (BETWEEN,), {**READY, "loss_ms": 32.0},
           ("slow_callbacks",)),
     Fault("work_between_epochs", "half a second of work after each epoch of 10 steps", (BETWEEN,),
-          {**READY, "epoch_steps": 10, "epoch_end_ms": 500.0}, ("slow_callbacks",)),
+          {**READY, "steps": 70, "epoch_steps": 10, "epoch_end_ms": 500.0}, ("slow_callbacks",)),
     # Forward, backward and optimizer
     Fault("optimizer_by_tensor", "the optimizer updates 1,500 small tensors one by one", (COMPUTE,),
           {**READY, "rest_ms": 2.0, "tensors": 1500}, ("many_tensors",)),
@@ -94,7 +94,7 @@ FAULTS = (
           {"rest_ms": 0.0, "layers": 400, "width": 8, "features": 8, "batch": 2, "steps": 100}, ("many_tensors",)),
     Fault("second_forward", "accuracy by a second pass over each batch, after the step", (COMPUTE, BETWEEN),
           {**READY, "second_passes": 2}, ("slow_callbacks", "frequent_validation")),
-    Fault("slow_first_step", "the first step takes four seconds", (START, COMPUTE, NONE),
+    Fault("slow_first_step", "the first step takes four seconds", (START,),
           {**READY, "first_ms": 4000.0}, ("slow_start",)),
 )  # fmt: skip
 """Faults on the CPU."""

@@ -20,7 +20,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import peers_diagnosis
 
     yield peers_diagnosis
-    for name in {"peers_diagnosis", "faults", "parts"} - before:
+    for name in {"peers_diagnosis", "planted", "parts"} - before:
         sys.modules.pop(name, None)
 
 
