@@ -104,6 +104,7 @@ class Bookkeeper:
     def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
         """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
+        self._forget_ranks()
         if in_place:
             self._resumed_at = step
             self.journal.cut_after(step)
@@ -120,6 +121,12 @@ class Bookkeeper:
         self.progress.step, record.steps, record.epochs = step, step, epochs
         self.journal.rewind(step, max([began_s, *saved_s]))
         record.samples = self.journal.samples_written()
+        self._forget_ranks()
+
+    def _forget_ranks(self) -> None:
+        """Removes the figures of ranks of an earlier attempt, which may have been others."""
+        self.record.ranks = []
+        self.record.loading.pop("longest_wait", None)
 
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
         """Opens the chosen loggers. If one fails, the files still have every metric."""

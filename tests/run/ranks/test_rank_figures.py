@@ -64,7 +64,10 @@ def test_all_report_after_the_same_step_and_rank_0_reads_after_the_next(exchange
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
     assert not any(one.stepped(step) for step in range(4) for one in of_ranks)
+    assert exchanges[0].latest(rank_figures._KIND) == [None] * 3  # 30 s have not passed
     monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
+    for one in of_ranks:
+        one.begin()
     assert [one.stepped(4) for one in of_ranks] == [False] * 3
     assert recorded == {}  # the others may not have left theirs yet
     await_reports(exchanges, 3)
@@ -76,6 +79,36 @@ def test_all_report_after_the_same_step_and_rank_0_reads_after_the_next(exchange
     assert first["peak_gib"] == 1.5
     assert first["cpu_quota_cores"] == 2.0
     assert "cores" not in first  # too little time has passed
+
+
+def test_reports_of_some_ranks_are_recorded_at_the_end_alone(exchanges, monkeypatch):
+    monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
+    recorded = {}
+    first, second, _ = figures_of(joined(exchanges), recorded)
+    assert [first.stepped(4), second.stepped(4)] == [False, False]
+    await_reports(exchanges, 2)
+    assert not first.stepped(5)  # the third rank has left none yet
+    assert recorded == {}
+    assert first.record_latest()
+    assert [one["rank"] for one in recorded[0][-1]] == [0, 1]
+
+
+def test_pauses_do_not_make_reports_more_frequent(exchanges):
+    """Else a run that compiles for minutes would report every few steps afterwards."""
+    now_s, step, reported, steps = 0.0, 0, [], rows(steps=200)  # of 100 ms
+    figures = RankFigures(
+        {"rank": 0, "node": 0, "gpu": None, "cpu_quota_cores": 2.0},
+        OtherRanks(0, exchange=joined(exchanges)[0]),
+        rows=lambda: steps,
+        peak_gib=lambda: reported.append(step),
+        record=lambda found: None,
+        now_s=lambda: now_s,
+    )
+    figures.begin()
+    for step in range(1, 1500):  # the figures are told of it
+        now_s += 300.1 if step == 2 else 0.1
+        figures.stepped(step)
+    assert reported == [512, 1024]
 
 
 def test_cores_are_known_when_enough_time_has_passed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,10 +102,19 @@ class Evidence:
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
         """Readings of GPUs and host during training."""
+        host_cores = self.record.machine.get("host_cores")
+        return TrainingTelemetry(self.curves, self.cores, host_cores, self._cores_of_other_ranks())
+
+    def _cores_of_other_ranks(self) -> float:
+        """Returns the cores of other ranks on rank 0's machine, unless telemetry counts them as this process's own; nan
+        if those of a rank are unknown."""
+        if self.record.launch is None or self.num_ranks == 1:
+            return 0.0
         hosts = {one["rank"]: host_of(one) for one in self.record.ranks}
-        here = (one for one in self.record.ranks if one["rank"] > 0 and host_of(one) == hosts.get(0))
-        of_ranks = 0.0 if self.record.launch is None else sum(one.get("cores") or 0.0 for one in here)
-        return TrainingTelemetry(self.curves, self.cores, self.record.machine.get("host_cores"), of_ranks)
+        if len(hosts) < self.num_ranks:
+            return math.nan
+        here = [one.get("cores") for one in self.record.ranks if one["rank"] > 0 and host_of(one) == hosts.get(0)]
+        return sum(math.nan if cores is None else cores for cores in here)
 
     @cached_property
     def swings(self) -> RunSwings:
@@ -129,6 +139,12 @@ class Evidence:
     def num_workers(self) -> int:
         """Threads or processes that build batches; 0 = the training process does."""
         return int(self.value("loader.num_workers") or 0)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run: as planned, or as many as have reported."""
+        planned = int(self.value("trainer.devices") or 1) * int(self.value("trainer.num_nodes") or 1)
+        return max(planned, len(self.record.ranks))
 
     @property
     def cores(self) -> float | None:

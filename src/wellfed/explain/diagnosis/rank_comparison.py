@@ -252,8 +252,7 @@ def _by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler
     if factor < limits.UNEVEN_FACTOR_OF_RANKS:
         sizes_mib = [one.get("batch_mib") or 0.0 for one in ranks]
         top, typical, factor = _above_others(ranks, sizes_mib)
-        half_mib = _half_width(top, typical, "batch_half_mib")
-        if half_mib is None or max(sizes_mib) * (1 - 1 / factor) <= half_mib:
+        if _half_width(top, typical, "batch_half_mib") is None or share_factor(top, typical) == 1.0:
             return None
     is_uneven = factor >= limits.UNEVEN_FACTOR_OF_RANKS
     return _by_factor(len(ranks), top, typical, factor, "uneven_shares") if is_uneven else None
@@ -307,12 +306,16 @@ def machine_of(evidence: Evidence, found: Straggler) -> MachineTrouble | None:
 
 
 def share_factor(rank: RankEntry, other: RankEntry) -> float:
-    """Returns how much larger a rank's batches are than another's, by samples or bytes; 1 if they are not."""
-    factors = [1.0]
-    for more, fewer in ((rank.get("samples"), other.get("samples")), (rank.get("batch_mib"), other.get("batch_mib"))):
-        if more and fewer and more >= limits.UNEVEN_FACTOR_OF_RANKS * fewer:
-            factors.append(more / fewer)
-    return max(factors)
+    """Returns how much larger a rank's batches are than another's, by samples or bytes; 1 if they are not. Bytes are
+    those of some batches, so they count beyond their interval."""
+    samples, usual = rank.get("samples") or 0.0, other.get("samples") or 0.0
+    mib, usual_mib = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
+    half_mib = _half_width(rank, other, "batch_half_mib")
+    if half_mib is not None and mib - usual_mib <= half_mib:
+        mib = usual_mib
+    factors = [more / fewer for more, fewer in ((samples, usual), (mib, usual_mib)) if more and fewer]
+    factor = max(factors, default=1.0)
+    return factor if factor >= limits.UNEVEN_FACTOR_OF_RANKS else 1.0
 
 
 def _is_share(found: Straggler) -> bool:

@@ -51,9 +51,12 @@ def machine_trouble(
 
 
 def _others_cores(evidence: Evidence, rank: RankEntry) -> float:
-    """Returns the cores of a rank's machine that are busy with none of the run's ranks."""
-    own = sum(one.get("cores") or 0.0 for one in evidence.record.ranks if host_of(one) == host_of(rank))
-    return max(0.0, (rank.get("machine_cores") or 0.0) - own)
+    """Returns the cores of a rank's machine that are busy with none of the run's ranks; 0 if those are unknown."""
+    own = [one.get("cores") for one in evidence.record.ranks if host_of(one) == host_of(rank)]
+    known = [cores for cores in own if cores is not None]
+    if len(known) < len(own) or len(evidence.record.ranks) < evidence.num_ranks:
+        return 0.0
+    return max(0.0, (rank.get("machine_cores") or 0.0) - sum(known))
 
 
 def card_trouble(evidence: Evidence, rank: RankEntry, other: RankEntry, *, longer: float) -> Trouble | None:

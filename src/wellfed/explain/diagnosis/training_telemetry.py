@@ -25,7 +25,7 @@ class TrainingTelemetry:
     host_cores: float | None
     """CPUs of the machine; None if not measured."""
     ranks_cores: float = 0.0
-    """Cores of the other ranks on the machine, unless the run counts them as its own."""
+    """Cores of the other ranks on the machine, unless the run counts them as its own; nan = unknown."""
 
     def curve(self, name: str, gpu: int = HOST) -> Series:
         """Returns the readings of a figure, without missing ones."""

@@ -314,16 +314,17 @@ class StepClock:
     def _row_on_device(self, marks: _Marks) -> StepRow:
         """Returns the row of a step by the device's own time line.
 
-        The device stood idle between two steps. Of this gap the time in which the loop waited for a batch is wait, and
-        that in which ranks exchanged is compute; in the rest the host was late.
+        The device stood idle between two steps, at the end of what the host did meanwhile: it waited for a batch, then
+        ranks exchanged, which counts as compute. In the rest of the gap the host was late.
         """
         assert marks.copied is not None
         assert marks.end is not None
         previous, begin, copied, end = marks.previous, marks.begin, marks.copied, marks.end
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
-        gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(begin))
-        wait_ms, copy_ms = min(gap_ms, asked_wait_ms), begin.elapsed_time(copied)
-        exchange_ms = min(gap_ms - wait_ms, marks.exchange_ms)
+        unknown_ms = asked_wait_ms + marks.exchange_ms
+        gap_ms = unknown_ms if previous is None else max(0.0, previous.elapsed_time(begin))
+        exchange_ms, copy_ms = min(gap_ms, marks.exchange_ms), begin.elapsed_time(copied)
+        wait_ms = min(gap_ms - exchange_ms, asked_wait_ms)
         phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, 0.0]
         for begun, event in marks.phases or ():
             spent_ms[phase] += since.elapsed_time(event)

@@ -65,6 +65,11 @@ class OtherRanks:
         """Rank 0 shows how this rank has ended."""
 
     @property
+    def world_size(self) -> int:
+        """Number of ranks that this one is connected with, itself included."""
+        return 1 if self._exchange is None else self._exchange.launch.world_size
+
+    @property
     def _together(self) -> Exchange | None:
         """The exchange, if all ranks were started at once, so that they can take turns before training."""
         return None if self._exchange is None or self._exchange.launch.by == "Lightning" else self._exchange

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import multiprocessing.process
 import os
 import socket
 import time
@@ -113,23 +112,26 @@ class RankFigures:
         rows: Callable[[], Sequence[StepRow]],
         peak_gib: Callable[[], float | None],
         record: Callable[[Sequence[RankEntry]], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._about, self._others = about, others
+        self._about, self._others, self._now_s = about, others, now_s
         self._rows, self._peak_gib, self._record = rows, peak_gib, record
         self._sizes = BatchSizes()
         self._cpu: CpuUse | None = None
-        self._num_steps, self._has_reports = 0, False
-        self._began_s, self._reported_s = time.monotonic(), -math.inf
+        self._began_s: float | None = None
+        """End of the first step; the ranks that Lightning starts begin with it."""
+        self._num_steps, self._apart, self._has_reports = 0, 0, False
+        self._reported_s = -math.inf
 
     def begin(self) -> None:
         """Starts to measure, as training begins. Reports before a restart no longer count."""
         if self._about is None:
             return
-        self._sizes, self._cpu, self._num_steps, self._has_reports = BatchSizes(), None, 0, False
-        self._began_s, self._reported_s = time.monotonic(), -math.inf
+        self._sizes, self._cpu, self._began_s = BatchSizes(), None, None
+        self._num_steps, self._apart, self._has_reports = 0, 0, False
+        self._reported_s = -math.inf
         with _logged():
             self._others.publish(_KIND, None)
-            self._cpu = CpuUse()
 
     @property
     def on_batch(self) -> Callable[[Delivery], None] | None:
@@ -140,34 +142,52 @@ class RankFigures:
         """Reports after a step if that is due. Returns whether rank 0 has recorded new figures.
 
         Ranks report at the same step, so that they are held up at once. Rank 0 reads the reports after the next step:
-        ranks step together, so all have left theirs by then.
+        ranks step together, so nearly all have left theirs by then. Reports of some ranks alone are not recorded.
         """
         if self._about is None:
             return False
+        if self._began_s is None:
+            self._began_s = self._now_s()
+            with _logged():
+                self._cpu = CpuUse()
         self._num_steps += 1
         if self._has_reports:
             self._has_reports = False
-            return self.record_latest()
-        passed_s = time.monotonic() - self._began_s
-        if passed_s >= EVERY_S and step % steps_apart(passed_s / self._num_steps) == 0:
-            self.report()
-            self._has_reports = True
+            return self.record_latest(of_all=True)
+        if not self._apart or self._num_steps % _MEASURED_STEPS == 0:
+            self._apart = self._steps_apart()
+        if self._apart and step % self._apart == 0 and self._now_s() - self._began_s >= EVERY_S:
+            self._has_reports = self.report()
         return False
 
-    def report(self) -> None:
-        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`."""
-        if self._about is not None and time.monotonic() - self._reported_s >= FRESH_S:
-            self._leave()
+    def _steps_apart(self) -> int:
+        """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
+        latest = [row.step_ms for row in islice(reversed(self._rows()), _MEASURED_STEPS) if not row.warmup]
+        return steps_apart(fmean(latest) / 1e3) if latest else 0
 
-    def record_latest(self) -> bool:
-        """Records, on rank 0, the latest report of each rank. Returns whether there was any."""
-        found: list[RankEntry] = []
+    def report(self) -> bool:
+        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`.
+
+        Returns whether it has left any.
+        """
+        if self._about is None or self._now_s() - self._reported_s < FRESH_S:
+            return False
+        return self._leave() is not None
+
+    def record_latest(self, *, of_all: bool = False) -> bool:
+        """Records, on rank 0, the latest report of each rank. Returns whether there was any.
+
+        Args:
+            of_all: records nothing if the report of a rank is missing.
+        """
+        known: list[RankEntry] = []
         if self._about is not None:
             with _logged():
-                found = [one for one in self._others.latest(_KIND) if one is not None]
-        if found:
-            self._record(found)
-        return bool(found)
+                known = [one for one in self._others.latest(_KIND) if one is not None]
+        if not known or (of_all and len(known) < self._others.world_size):
+            return False
+        self._record(known)
+        return True
 
     def compare(self) -> None:
         """Records the figures of each rank on rank 0, at the end of training. All ranks must call it.
@@ -182,7 +202,7 @@ class RankFigures:
 
     def _leave(self) -> RankEntry | None:
         """Leaves this rank's figures for rank 0 and returns them; None if there are none."""
-        self._reported_s = time.monotonic()
+        self._reported_s = self._now_s()
         own: RankEntry | None = None
         with _logged():
             own = self._own()
@@ -213,6 +233,8 @@ class RankFigures:
 
 
 _KIND = "figures of ranks"
+_MEASURED_STEPS = 64
+"""Steps after which the distance of reports is measured again, from as many steps."""
 _TICKS_S = 1.0
 """Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
 than there are."""
@@ -274,11 +296,12 @@ def _half_width_of(values: Sequence[float]) -> float | None:
 
 
 def _own_cpu_s() -> float:
-    """Returns the CPU seconds of this process, of its children that have ended, and of its live data workers."""
+    """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
     found = os.times()
     total_s = found.user + found.system + found.children_user + found.children_system
-    for child in tuple(getattr(multiprocessing.process, "_children", ())):
-        with suppress(psutil.Error, TypeError):
-            times = psutil.Process(child.pid).cpu_times()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = child.cpu_times()
             total_s += times.user + times.system
+            total_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total_s

@@ -9,6 +9,7 @@ from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.gains.device_load import device_load
 from wellfed.explain.diagnosis.run_rules import run_rules
 
+SHARED = {"trainer.devices": 2, "memory.on_oom": "retry"}
 LINE = [{"place": "model.py:7", "per_step": 3.0}]
 OF_THE_DEVICE = {
     *("launch_bound", "memory_bound", "memory_unused", "small_batch", "synchronisation", "tensor_cores_idle"),
@@ -23,6 +24,7 @@ OF_THE_DEVICE = {
         ("launches", {"launch_frac": 1.0, "card": {"util_pct": 95, "sm_active_pct": 20}}),
         ("launches", {"launch_frac": 1.0, "card": {"util_pct": 40, "sm_active_pct": None}}),
         (None, {"launch_frac": 1.0}),  # the host waits for a full queue of launches
+        (None, {"launch_frac": 1.0, "card": {"util_pct": 20, "sm_active_pct": 20}, "plan": SHARED}),  # or for a rank
         (None, {"launch_frac": None, "card": {"util_pct": 20, "sm_active_pct": 20}}),  # nobody knows
         ("synchronisation", {"launch_frac": 1.0, "card": {"util_pct": 55}, "synchronisations": LINE}),
         # Without the synchronisations the host would be too slow all the same.

@@ -37,7 +37,8 @@ class DeviceLoad:
     tensor_frac: float | None
     dram_frac: float | None
     launch_frac: float | None
-    """Time the host took to launch a step over the compute time. Near 1 the host was never ahead."""
+    """Time the host took to launch a step over the compute time. Near 1 the host was never ahead. None if the host may
+    have waited for other ranks within it, as they agree after each step with ``memory.on_oom=retry``."""
     synchronisations: tuple[SynchronisationEntry, ...]
     """Lines that wait for the device at least in every other step, the most frequent first."""
 
@@ -95,6 +96,8 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
         launch_ms(evidence),
         float(np.median(np.nan_to_num(copy_ms) + compute_ms)) if is_timed else 0.0,
     )
+    if evidence.num_ranks > 1 and evidence.value("memory.on_oom") == "retry":
+        launched_ms = None
     found = sorted(evidence.record.synchronisations or [], key=lambda one: -one["per_step"])
     return DeviceLoad(
         busy_frac=max(within_steps(busy) or 0.0, 0.01),

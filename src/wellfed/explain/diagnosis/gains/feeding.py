@@ -266,7 +266,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         cores=cores or 1.0,
         others=others or 0.0,
         num_workers=workers,
-        most_workers=_most_workers(evidence),
+        most_workers=most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
         # Without readings of other programs, these may have slowed building since.
@@ -345,7 +345,8 @@ def _bound(evidence: Evidence, without_wait: float) -> float:
     return min(without_wait, factor)
 
 
-def _most_workers(evidence: Evidence) -> int:
+def most_workers(evidence: Evidence) -> int:
+    """Returns the maximum number of workers that advice may name: by the parts of a stream and by memory."""
     most = evidence.record.loading.get("most_workers") or _MOST_WORKERS
     one_mib = ready_mib(evidence, 1)
     if one_mib:

@@ -64,8 +64,7 @@ def merge(evidence: Evidence) -> Merge | None:
     parts, micro = evidence.steps.column("num_micro"), evidence.steps.column("micro_batch")
     if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):
         return None
-    world_size = int(evidence.value("trainer.devices") or 1) * int(evidence.value("trainer.num_nodes") or 1)
-    share = largest_share(int(effective), world_size)
+    share = largest_share(int(effective), evidence.num_ranks)
     usual = int(np.median(micro))  # an epoch's last batch may be smaller
     before = ceil(share / usual)
     if before < 2 or before != np.median(parts) or (times := int(0.9 / used)) < 2:

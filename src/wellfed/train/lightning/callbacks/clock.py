@@ -134,7 +134,7 @@ class Clock(pl.Callback):
         take: Callable[[Iterable[StepRow]], None],
         *,
         warmup_steps: int = WARMUP_STEPS,
-        on_save: Callable[[], None] = lambda: None,
+        on_save: Callable[[], object] = lambda: None,
     ) -> None:
         """``on_save`` is called on each rank before a checkpoint is written."""
         self.clock, self._take, self._warmup_left = clock, take, warmup_steps

@@ -21,6 +21,16 @@ def test_a_copy_from_pageable_memory():
     assert found.gain.factor == pytest.approx(1 / 0.6)
 
 
+def test_a_copy_of_few_bytes_is_held_up_by_something_else():
+    """Pinned memory would not make it faster."""
+    few = on_card(copy_ms=3.3, compute_ms=20.0, plan=PAGEABLE, loading={"batch_mib": 1.1 / 1024})
+    found = slow_copy.check(few)
+    assert found is not None
+    assert (found.change, found.gain) == ((), None)
+    assert "something else holds it up" in found.message
+    assert found.time_lost_frac == pytest.approx(few.copy_frac)
+
+
 def test_a_copy_longer_than_its_step_is_not_hidden_wholly():
     found = slow_copy.check(on_card(copy_ms=8.0, compute_ms=2.0, plan={"loader.device_prefetch": 0}))
     assert found is not None

@@ -63,10 +63,11 @@ def test_of_two_ranks_the_other_one_is_named() -> None:
         ({"machine_cores": 7.5}, False),
         ({"cpu_quota_cores": 2.0}, False),
         ({"cpu_quota_cores": None}, False),
+        ({"build_ms": 5000.0, "build_cpu_frac": 0.0}, False),  # 100 workers
     ],
 )
 def test_workers_are_advised_within_idle_cores_and_quota(more: dict[str, Any], is_advised: bool) -> None:
-    found = of_rules(rank(0), rank(1, wait=41.0, build_ms=80.0, build_cpu_frac=1.0, **more))
+    found = of_rules(rank(0), rank(1, **{"wait": 41.0, "build_ms": 80.0, "build_cpu_frac": 1.0} | more))
     assert found is not None
     assert found.change == (("loader.num_workers=3",) if is_advised else ())
     if not is_advised:
@@ -203,6 +204,39 @@ def test_two_nodes_on_one_machine_share_its_cores() -> None:
         ranks = rank(0), rank(1, node=1, cores=3.9) | {"host": host}
         telemetry = of_ranks(*ranks, launch={"by": "torchrun", "job": None, "attempt": 0}, curves=curves).telemetry
         assert telemetry.mean_others_cores == pytest.approx(taken)
+
+
+def test_a_stream_is_read_in_its_parts_at_most() -> None:
+    found = of_rules(rank(0), rank(1, wait=41.0, build_ms=80.0), loading={"most_workers": 2})
+    assert found is not None
+    assert (found.id, found.change) == ("input_straggler", ())
+
+
+def test_cores_of_a_rank_that_are_unknown_are_not_those_of_other_programs() -> None:
+    busy = {"machine_cores": 7.9, "cores": 3.9}
+    unknown = rank(1, node=1, forward=60.0, **busy | {"cores": None}) | {"host": "node-a"}
+    found = of_rules(rank(0, **busy), unknown)
+    assert found is not None
+    assert found.id == "compute_straggler"
+    given = {"curves": {HOST: {"others_cpu_pct": np.full(20, 450.0)}}, "plan": {"trainer.devices": 2}}
+    given["launch"] = {"by": "torchrun", "job": None, "attempt": 0}
+    assert of_ranks(rank(0), unknown, **given).telemetry.mean_others_cores is None
+    assert of_ranks(rank(0), **given).telemetry.mean_others_cores is None  # rank 1 has not reported yet
+
+
+def test_some_batches_of_one_rank_that_are_larger_by_chance_do_not_explain_it() -> None:
+    cards_apart = cards(sm_clock_mhz=1500.0, heat_limited=0.5)
+    noisy = {"forward": 40.0, "batch_mib": 4.6, "batch_half_mib": 0.8}
+    found = on_cards(noisy, **cards_apart)
+    assert found is not None
+    assert found.id == "slow_gpu"
+
+
+def test_steps_whose_work_varies_on_each_rank_are_no_slow_link_for_sure() -> None:
+    found = of_rules(*[rank(number, forward=10.0, work_half_ms=3.0) for number in range(8)], process=PROCESS)
+    assert found is not None
+    assert (found.id, found.change, found.is_note) == ("slow_link", (), True)
+    assert "all wait for the longest" in found.message
 
 
 def test_a_slow_link_makes_all_ranks_wait_alike() -> None:

@@ -10,6 +10,9 @@ from wellfed.units import MIB, show_bytes, show_percent
 
 _AHEAD = 2
 """Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
+_LATENCY_MS, _SLOWEST_GB_S = 0.5, 0.1
+"""Longest start and lowest rate of a copy. Pageable memory goes over PCIe at 1 GB/s and more. What takes longer is held
+up by something else."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -23,6 +26,12 @@ def check(evidence: Evidence) -> Finding | None:
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
         text += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        if copy_ms > _LATENCY_MS + mib * MIB / 1e6 / _SLOWEST_GB_S:
+            text += (
+                ". So small a copy takes microseconds: something else holds it up, such as other programs on this GPU "
+                "(nvidia-smi shows them)"
+            )
+            return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
     change, whys = [], []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")

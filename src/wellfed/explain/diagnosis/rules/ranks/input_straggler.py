@@ -6,7 +6,7 @@ import math
 
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.gains.feeding import knobs
+from wellfed.explain.diagnosis.gains.feeding import knobs, most_workers
 from wellfed.explain.diagnosis.rank_comparison import Straggler, straggling
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CAPACITY_FRAC
 from wellfed.record import RankEntry
@@ -45,6 +45,8 @@ def _more_workers(evidence: Evidence, found: Straggler) -> tuple[str, ...]:
     if build_ms is None or fed_ms <= 0 or evidence.value("loader.backend") == "own":
         return ()
     needed = math.ceil(build_ms / fed_ms) + 1
+    if needed > most_workers(evidence):
+        return ()
     more = needed - evidence.num_workers
     if more <= 0 or not (waits or _has_cores(evidence, found.rank, more)):
         return ()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.rank_comparison import compared_ranks, has_phases, ms_of
+from wellfed.record import RankEntry
 from wellfed.units import MIB, show_bytes, show_ms, show_percent
 
 _BYTES = 4
 """Bytes of a gradient of a weight in float32, for records without ``parameter_bytes``."""
+_PASSES = 3
+"""Own work of a step over its forward pass, where the backward pass takes twice as long."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -17,7 +24,8 @@ def check(evidence: Evidence) -> Finding | None:
 
     The straggler's own pass, in which it waits for no rank, is the shortest. Own work is up to `BACKWARD_FACTOR` times
     the forward pass in most models. It is more with gradients of a large embedding or of a gradient penalty, so the
-    finding is a note unless an override may help.
+    finding is a note unless an override may help. If each rank's own work varies from step to step, the shortest pass
+    contains waiting, too: then it is a note as well.
     """
     ranks, process = compared_ranks(evidence), evidence.record.process
     if not ranks or process is None or not has_phases(evidence, ranks):
@@ -39,6 +47,9 @@ def check(evidence: Evidence) -> Finding | None:
     )
     figures: Figures = {"reduction_ms": most_ms, "step_ms": step_ms, "gradient_mib": num_bytes / MIB}
     figures["gb_per_s"] = gb_per_s
+    if _varies(ranks, most_ms):
+        text += ". So do steps of alike length: here each rank's work varies, and all wait for the longest"
+        return Finding("slow_link", f"{text}.", figures, is_note=True)
     if evidence.value("memory.on_oom") != "retry":
         return Finding("slow_link", f"{text}.", figures, is_note=True)
     hidden_ms = min(most_ms, (limits.BACKWARD_FACTOR - 1) * forward_ms)
@@ -52,3 +63,18 @@ def check(evidence: Evidence) -> Finding | None:
         gain=Gain((1 + high) / 2, 1.0, high),
         lost_frac=most_ms / step_ms / 2,  # in the middle between none and all
     )
+
+
+def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool:
+    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to.
+
+    The expected maximum of normal values is their mean and some standard deviations more (Blom 1958). Those of the
+    passes are estimated from the own work that is timed.
+    """
+    number = len(ranks)
+    above = NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
+    for one in ranks:
+        half_ms, steps = one.get("work_half_ms"), one.get("steps")
+        if half_ms is None or steps is None or above * _PASSES * half_ms / 2 * math.sqrt(steps) >= most_ms:
+            return True
+    return False
