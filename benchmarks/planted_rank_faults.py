@@ -5,8 +5,9 @@
 
 Ranks are processes of this machine, started as torchrun starts them, that train with `src/train.py`. They use Gloo, on
 the CPU or on simulated cards (tests/fake_cuda, tests/fake_nvml), with DDP or FSDP. One rank has the fault. The first
-finding of run.json must have the cause as its id and the rank in its figures. No finding about ranks may accuse a
-healthy run. Where other programs take the machine, ``busy_machine`` comes first and is passed over.
+finding of run.json must have the cause as its id and the rank in its figures; a cause that is a note must be among
+them. No finding about ranks may accuse a healthy run, and a run that fails is never right. Where other programs take
+the machine, ``busy_machine`` comes first and is passed over.
 """
 
 from __future__ import annotations
@@ -242,6 +243,7 @@ class RankVerdict:
     named_cause: str
     is_right: bool
     is_busy: bool
+    is_note: bool
     said: str
     others: list[str]
 
@@ -400,7 +402,8 @@ def judge(machine: RankMachine, fault: RankFault, ranks: int, slow_rank: int) ->
 
     folder, printed = machine.run(fault, ranks, slow_rank)
     record = None if folder is None else RunRecord.read(folder)
-    if record is None or record.exit_code:
+    has_run = record is not None and record.status == "ok" and record.throughput is not None
+    if record is None or not has_run:
         print(f"{fault.kind} on {ranks} ranks has failed:\n{printed}", flush=True)
         record = RunRecord("failed", exit_code=1)
     is_busy = any(one["id"] == "busy_machine" for one in record.findings)
@@ -412,7 +415,7 @@ def judge(machine: RankMachine, fault: RankFault, ranks: int, slow_rank: int) ->
     expected = None if fault.of_all or fault.cause == "healthy" else slow_rank
     if fault.cause == "healthy":
         first = next((one for one in found if one["id"] in ABOUT_RANKS), first)
-        is_right = first is None or first["id"] not in ABOUT_RANKS
+        is_right = has_run and (first is None or first["id"] not in ABOUT_RANKS)
     else:
         is_right = first is not None and first["id"] == fault.cause and named == expected
     return RankVerdict(
@@ -426,6 +429,7 @@ def judge(machine: RankMachine, fault: RankFault, ranks: int, slow_rank: int) ->
         "none" if first is None else first["id"],
         is_right,
         is_busy,
+        fault.is_note,
         "" if first is None else first["text"].replace(socket.gethostname(), "node-a"),
         [one["id"] for one in found[1:]],
     )
@@ -438,6 +442,7 @@ def summary(verdicts: Sequence[RankVerdict]) -> dict[str, int]:
     return {
         "planted": len(planted),
         "right": sum(one.is_right for one in planted),
+        "right_by_a_note": sum(one.is_right for one in planted if one.is_note),
         "healthy": len(healthy),
         "not_accused": sum(one.is_right for one in healthy),
     }
@@ -488,7 +493,8 @@ def main() -> None:
 def _sentence(verdicts: Sequence[RankVerdict]) -> str:
     found = summary(verdicts)
     return (
-        f"The right rank and cause came first in {found['right']} of {found['planted']} planted runs. "
+        f"The right rank and cause were found in {found['right']} of {found['planted']} planted runs, first or, in "
+        f"{found['right_by_a_note']}, as the note that it is. "
         f"{found['not_accused']} of {found['healthy']} healthy runs were accused of nothing about ranks."
     )
 
