@@ -97,7 +97,9 @@ asked for, as TraceML names none.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
 machine (`busy_machine`) is no verdict on a script, and is left out. Without a GPU, faults of copies and launches are
-those of simulated cards, run under `wellfed watch` alone. On a GPU, both tools get three further scripts.
+those of simulated cards, run under `wellfed watch` alone. On a GPU, both tools get three further scripts, and eight
+workers are too many for 2 cores alone. Scripts that share a GPU wait for one another's kernels and copies, which both
+tools see, so that verdicts on the healthy ones are not wrong for sure.
 
 Gains are samples/s with what our verdict says to type over those without it: median (lowest-highest) of 3 pairs of
 trainings. TraceML's advice is in words, so there is nothing to type.
@@ -442,6 +444,9 @@ def page() -> str:
             on = f"{machine['cpu_quota_cores']:g} cores of {machine['cpu']}"
             if where == "gpu":
                 on += f" with an {machine['gpus'][0]['name']}"
+            if theme != "cost" and (jobs := record["config"]["jobs"]) > 1:
+                on += f", which {jobs} scripts shared at a time"
+            on += f", beside {record['config']['beside']}" if "beside" in record["config"] else ""
             made = f"`{record['command']}`, {record['date']}, on {on}; record `benchmarks/records/{record['file']}`."
             text += f"\n{section(record)}\n{made}\n".replace("\n\n", f"{'' if where == 'cpu' else ', on a GPU'}\n\n", 1)
     return text
