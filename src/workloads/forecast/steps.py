@@ -97,8 +97,8 @@ class Frequency:
         if self.kind == "time":
             return self.first + numbers_N * np.timedelta64(self.every, "us")
         if self.kind == "months":
-            months = self.first.astype("M8[M]") + numbers_N * self.every
-            days_N = months.astype("M8[D]") + (np.minimum(self.day, days_in(months)) - 1)
+            months = self.first.astype("M8[M]") + numbers_N * np.timedelta64(self.every, "M")
+            days_N = months.astype("M8[D]") + (np.minimum(self.day, days_in(months)) - 1).astype("m8[D]")
         else:
             days_N = np.busday_offset(self.first.astype("M8[D]"), numbers_N, roll="backward")
         time_of_day = self.first - self.first.astype("M8[D]")
@@ -121,7 +121,8 @@ def months_of(dates_N: Dates) -> Ints:
 
 def days_in(months_N: Dates) -> Ints:
     """Returns the number of days of each month (``datetime64[M]``)."""
-    days: Ints = ((months_N + 1).astype("M8[D]") - months_N.astype("M8[D]")).astype(np.int64)
+    next_N = months_N + np.timedelta64(1, "M")
+    days: Ints = (next_N.astype("M8[D]") - months_N.astype("M8[D]")).astype(np.int64)
     return days
 
 

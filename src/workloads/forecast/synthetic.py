@@ -31,7 +31,7 @@ def daily_series(
     Returns:
         Dates [T] by the day, values above 0 [S, T], and a name for each series.
     """
-    dates = FIRST_DAY + np.arange(num_days)
+    dates = FIRST_DAY + np.arange(num_days).astype("m8[D]")
     week_KW = _weeks(np.random.default_rng([seed, 0]))
     rows = [_series(np.random.default_rng([seed, 1 + number]), num_days, week_KW) for number in range(num_series)]
     values_ST = np.stack(rows) if rows else np.zeros((0, num_days))

@@ -37,7 +37,7 @@ def test_the_embedded_set_is_asked_what_it_was_made_for():
 def test_a_file_is_read_split_and_scored(tmp_path: Path):
     rng = np.random.default_rng(0)
     file = tmp_path / "sales.csv"
-    days = np.datetime64("2024-01-01") + np.arange(200)
+    days = np.datetime64("2024-01-01") + np.arange(200).astype("m8[D]")
     table = {name: 50 + 20 * np.sin(np.arange(200) * 2 * np.pi / 7) + rng.normal(size=200) for name in ("a", "b")}
     rows = [f"{day};{a:.2f};{b:.2f}" for day, a, b in zip(days, *table.values(), strict=True) if str(day)[8:] != "13"]
     file.write_text("\n".join(["Datum;a;b", *rows]).replace(".", ","), encoding="utf-8-sig")

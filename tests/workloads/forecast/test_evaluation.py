@@ -122,7 +122,7 @@ def test_tables_have_a_row_for_each_step_and_for_each_series(tmp_path: Path, spl
 
 
 def test_dates_stand_in_the_table_where_they_are_known(tmp_path: Path):
-    dates = np.datetime64("2020-01-01") + np.arange(300)
+    dates = np.datetime64("2020-01-01") + np.arange(300).astype("m8[D]")
     evaluation = Forecasts(SCALE, CENTER, NAIVE_MAE, SEASON, HORIZON, ["one", "two"], dates)
     evaluation.update(Guess(one_more_each_window), split_of())
     with evaluation.artifacts(tmp_path)["forecasts_test"].open() as file:

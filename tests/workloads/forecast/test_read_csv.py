@@ -13,7 +13,7 @@ from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.text_table import read_text_table
 
-DAYS = [str(np.datetime64("2024-01-28") + day) for day in range(40)]
+DAYS = [str(np.datetime64("2024-01-28") + np.timedelta64(day, "D")) for day in range(40)]
 Read = Callable[..., SeriesSet]
 
 
