@@ -26,6 +26,10 @@ pytest_plugins = ["wellfed.testing"]
 # Tests stand in folders of their own, and so do the programs that they start.
 os.environ["WELLFED_PROJECT"] = str(Path(__file__).resolve().parents[1])
 
+# Under nohup, programs that tests start would ignore a hangup, too. A handler is not handed down.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
 # The same verdict every time, on a busy machine too; `make test-all` tries more examples, and its own each time.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.register_profile("fresh", deadline=None, max_examples=200)
