@@ -10,6 +10,8 @@ from wellfed.explain.diagnosis.rules.between_steps.slow_callbacks import (
     check_between_steps,
 )
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.run.watch.script_steps import GRAPHS, NO_LOADER
+from wellfed.run.watch.torch_marks import COMPILED, NO_MODULE, UNTRAINED
 
 
 def paused(places, ms, *, steps=120, log_every=50):
@@ -143,6 +145,14 @@ def test_time_between_the_passes_is_found_with_what_may_run_then():
     text = "3.43 ms of each step, 34.0 %, pass between forward pass, backward pass and optimizer"
     assert found.message.startswith(text)
     assert found.gain.low == 1
+
+
+@pytest.mark.parametrize("unseen", [COMPILED, UNTRAINED, NO_MODULE, GRAPHS])
+def test_passes_that_could_not_be_told_apart_are_no_work_between_passes(unseen):
+    events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": unseen}]
+    assert check_between_passes(with_passes(evidence(events=events), 0.3, 0.3, 0.05)) is None
+    events[0]["message"] = NO_LOADER
+    assert check_between_passes(with_passes(evidence(events=events), 0.3, 0.3, 0.05)) is not None
 
 
 @pytest.mark.parametrize(

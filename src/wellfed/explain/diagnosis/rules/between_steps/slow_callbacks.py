@@ -24,6 +24,8 @@ _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 """Minimum share of all hooks' time for a hook to be named beside the costliest, and maximum number of named hooks."""
+_NOT_TOLD_APART = "not told apart"
+"""Words in the message of an `unseen` event if passes of a watched script count as other compute."""
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
@@ -123,10 +125,13 @@ def _between_epochs(evidence: Evidence) -> Finding | None:
 
 def check_between_passes(evidence: Evidence) -> Finding | None:
     """Returns a finding if much of a step passes outside of forward, backward and optimizer. Needs a forward pass that
-    was seen: else its time counts as other compute."""
+    was seen: else its time counts as other compute, as do passes of a model that could not be watched."""
     shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
     frac = shares.get(OTHER, 0.0)
     if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC or not shares["forward"]:
+        return None
+    unseen = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
+    if any(_NOT_TOLD_APART in message for message in unseen):
         return None
     text = (
         f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
