@@ -143,15 +143,20 @@ SCRIPTED = (
 )
 COMPILED = "model = torch.compile(model, backend='eager')\n"
 TEACHER = "with torch.no_grad(): other(x)\n        " + STEP.format("pass")
+LOSS_BY_OTHER = STEP.format("pass").replace("model(x)", "y = model(x); y = y + other(x).mean(); y")
 
 
 @pytest.mark.parametrize(
-    "more",
-    [OTHER + COMPILED, pytest.param(SCRIPTED, marks=pytest.mark.slow)],
-    ids=["beside a compiled model", "TorchScript"],
+    ("more", "in_step"),
+    [
+        (OTHER + COMPILED, TEACHER),
+        (OTHER + COMPILED, LOSS_BY_OTHER),
+        pytest.param(SCRIPTED, TEACHER, marks=pytest.mark.slow),
+    ],
+    ids=["teacher of a compiled model", "loss beside a compiled model", "TorchScript"],
 )
-def test_a_second_model_that_is_not_watched_is_said_and_no_pause(more: str, tmp_path: Path) -> None:
-    record = watched(tmp_path, more=more, in_step=TEACHER)
+def test_a_second_model_that_is_not_watched_is_said_and_no_pause(more: str, in_step: str, tmp_path: Path) -> None:
+    record = watched(tmp_path, more=more, in_step=in_step)
     assert "slow_callbacks" not in findings_of(record)
     assert [event["message"] for event in record.events if event["kind"] == "unseen"] == [UNTRAINED]
     assert record.time is not None

@@ -148,11 +148,16 @@ def test_time_between_the_passes_is_found_with_what_may_run_then():
 
 
 @pytest.mark.parametrize("unseen", [COMPILED, UNTRAINED, NO_MODULE, GRAPHS])
-def test_passes_that_could_not_be_told_apart_are_no_work_between_passes(unseen):
+def test_passes_that_could_not_be_told_apart_from_others_are_no_callbacks(unseen):
     events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": unseen}]
-    assert check_between_passes(with_passes(evidence(events=events), 0.3, 0.3, 0.05)) is None
+    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
+    assert check_between_passes(case) is None
+    assert (check_between_steps(case) is None) == (unseen != GRAPHS)
+    assert check_between_steps(with_passes(case, 0.0, 0.1, 0.05)) is not None, "then compute begins with the batch"
     events[0]["message"] = NO_LOADER
-    assert check_between_passes(with_passes(evidence(events=events), 0.3, 0.3, 0.05)) is not None
+    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
+    assert check_between_passes(case) is not None
+    assert check_between_steps(case) is not None
 
 
 @pytest.mark.parametrize(
