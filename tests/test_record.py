@@ -218,6 +218,12 @@ def test_git_state_shows_a_change_without_its_secrets_and_tells_it_from_others(c
     assert len(digests) == 2
 
 
+def test_a_record_without_the_digest_of_a_change_keeps_its_commit(tmp_path):
+    git = {"commit": "abc", "dirty": True, "diff": "+x"}
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "run_id": "r", "status": "ok", "git": git}))
+    assert RunRecord.read(tmp_path).git == git
+
+
 def test_git_state_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_state(tmp_path) is None

@@ -63,13 +63,18 @@ class ErrorEntry(TypedDict):
     advice: str
 
 
-class GitState(TypedDict):
+class GitCommit(TypedDict):
     """The checkout that a run was started from."""
 
     commit: str
     dirty: bool
     diff: str
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
+
+
+class GitState(GitCommit, total=False):
+    """The same with what records of earlier versions lack."""
+
     digest: str
     """Digest of the whole uncommitted change, even if ``diff`` is masked or cut; empty without a change."""
 

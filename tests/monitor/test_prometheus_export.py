@@ -28,7 +28,7 @@ from wellfed.cli import main as cli
 from wellfed.errors import ConfigError
 from wellfed.monitor import prometheus_export
 from wellfed.monitor.monitor import Monitor
-from wellfed.monitor.prometheus_export import DASHBOARD, PrometheusServer
+from wellfed.monitor.prometheus_export import DASHBOARD, PrometheusServer, RunFiles
 from wellfed.monitor.seen_gpus import FoundGpus, find_gpus
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import GPU_METRICS
@@ -230,6 +230,17 @@ def test_runs_are_shown_again_after_a_reading_that_failed(tmp_path: Path, monkey
         lines = monitor.new_lines()
     told = f"No runs are shown: {tmp_path}: can't be looked into: Permission denied. Name another: --log-dir."
     assert [line for line in lines if "runs" in line] == [told]
+
+
+def test_a_reading_that_fails_during_a_scrape_takes_nothing_from_it(tmp_path: Path) -> None:
+    go_on(tmp_path)
+    with RunFiles(tmp_path, print) as runs:
+        until(lambda: runs.found)
+    families = prometheus_export._of_runs(runs)
+    names = [next(families).name for _ in range(2)]
+    runs.found = None
+    names += [family.name for family in families]
+    assert names[:3] == ["wellfed_runs_read_time_seconds", "wellfed_run_count", "wellfed_run_steps"]
 
 
 def test_a_log_dir_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -201,9 +201,10 @@ def _of_runs(runs: RunFiles) -> Iterator[Metric]:
     """Yields the figures of all runs that go on now; none if their files can't be read."""
     if runs.read_at_s is not None:
         yield _single("runs_read_time_seconds", "Unix time of the latest reading of the runs.", runs.read_at_s)
-    if runs.found is None:
+    found = runs.found  # replaced by the thread that reads
+    if found is None:
         return
-    yield _single("run_count", "Runs of this host that go on now.", len(runs.found))
+    yield _single("run_count", "Runs of this host that go on now.", len(found))
     counts = {
         "steps": _Figure("run_steps", "Optimizer steps done.", is_counter=True),
         "samples": _Figure("run_samples", "Training samples done.", is_counter=True),
@@ -214,7 +215,7 @@ def _of_runs(runs: RunFiles) -> Iterator[Metric]:
     }
     rows, times = list[_Row](), list[_Row]()
     finding = _family(_Figure("finding", "1 = a finding about a run, as wellfed diagnose shows."), _FINDING_LABELS)
-    for folder, record in runs.found.items():
+    for folder, record in found.items():
         labels = (show_line(folder.name), show_line(record.workload))
         values = {"steps": record.steps, "samples": record.samples, "ready": record.readiness_frac}
         values |= {"rate": record.throughput["samples_per_s"] if record.throughput else None}

@@ -16,6 +16,8 @@ _UNKNOWN_LENGTH = 2**62
 """Sample count from libsndfile if the true count is unknown, e.g. for flac written to a pipe."""
 _MOST_SAMPLES = 8192
 """Maximum samples of a channel that a byte holds: FLAC has up to 65,535 equal ones in 11 bytes."""
+_USUAL_SAMPLES = 64
+"""Samples of a channel per byte that speech does not exceed, except for silence: Opus at 6 kbit/s has 64."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
@@ -25,7 +27,7 @@ def decode(content: bytes) -> tuple[Sound, int]:
         DamagedClip: decoding fails, or there are no samples.
         DataError: soundfile is missing.
     """
-    soundfile = _soundfile()
+    soundfile, stated = _soundfile(), 0
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             stated, rate = file.frames, file.samplerate
@@ -36,6 +38,11 @@ def decode(content: bytes) -> tuple[Sound, int]:
             sound = file.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, ValueError, TypeError) as error:
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
+    except MemoryError as error:
+        if stated <= _USUAL_SAMPLES * len(content):
+            raise
+        claim = f"its header claims {stated} samples, unlikely in {len(content)} bytes"
+        raise DamagedClip(f"{claim}, and memory does not suffice for them") from error
     if not len(sound):
         raise DamagedClip("it holds no samples")
     if len(sound) < stated:

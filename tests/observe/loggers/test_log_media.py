@@ -87,10 +87,9 @@ def test_a_file_is_shown(shown: Shown, tmp_path: Path, caplog: pytest.LogCapture
         log_image("c", tmp_path / path)
         log_image(path, tmp_path / path)
     assert len(shown.pictures) == 2
-    assert len(caplog.messages) == 4
-    assert "cannot identify image file" in caplog.messages[0]
-    assert "there is no file" in caplog.messages[2]
-    assert "Save it as PNG" in caplog.messages[3]
+    assert len(caplog.messages) == 6
+    for number, reason in enumerate(["cannot identify image file", "there is no file", "Save it as PNG"]):
+        assert all(reason in message for message in caplog.messages[2 * number : 2 * number + 2])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +113,26 @@ def test_a_mistake_is_one_warning_and_no_picture(
     assert line.startswith("log_image('wrong'): ")
     assert message in line
     assert shown.pictures == []
+
+
+def test_each_mistake_of_a_call_is_told_once(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    for shown.step in range(2):
+        log_image("a", torch.ones(7))
+        log_image("a", torch.ones(2, 2).long())
+        log_image("a", torch.tensor([[2.0, 0.5 * shown.step]]))
+        log_table("a", ["a"], [[1, 2]] * (1 + shown.step))
+        log_table("a", [], [])
+    mistakes = ["the shape is", "the dtype is", "1 of 2 values are not", "row 0 has", "columns=[], and must"]
+    assert len(caplog.messages) == len(mistakes)
+    assert all(mistake in message for mistake, message in zip(mistakes, caplog.messages, strict=True))
+
+
+def test_a_mistake_leaves_the_turn_to_the_next(shown: Shown) -> None:
+    for shown.step in range(3):
+        log_image("seldom", GREY.astype(int) if shown.step == 0 else GREY, every=100)
+        log_table("seldom", ["a"], 7 if shown.step == 0 else [[shown.step]], every=100)
+    assert [step for _, step, _ in shown.pictures] == [1]
+    assert [step for *_, step in shown.tables] == [1]
 
 
 def test_values_that_are_none_of_a_picture_are_cut_off_and_counted(

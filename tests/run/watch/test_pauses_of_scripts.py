@@ -11,6 +11,7 @@ import pytest
 from tests.fake_nvml.driver import FakeDriver
 from tests.run.watch.test_watched_script import WATCH, ended, findings_of, on_card, record_of
 from wellfed.record import RunRecord
+from wellfed.run.watch.torch_marks import UNTRAINED
 
 LOOP = """
 import time, torch
@@ -82,6 +83,13 @@ def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> 
     assert finding["change"][0].startswith("validation every ")
 
 
+def test_validations_at_other_times_than_the_ends_of_epochs_are_told_by_their_steps(tmp_path: Path) -> None:
+    in_step = STEP.format("pass") + "\n        if number % 5 == 4: validate()"
+    record = watched(tmp_path, in_step=in_step, epochs=4, samples=80)
+    (finding,) = [one for one in record.findings if one["id"] == "frequent_validation"]
+    assert "one every 5 steps" in finding["text"]
+
+
 @pytest.mark.slow
 def test_a_loop_that_computes_is_accused_of_nothing(tmp_path: Path) -> None:
     record = watched(tmp_path, in_step=STEP.format("pass"))
@@ -125,6 +133,56 @@ def test_a_second_model_is_no_pause(more: str, in_step: str, tmp_path: Path) -> 
     """Its passes are part of the forward pass, though no optimizer has its parameters."""
     record = watched(tmp_path, more=more, in_step=in_step)
     assert "slow_callbacks" not in findings_of(record)
+    assert record.time is not None
+    assert record.time["forward_frac"] is not None
+    assert record.time["forward_frac"] > 0.6
+
+
+SCRIPTED = (
+    OTHER.replace("time.sleep(0.03)", "for _ in range(10000): x = x * 1.0001") + "other = torch.jit.script(other)\n"
+)
+COMPILED = "model = torch.compile(model, backend='eager')\n"
+TEACHER = "with torch.no_grad(): other(x)\n        " + STEP.format("pass")
+LOSS_BY_OTHER = STEP.format("pass").replace("model(x)", "y = model(x); y = y + other(x).mean(); y")
+
+
+@pytest.mark.parametrize(
+    ("more", "in_step"),
+    [
+        (OTHER + COMPILED, TEACHER),
+        (OTHER + COMPILED, LOSS_BY_OTHER),
+        pytest.param(SCRIPTED, TEACHER, marks=pytest.mark.slow),
+    ],
+    ids=["teacher of a compiled model", "loss beside a compiled model", "TorchScript"],
+)
+def test_a_second_model_that_is_not_watched_is_said_and_no_pause(more: str, in_step: str, tmp_path: Path) -> None:
+    record = watched(tmp_path, more=more, in_step=in_step)
+    assert "slow_callbacks" not in findings_of(record)
+    assert [event["message"] for event in record.events if event["kind"] == "unseen"] == [UNTRAINED]
+    assert record.time is not None
+    assert 0 < (record.time["forward_frac"] or 0.0) < 0.6
+
+
+@pytest.mark.slow
+def test_a_compiled_model_alone_has_all_its_passes_seen(tmp_path: Path) -> None:
+    record = watched(tmp_path, more=COMPILED, in_step=STEP.format("time.sleep(0.02)"))
+    assert not [event for event in record.events if event["kind"] == "unseen"]
+    assert "slow_callbacks" in findings_of(record)
+
+
+ASIDE = f"""{OTHER}
+import threading
+is_over = threading.Event()
+def embed():
+    while not is_over.is_set():
+        other(torch.ones(1, 4))
+thread = threading.Thread(target=embed)
+thread.start()
+"""
+
+
+def test_a_model_in_another_thread_hides_no_pass(tmp_path: Path) -> None:
+    record = watched(tmp_path, more=ASIDE, in_step=STEP.format("pass"), after_epoch="is_over.set()")
     assert record.time is not None
     assert record.time["forward_frac"] is not None
     assert record.time["forward_frac"] > 0.6

@@ -1,6 +1,8 @@
 import io
+import resource
 
 import numpy as np
+import psutil
 import pytest
 import soundfile
 import torch
@@ -99,6 +101,21 @@ def test_flac_that_claims_more_samples_than_its_bytes_hold_is_damaged():
         decode(bytes(content))
     silence = encoded(np.zeros(16_000 * 60, np.int16), format="FLAC")
     assert len(decode(silence)[0]) == 16_000 * 60
+
+
+def test_flac_that_claims_more_samples_than_memory_holds_is_damaged():
+    content = bytearray(encoded(tone(seconds=8.0), format="FLAC"))
+    stated = 8192 * len(content) - 1
+    assert stated > 2**28, "its samples need 1 GiB, and no more than half of it is there"
+    content[21] = content[21] & 0xF0 | stated >> 32
+    content[22:26] = (stated % 2**32).to_bytes(4, "big")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**29, before[1]))
+    try:
+        with pytest.raises(DamagedClip, match=f"its header claims {stated} samples, unlikely in {len(content)} bytes"):
+            decode(bytes(content))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_files_that_change_or_go_are_told(place):

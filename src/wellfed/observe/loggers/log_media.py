@@ -36,12 +36,13 @@ class _Pass:
     process: int = field(default_factory=os.getpid)
     shown: dict[tuple[str, str], int] = field(default_factory=dict)
     """(kind, name) -> latest step at which it was shown."""
-    warned: set[str] = field(default_factory=set)
+    warned: set[tuple[str, str]] = field(default_factory=set)
+    """(call, mistake)."""
 
-    def warn(self, call: str, text: str) -> None:
-        """Logs a warning, once for each call and text."""
-        if call not in self.warned:
-            self.warned.add(call)
+    def warn(self, call: str, mistake: str, text: str) -> None:
+        """Logs a warning, once for each call and kind of mistake, since the text may differ at each step."""
+        if (call, mistake) not in self.warned:
+            self.warned.add((call, mistake))
             _LOG.warning("%s %s", call, text)
 
 
@@ -49,7 +50,11 @@ _current: _Pass | None = None
 
 
 class _Refused(ValueError):
-    """A picture or table that can't be shown, with its value, the rule and the way out."""
+    """A picture or table that can't be shown, with its value, the rule and the way out. ``mistake`` is its kind."""
+
+    def __init__(self, mistake: str, text: str) -> None:
+        super().__init__(text)
+        self.mistake = mistake
 
 
 @contextmanager
@@ -89,7 +94,7 @@ def log_image(name: str, image: Any, *, every: int = 1) -> None:
     """
 
     def show(run: _Pass, step: int) -> None:
-        pixels = _pixels(image, lambda text: run.warn(f"log_image({name!r}):", text))
+        pixels = _pixels(image, lambda text: run.warn(f"log_image({name!r}):", "values", text))
         from PIL import Image
 
         with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +120,8 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
     def show(run: _Pass, step: int) -> None:
         heads, cells = list(map(str, columns)), _cells(columns, rows)
         if len(cells) > MOST_TABLE_ROWS:
-            run.warn(f"log_table({name!r}):", f"{len(cells):,} rows; loggers get the first {MOST_TABLE_ROWS:,}.")
+            text = f"{len(cells):,} rows; loggers get the first {MOST_TABLE_ROWS:,}."
+            run.warn(f"log_table({name!r}):", "length", text)
         run.sink.table(name, heads, _of_one_kind(cells[:MOST_TABLE_ROWS]), step)
 
     _log("table", name, every, show)
@@ -139,30 +145,31 @@ def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) 
         last = run.shown.get((kind, name))
         if last is not None and step // every == last // every:
             return
-        run.shown[kind, name] = step
         if run.sink.shows_media:
             show(run, step)
         else:
             way_out = "Choose logger=tensorboard, logger=wandb or logger=mlflow."
-            run.warn(f"log_{kind}:", f"no logger of this run shows it, so it is dropped. {way_out}")
+            run.warn(f"log_{kind}:", "logger", f"no logger of this run shows it, so it is dropped. {way_out}")
+        run.shown[kind, name] = step
     except _Refused as error:
-        run.warn(call, f"{error} The {kind} is dropped.")
+        run.warn(call, error.mistake, f"{error} The {kind} is dropped.")
     except Exception as error:  # noqa: BLE001  a picture must not end a run
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
-        run.warn(call, " ".join(absence(package)) if package else text)
+        run.warn(call, type(error).__name__, " ".join(absence(package)) if package else text)
 
 
 def _check(name: Any, every: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise _Refused(
+            "name",
             f"the name is {name!r:.150}, and must be words of letters, digits, '_', '-', '.' and spaces, "
-            f"joined by '/', with at most {_LONGEST_NAME} characters. Write for instance 'val/confusion'."
+            f"joined by '/', with at most {_LONGEST_NAME} characters. Write for instance 'val/confusion'.",
         )
     if name in _OF_RUNS:
-        raise _Refused(f"each run logs {name!r} itself. Choose another name, such as 'val/{name}'.")
+        raise _Refused("own name", f"each run logs {name!r} itself. Choose another name, such as 'val/{name}'.")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise _Refused(f"every={every!r}, and must be a whole number of steps, 1 or more. Write every=100.")
+        raise _Refused("every", f"every={every!r}, and must be a whole number of steps, 1 or more. Write every=100.")
 
 
 def _pixels(image: Any, warn: Callable[[str], None]) -> Any:
@@ -179,7 +186,9 @@ def _pixels(image: Any, warn: Callable[[str], None]) -> Any:
     text = str(found.dtype).removeprefix("torch.")
     is_float = "float" in text
     if not is_float and text not in ("uint8", "bool"):
-        raise _Refused(f"the dtype is {text}, and must be uint8, bool, or floats from 0 to 1. Write .to(torch.uint8).")
+        raise _Refused(
+            "dtype", f"the dtype is {text}, and must be uint8, bool, or floats from 0 to 1. Write .to(torch.uint8)."
+        )
     if is_tensor:
         found = found.detach().cpu()
         found = (found.float() if is_float else found).numpy()
@@ -208,14 +217,14 @@ def _channels_at(shape: tuple[int, ...], *, first_wins: bool) -> int | None:
             if shape[place] in _CHANNELS:
                 return place
     way_out = "Take one of the batch: image[0]." if len(shape) == 4 else "Check its dimensions."
-    raise _Refused(f"the shape is {shape}, and must be H x W, H x W x 3 or 3 x H x W. {way_out}")
+    raise _Refused("shape", f"the shape is {shape}, and must be H x W, H x W x 3 or 3 x H x W. {way_out}")
 
 
 def _read(path: Path) -> Any:
     if path.suffix.lower() not in PICTURES:
-        raise _Refused(f"{path} must be a file of {', '.join(sorted(PICTURES))}. Save it as PNG.")
+        raise _Refused("suffix", f"{path} must be a file of {', '.join(sorted(PICTURES))}. Save it as PNG.")
     if not path.is_file():
-        raise _Refused(f"there is no file {path}. Write it first, or give its whole path.")
+        raise _Refused("file", f"there is no file {path}. Write it first, or give its whole path.")
     from PIL import Image
 
     with Image.open(path) as picture:
@@ -225,15 +234,18 @@ def _read(path: Path) -> Any:
 def _cells(columns: Any, rows: Any) -> list[list[Any]]:
     """Returns the rows with plain numbers and texts."""
     if isinstance(columns, str) or not len(columns):
-        raise _Refused(f"columns={columns!r}, and must be a list of names, at least one. Write ['class', 'count'].")
+        raise _Refused(
+            "columns", f"columns={columns!r}, and must be a list of names, at least one. Write ['class', 'count']."
+        )
     if hasattr(rows, "tolist"):
         rows = rows.tolist()
     found = [[row] if isinstance(row, str) or not hasattr(row, "__iter__") else list(row) for row in rows]
     for number, row in enumerate(found):
         if len(row) != len(columns):
             raise _Refused(
+                "cells",
                 f"row {number} has {len(row)} cells for {len(columns)} columns, {row!r:.80}. Each row needs as many "
-                "cells as there are columns; None leaves one empty."
+                "cells as there are columns; None leaves one empty.",
             )
     return [[_plain(cell) for cell in row] for row in found]
 

@@ -18,6 +18,7 @@ import torch
 from wellfed import __version__
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.gains.pauses import are_of_epochs
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
@@ -249,11 +250,11 @@ class ScriptRecord:
         }
 
     def _add_pauses(self) -> None:
-        """Records after how many steps the script validates and saves on average, if it does so within an epoch."""
+        """Records after how many steps the script validates and saves on average, unless it does so once an epoch."""
         record = self.record
         for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
             times = record.phases[phase]["times"] if phase in record.phases else 0
-            if record.epochs < 1 and times >= FEWEST_PAUSES:
+            if times >= FEWEST_PAUSES and not are_of_epochs(times, record.epochs + 1):
                 every = max(1, round(record.steps / times))
                 entry: PlanEntry = {"value": every, "because": "of the script, on average", "source": "set"}
                 record.plan = {**record.plan, f"trainer.{knob}": entry}

@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -33,11 +34,19 @@ _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
+UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 """Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
+
+
+class _OfThread(threading.local):
+    """State of each thread. Another one than the watched may run a model, too."""
+
+    is_within = False
+    """An outermost module runs."""
 
 
 class TorchMarks:
@@ -54,8 +63,7 @@ class TorchMarks:
         """Classes of outermost modules whose calls are watched."""
         self._trained: set[type] = set()
         """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
-        self._is_within = False
-        """An outermost module runs."""
+        self._here = _OfThread()
         self._sees_copies = self._has_autocast = self._is_compiled = False
         self._num_steps = 0
 
@@ -224,12 +232,15 @@ class TorchMarks:
         for module, is_trained in found:
             kind = type(module)
             may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
+            may_watch &= is_trained or not isinstance(module, torch.jit.ScriptModule)
             if is_trained:
                 if isinstance(module, torch.nn.DataParallel):
                     self._record.data_parallel(kind.__name__, len(module.device_ids))
                 self._is_compiled |= _is_compiled(module)
                 if not may_watch:
                     self._record.note(COMPILED)
+            elif not may_watch and _is_model(module):
+                self._record.note(UNTRAINED)
             if may_watch and kind not in self._classes and (is_trained or _is_model(module)):
                 self._classes.add(kind)
                 self._watch_calls(kind)
@@ -254,16 +265,16 @@ class TorchMarks:
 
         def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
             call = super(kind, module).__call__ if own is None else bound(own, module)  # type: ignore[misc]
-            if torch.compiler.is_compiling() or self._is_within or steps.is_off:
+            if torch.compiler.is_compiling() or self._here.is_within or steps.is_off:
                 return call(*arguments, **named)
-            self._is_within = True
+            self._here.is_within = True
             is_trained = kind in self._trained
             self._has_autocast |= is_trained and torch.is_autocast_enabled("cuda")
             steps.forward(is_trained=is_trained)
             try:
                 return call(*arguments, **named)
             finally:
-                self._is_within = False
+                self._here.is_within = False
                 steps.forward(is_done=True, is_trained=is_trained)
 
         self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", outermost))
@@ -282,7 +293,7 @@ class TorchMarks:
         steps = self._steps
 
         def copied(tensor: Any, *arguments: Any, **named: Any) -> Any:
-            if steps.is_off or self._is_within or tensor.is_cuda:
+            if steps.is_off or self._here.is_within or tensor.is_cuda:
                 return original(tensor, *arguments, **named)
             steps.copying(is_done=False)
             found = original(tensor, *arguments, **named)
@@ -335,9 +346,8 @@ def is_wrapper_of_compiled(module: Any) -> bool:
 
 
 def _is_model(module: Any) -> bool:
-    """Returns whether a module is watched though it is not trained. Single layers of torch are in all models."""
-    is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
-    return not is_layer and not isinstance(module, torch.jit.ScriptModule)
+    """Returns whether an untrained module may be a model of its own. Single layers of torch are in all models."""
+    return not type(module).__module__.startswith("torch.nn.modules") or bool(module._modules)
 
 
 def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,8 @@ from wellfed.units import counted, show_duration, show_percent
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
 """Phases whose sum is the time of a training without a measured wall time."""
 _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
+_MOST_RATIO = 1.5
+"""Maximum ratio of the numbers of pauses and epochs if there is a pause at the end of each epoch."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,25 @@ def pauses(evidence: Evidence, phase: str) -> Pauses | None:
     if not found or not found["times"] or all_s <= 0:
         return None
     return Pauses(found["total_s"], found["times"], found["total_s"] / all_s)
+
+
+def are_of_epochs(times: float, epochs: float) -> bool:
+    """Returns whether there are about as many pauses as epochs."""
+    return max(times, epochs) <= _MOST_RATIO * min(times, epochs)
+
+
+def distance(evidence: Evidence, knob: str, times: float) -> tuple[int, str]:
+    """Returns the steps from one of ``times`` pauses to the next, and this as text; 0 and no text if unknown.
+
+    Without the knob they are at the ends of epochs. A watched script, whose wall time was not measured, need not have
+    them there.
+    """
+    if every := evidence.value(knob):
+        return int(every), f"every {every} steps"
+    length = evidence.swings.lags.get("epoch")
+    if not length or (evidence.record.wall is None and not are_of_epochs(times, evidence.record.steps / length)):
+        return 0, ""
+    return length, "at the end of each epoch"
 
 
 def gain_of(won_frac: float, low_frac: float, high_frac: float) -> Gain:

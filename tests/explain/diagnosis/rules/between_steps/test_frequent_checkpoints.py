@@ -33,6 +33,15 @@ def test_one_at_each_epoch_is_told_as_such():
     assert found.change == ("trainer.checkpoint_every_steps=200",)
 
 
+def test_those_of_a_script_are_at_epochs_only_if_there_are_about_as_many():
+    found = check(saved(files=("torch.save",) * 4, each_s=0.5, every=None, epoch_steps=20))
+    assert "epoch" not in found.message
+    assert found.change == ()
+    assert found.time_lost_frac == pytest.approx(0.5)
+    with_best = check(saved(files=("best.ckpt", "last.ckpt") * 10, every=None, epoch_steps=20))
+    assert ", last.ckpt at the end of each epoch." in with_best.message
+
+
 def test_a_few_long_ones_are_told():
     found = check(saved(files=("last.ckpt",) * 4, each_s=60.0, every=50))
     assert found.message.startswith("99.2 % of the wall time of training went into 4 checkpoints of 1 min 00 s")

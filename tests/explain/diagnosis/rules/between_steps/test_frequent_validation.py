@@ -31,6 +31,15 @@ def test_one_at_each_epoch_is_told_as_such():
     assert found.change == ("trainer.validate_every_steps=200",)
 
 
+def test_those_of_a_script_are_at_epochs_only_if_there_are_about_as_many():
+    for times in (3, 40):
+        found = check(validated(every=None, epoch_steps=20, times=times, each_s=2.0 / times))
+        assert "epoch" not in found.message
+        assert found.change == ()
+    own = check(validated(every=None, epoch_steps=20, times=3, wall=walled(steps_s=3.0, validation_s=1.0)))
+    assert "one at the end of each epoch" in own.message, "a resumed run, of which this process trained a part"
+
+
 def test_the_only_validation_of_a_run_is_told_however_few_there_were():
     found = check(validated(times=1, each_s=38.0, every=200))
     assert found.message.startswith("95.0 % of the wall time of training went into 1 validation of 38.0 s.")

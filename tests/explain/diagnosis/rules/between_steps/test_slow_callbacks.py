@@ -10,6 +10,8 @@ from wellfed.explain.diagnosis.rules.between_steps.slow_callbacks import (
     check_between_steps,
 )
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.run.watch.script_steps import GRAPHS, NO_LOADER
+from wellfed.run.watch.torch_marks import COMPILED, NO_MODULE, UNTRAINED
 
 
 def paused(places, ms, *, steps=120, log_every=50):
@@ -143,6 +145,19 @@ def test_time_between_the_passes_is_found_with_what_may_run_then():
     text = "3.43 ms of each step, 34.0 %, pass between forward pass, backward pass and optimizer"
     assert found.message.startswith(text)
     assert found.gain.low == 1
+
+
+@pytest.mark.parametrize("unseen", [COMPILED, UNTRAINED, NO_MODULE, GRAPHS])
+def test_passes_that_could_not_be_told_apart_from_others_are_no_callbacks(unseen):
+    events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": unseen}]
+    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
+    assert check_between_passes(case) is None
+    assert (check_between_steps(case) is None) == (unseen != GRAPHS)
+    assert check_between_steps(with_passes(case, 0.0, 0.1, 0.05)) is not None, "then compute begins with the batch"
+    events[0]["message"] = NO_LOADER
+    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
+    assert check_between_passes(case) is not None
+    assert check_between_steps(case) is not None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.gains.pauses import pauses, rarer
+from wellfed.explain.diagnosis.gains.pauses import distance, pauses, rarer
 from wellfed.explain.diagnosis.thresholds import CHECKPOINT_FRAC
 
 _KNOB = "trainer.checkpoint_every_steps"
@@ -20,18 +20,18 @@ def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | 
         return None
     text = spent.describe("checkpoint")
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
-    every, num_best = evidence.value(_KNOB) or evidence.swings.lags.get("epoch"), files.count("best.ckpt")
+    num_best = files.count("best.ckpt")
+    every, when = distance(evidence, _KNOB, spent.times * (1 - num_best / len(files)))
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     # best.ckpt is written after the best validation so far, whatever the knob.
     if not every or wanted <= every or 2 * num_best > len(files):
         return Finding("frequent_checkpoints", f"{text}.", figures, lost_frac=spent.frac)
     left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
     which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
-    when = f"{which} every {every} steps" if evidence.value(_KNOB) else f"{which} at the end of each epoch"
     return Finding(
         "frequent_checkpoints",
-        f"{text}, {when}. A run that dies loses what it learned since the last.",
-        {**figures, "every_steps": int(every)},
+        f"{text}, {which} {when}. A run that dies loses what it learned since the last.",
+        {**figures, "every_steps": every},
         (f"{_KNOB}={wanted}",),
         gain=spent.gain(left * spent.times / len(files)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.gains.pauses import pauses, rarer
+from wellfed.explain.diagnosis.gains.pauses import distance, pauses, rarer
 from wellfed.explain.diagnosis.thresholds import VALIDATION_FRAC
 
 _KNOB = "trainer.validate_every_steps"
@@ -19,7 +19,7 @@ def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | 
         return None
     text = spent.describe("validation")
     figures = {"validation_frac": spent.frac, "validations": spent.times, "validation_s": spent.each_s}
-    every = evidence.value(_KNOB) or evidence.swings.lags.get("epoch")
+    every, when = distance(evidence, _KNOB, spent.times)
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     if spent.times == 1 or not every or wanted <= every:
         text = f"{text}. A smaller validation split takes less; so does a longer run."
@@ -28,11 +28,10 @@ def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | 
     uses_results = bool(evidence.value("workload.schedule.monitor")) or "early_stopping" in str(
         evidence.value("callbacks")
     )
-    when = f"one every {every} steps" if evidence.value(_KNOB) else "one at the end of each epoch"
     return Finding(
         "frequent_validation",
-        f"{text}, {when}.",
-        {**figures, "every_steps": int(every)},
+        f"{text}, one {when}.",
+        {**figures, "every_steps": every},
         (f"{_KNOB}={wanted}",),
         changes_learning=uses_results,
         gain=spent.gain(max(1.0, spent.times * every / wanted)),

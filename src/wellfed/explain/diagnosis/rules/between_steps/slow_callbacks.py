@@ -24,6 +24,8 @@ _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 """Minimum share of all hooks' time for a hook to be named beside the costliest, and maximum number of named hooks."""
+_FORWARD_UNSEEN, _ANY_UNSEEN = "forward pass", "not told apart"
+"""Words in the message of an `unseen` event if forward passes, or any passes, of a watched script were not seen."""
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
@@ -69,6 +71,9 @@ def check_between_steps(evidence: Evidence) -> Finding | None:
     if evidence.record.wall is not None or not len(host_ms) or not step_ms:
         return None
     if frequent_logging.check(evidence) is not None:
+        return None
+    # Compute begins with the first forward pass that is seen: one before it counts as time between steps.
+    if phase_shares(evidence.record.time).get("forward", 1.0) > 0 and _has_unseen(evidence, _FORWARD_UNSEEN):
         return None
     usual_ms, all_ms = float(np.median(host_ms)), step_ms * len(host_ms)
     every, long_ms = 1, usual_ms
@@ -126,7 +131,9 @@ def check_between_passes(evidence: Evidence) -> Finding | None:
     was seen: else its time counts as other compute."""
     shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
     frac = shares.get(OTHER, 0.0)
-    if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC or not shares["forward"]:
+    if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC:
+        return None
+    if not shares["forward"] or _has_unseen(evidence, _ANY_UNSEEN):
         return None
     text = (
         f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
@@ -135,6 +142,12 @@ def check_between_passes(evidence: Evidence) -> Finding | None:
     )
     figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
     return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))
+
+
+def _has_unseen(evidence: Evidence, words: str) -> bool:
+    """Returns whether a watched script has an `unseen` event with these words."""
+    unseen = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
+    return any(words in message for message in unseen)
 
 
 def _distance(indices: Series) -> int:

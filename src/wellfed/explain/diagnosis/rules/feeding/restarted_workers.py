@@ -56,6 +56,10 @@ def _other_pauses_ms(evidence: Evidence, epochs: int) -> float:
     total_s = 0.0
     for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
         spent = pauses(evidence, phase)
-        if spent is not None and not evidence.value(f"trainer.{knob}"):
+        if spent is None:
+            continue
+        if not evidence.value(f"trainer.{knob}"):
             total_s += spent.total_s
+        elif evidence.record.wall is None:  # a watched script, where one may be at each end, and the knob is an average
+            total_s += min(spent.total_s, epochs * spent.each_s)
     return 1e3 * total_s / epochs
