@@ -107,6 +107,8 @@ MOST_KILLS = 4
 """Kills of one training."""
 LIMIT_S = 600
 """Seconds after which a training hangs."""
+PAUSE = "loss:*:pause"
+"""A plant that makes each step longer, so that more kills are in the training."""
 CONTAINER = ("unshare", "-p", "-f", "--mount-proc", "--kill-child")
 
 
@@ -140,13 +142,13 @@ class Training:
         (folder / "killed.py").write_text(Path(__file__).with_name("killed.py").read_text())
         self.kind = KINDS[kind]
 
-    def run(self, seconds: float, *, in_container: bool = False) -> int | None:
+    def run(self, seconds: float, *, in_container: bool = False, plant: str = PAUSE) -> int | None:
         """Starts or resumes the training, and kills it after some seconds.
 
         Returns:
             The exit code of a training that ended before; None = it was killed.
         """
-        process = self._start(in_container=in_container)
+        process = self._start(plant, in_container=in_container)
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -154,14 +156,14 @@ class Training:
         finally:
             kill_tree(process)
 
-    def _start(self, *, in_container: bool) -> subprocess.Popen[bytes]:
+    def _start(self, plant: str, *, in_container: bool) -> subprocess.Popen[bytes]:
         own = ("--config-dir", str(self.box.folder / "conf"), *OWN, "resume=auto")
         # A run that resumes has its settings already.
         rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
         cards = simulated_machine().environment(cards=self.kind.cards, mib=CARD_MIB) if self.kind.cards else {}
         paths = os.pathsep.join(filter(None, [str(self.box.folder), cards.get("PYTHONPATH")]))
-        variables = {"PLANTED": "loss:*:pause", "PLANTED_FOLDER": str(self.box.folder), **cards, "PYTHONPATH": paths}
+        variables = {"PLANTED": plant, "PLANTED_FOLDER": str(self.box.folder), **cards, "PYTHONPATH": paths}
         with (self.box.folder / "output").open("ab") as output:
             return subprocess.Popen(
                 [*(CONTAINER if in_container else ()), *command],
