@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import psutil
@@ -161,9 +161,8 @@ class Training:
         # A run that resumes has its settings already.
         rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
-        cards = simulated_machine().environment(cards=self.kind.cards, mib=CARD_MIB) if self.kind.cards else {}
-        paths = os.pathsep.join(filter(None, [str(self.box.folder), cards.get("PYTHONPATH")]))
-        variables = {"PLANTED": plant, "PLANTED_FOLDER": str(self.box.folder), **cards, "PYTHONPATH": paths}
+        paths = os.pathsep.join(filter(None, [str(self.box.folder), self.cards.get("PYTHONPATH")]))
+        variables = {"PLANTED": plant, "PLANTED_FOLDER": str(self.box.folder), **self.cards, "PYTHONPATH": paths}
         with (self.box.folder / "output").open("ab") as output:
             return subprocess.Popen(
                 [*(CONTAINER if in_container else ()), *command],
@@ -173,6 +172,11 @@ class Training:
                 stderr=output,
                 start_new_session=True,
             )
+
+    @cached_property
+    def cards(self) -> dict[str, str]:
+        """Variables for its simulated cards. The first access in a process may compile them."""
+        return simulated_machine().environment(cards=self.kind.cards, mib=CARD_MIB) if self.kind.cards else {}
 
     @property
     def has_checkpoint(self) -> bool:
@@ -286,7 +290,10 @@ def tried(kind: str, folder: Path, whole: Training, moments_s: Sequence[float], 
             trial.resumes += 1
             trial.from_checkpoint += training.has_checkpoint
             trial.in_container += in_container and number % 5 == 0
+        runs = training.box.runs if training.has_checkpoint else None
         code = training.run(seconds, in_container=in_container)
+        if runs not in (None, training.box.runs):
+            trial.faults.append("resume=auto began another run, and there was a checkpoint")
         if code is not None:
             break
         trial.kills += seconds != LIMIT_S
@@ -298,22 +305,23 @@ def tried(kind: str, folder: Path, whole: Training, moments_s: Sequence[float], 
     return trial
 
 
-def undisturbed(kind: str, folder: Path) -> Training:
-    """Returns a completed training of a kind.
+def undisturbed(kind: str, folder: Path) -> tuple[Training, float]:
+    """Returns a completed training of a kind, and its seconds.
 
     Raises:
         RuntimeError: it does not end well.
     """
     training = Training(folder, kind)
-    if (code := training.run(LIMIT_S)) != 0:
-        raise RuntimeError(f"{kind}: the undisturbed training ends with {code}: {_end_of(training)}")
+    assert training.cards is not None  # compiled before the clock runs
+    began_s = time.monotonic()
+    code = training.run(LIMIT_S)
+    took_s = time.monotonic() - began_s
+    if code != 0:
+        output = (folder / "output").read_text(errors="replace")
+        raise RuntimeError(f"the undisturbed training ends with {code}: {output[-500:]}")
     if faults := list(differences(training, training)):
-        raise RuntimeError(f"{kind}: the undisturbed training: {'; '.join(faults)}")
-    return training
-
-
-def _end_of(training: Training) -> str:
-    return (training.box.folder / "output").read_text(errors="replace")[-500:]
+        raise RuntimeError(f"the undisturbed training: {'; '.join(faults)}")
+    return training, took_s
 
 
 def main(words: Sequence[str]) -> int:
@@ -335,14 +343,17 @@ def main(words: Sequence[str]) -> int:
         while kinds and (left := given.kills - sum(trial.kills for trial in trials)) > 0:
             kinds.append(kind := kinds.pop(0))
             if kind not in wholes:
-                began_s = time.monotonic()
                 try:
-                    whole = undisturbed(kind, Path(temporary) / f"whole-{len(wholes)}")
+                    wholes[kind] = undisturbed(kind, Path(temporary) / f"whole-{list(KINDS).index(kind)}")
                 except pytest.skip.Exception as skip:  # a compiler is missing
                     print(f"{kind:40} not done: {skip}", flush=True)
                     kinds.remove(kind)
                     continue
-                wholes[kind] = whole, time.monotonic() - began_s
+                except RuntimeError as error:
+                    trials.append(Trial(kind, faults=[str(error)]))
+                    print(_row(trials[-1]), flush=True)
+                    kinds.remove(kind)
+                    continue
             whole, took_s = wholes[kind]
             times = min(left, drawn.randint(1, given.most))
             moments_s = [drawn.uniform(0.1, 1.0) * took_s for _ in range(times)]

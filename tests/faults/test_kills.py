@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,9 +111,8 @@ def test_a_kind_that_does_not_exist_ends_with_the_names(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("kind", ["no callbacks", "a stream, shuffle buffer", "four ranks", "a card, out of memory"])
 def test_a_training_that_is_killed_once_ends_as_if_undisturbed(tmp_path: Path, kind: str) -> None:
     """The resume is the fifth: in a restarted container."""
-    began_s = time.monotonic()
-    whole = undisturbed(kind, tmp_path / "whole")
-    trial = tried(kind, tmp_path / "killed", whole, [0.8 * (time.monotonic() - began_s)], resumes=4)
+    whole, took_s = undisturbed(kind, tmp_path / "whole")
+    trial = tried(kind, tmp_path / "killed", whole, [0.8 * took_s], resumes=4)
     assert not trial.faults, trial
 
 
@@ -130,7 +128,7 @@ KILLED_IN = {
 @pytest.mark.parametrize("moment", KILLED_IN)
 def test_no_evaluation_is_lost_or_listed_twice(tmp_path: Path, moment: str) -> None:
     kind, plant = KILLED_IN[moment]
-    whole = undisturbed(kind, tmp_path / "whole")
+    whole, _ = undisturbed(kind, tmp_path / "whole")
     training = Training(tmp_path / "killed", kind)
     assert training.run(LIMIT_S, plant=plant) == -signal.SIGKILL
     assert training.has_checkpoint
