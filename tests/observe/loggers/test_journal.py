@@ -163,6 +163,28 @@ def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
     assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["2"]
 
 
+def test_an_evaluation_that_a_killed_run_had_done_is_written_once(tmp_path):
+    made = journal(tmp_path)
+    made.metrics("val", {"loss": 0.5}, step=2, epoch=0)
+    made.metrics("val", {"loss": 0.4, "accuracy": 0.1}, step=3, epoch=0)
+    made.save()
+    made = journal(tmp_path)
+    made.cut_after(3)
+    made.metrics("val", {"loss": 0.3}, step=3, epoch=0)
+    made.metrics("test", {"loss": 0.2}, step=3, epoch=0)
+    made.save()
+    found = [(entry["step"], entry["split"], entry["value"]) for entry in rows_of(tmp_path / "metrics.csv")]
+    assert found == [("2", "val", "0.5"), ("3", "val", "0.1"), ("3", "val", "0.3"), ("3", "test", "0.2")]
+
+
+def test_rows_that_can_not_be_dropped_are_a_warning(tmp_path, caplog):
+    made = journal(tmp_path)
+    made.cut_after(3)
+    (tmp_path / "metrics.csv").mkdir()
+    made.metrics("val", {"loss": 0.3}, step=3, epoch=0)
+    assert "metrics.csv may have rows of step 3 twice" in caplog.text
+
+
 def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp_path, monkeypatch):
     made = journal(tmp_path)
     now_s = [0.0]

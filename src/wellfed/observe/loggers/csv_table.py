@@ -66,6 +66,17 @@ class CsvTable:
         with self._lock:
             return cut_after(self.path, column, last, self._columns)
 
+    def drop(self, columns: tuple[str, ...], keys: set[tuple[str, ...]]) -> None:
+        """Drops written rows whose cells in ``columns`` are one of ``keys``."""
+        with self._lock:
+            lines, _ = _cells_of(self.path) if self.path.exists() else ([], False)
+            if not lines or not set(columns) <= set(lines[0]):
+                return
+            size, indices = len(lines[0]), [lines[0].index(name) for name in columns]
+            kept = [line for line in lines if len(line) != size or tuple(line[index] for index in indices) not in keys]
+            if len(kept) < len(lines):
+                write_atomically(self.path, _lines(kept))
+
     def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
         if not self._rows:

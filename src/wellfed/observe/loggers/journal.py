@@ -57,6 +57,7 @@ class Journal:
         """Returns the rows of steps that are finished and not written; called before rows are read."""
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, line=step_line, flush_s=_STEPS_S)
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
+        self._resumed_at: int | None = None
         # Written at once: the last seconds show why a run was killed.
         path = folder / "telemetry.csv"
         self._telemetry = CsvTable(path, TELEMETRY_COLUMNS, self.disk_full, line=telemetry_line, flush_s=0)
@@ -70,6 +71,7 @@ class Journal:
     def cut_after(self, step: int) -> None:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
         last save, where a killed run's clock resumes."""
+        self._resumed_at = step
         self._cut(self._steps, step, step=step)
         self._cut(self._metrics, step, step=step)
         self._cut(self._telemetry, step, step=step, time_s=self.time_s())
@@ -166,9 +168,18 @@ class Journal:
         at, recent = {"step": step, "epoch": epoch}, self.recent(200) if has_rate else None
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in _throughput(recent).items()]
+        if step == self._resumed_at:
+            self._drop_written({(str(step), of, name) for of, name, _ in figures})
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
         self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **_times(recent)})
+
+    def _drop_written(self, keys: set[tuple[str, ...]]) -> None:
+        """Drops rows of an evaluation that a killed process had done at the step from which this one resumed."""
+        try:
+            self._metrics.drop(("step", "split", "name"), keys)
+        except (OSError, ValueError, csv.Error) as error:
+            _LOG.warning("%s may have rows of step %s twice: %s", self._metrics.path, self._resumed_at, error)
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""

@@ -1,0 +1,136 @@
+"""Kills a few trainings once each, and checks that the comparison notices everything that a resume may lose."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.harness import STEPS
+from tests.faults.kills import BATCH, LIMIT_S, SAMPLES, Training, differences, main, tried, undisturbed
+
+
+def completed(folder: Path, kind: str = "one process") -> Training:
+    """Returns a training whose folder is like that of an undisturbed one."""
+    training = Training(folder, kind)
+    run = folder / "logs" / "planted" / "runs" / "2026-01-01_00-00-00_beef"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "wandb" / "offline-run-20260101_000000-abc").mkdir(parents=True)
+    torch.save({"state_dict": {"weight": torch.ones(3), "steps": torch.tensor(STEPS)}}, training.box.last)
+    (run / "run.json").write_text(json.dumps({"status": "ok", "wandb": {"id": "abc"}}))
+    (run / "steps.csv").write_text("step,samples\n" + "".join(f"{step},{BATCH}\n" for step in range(1, STEPS + 1)))
+    rows = "4,train,loss,0.5\n4,throughput,samples_per_s,9\n8,val,loss,0.4\n24,test,loss,0.3\n"
+    (run / "metrics.csv").write_text(f"step,split,name,value\n{rows}")
+    with (folder / "samples-0").open("w") as file:
+        for step in range(1, STEPS + 1):
+            first = BATCH * (step - 1) % SAMPLES
+            print(1, step, *range(first, first + BATCH), file=file)
+    return training
+
+
+def saved(training: Training, **weights: torch.Tensor) -> None:
+    torch.save({"state_dict": weights}, training.box.last)
+
+
+def appended(name: str, text: str) -> Callable[[Training], object]:
+    def change(training: Training) -> None:
+        with (training.box.run / name).open("a") as file:
+            file.write(text)
+
+    return change
+
+
+def noted(text: str) -> Callable[[Training], object]:
+    """Returns a change that adds lines to the file of samples of the first rank."""
+
+    def change(training: Training) -> None:
+        with (training.box.folder / "samples-0").open("a") as file:
+            file.write(text)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "noticed"),
+    [
+        (lambda it: saved(it, weight=torch.ones(3) + 1e-7, steps=torch.tensor(STEPS)), "the last weights differ"),
+        (lambda it: saved(it, weight=torch.ones(3), steps=torch.tensor(STEPS - 1)), "the last weights differ"),
+        (lambda it: saved(it, weight=torch.ones(3)), "has other weights"),
+        (appended("steps.csv", "24,8\n"), "steps.csv has 25 rows"),
+        (appended("metrics.csv", "8,val,loss,0.4\n"), "rows twice: [('8', 'val', 'loss')]"),
+        (appended("metrics.csv", "16,val,loss,0.4\n"), "lacks rows, or has more: [('16', 'val', 'loss')]"),
+        (lambda it: (it.box.run / "wandb" / "offline-run-20260101_000001-xyz").mkdir(), "several runs: ['abc', 'xyz']"),
+        (lambda it: (it.box.run / "run.json").write_text('{"wandb": null}'), "several runs: ['abc', 'none']"),
+        (noted("2 3 16 17 18 19 20 21 22 24\n"), "once in the epoch of step 1: [23, 24]"),
+        (noted("2 3 16 17 18 19\n"), "once in the epoch of step 1: [20, 21, 22, 23]"),
+    ],
+)
+def test_what_a_resume_may_lose_is_noticed(
+    tmp_path: Path, change: Callable[[Training], object], noticed: str
+) -> None:
+    whole, training = completed(tmp_path / "whole"), completed(tmp_path / "killed")
+    assert not list(differences(whole, training))
+    change(training)
+    (found,) = differences(whole, training)
+    assert noticed in found
+
+
+def test_what_is_done_again_counts_once(tmp_path: Path) -> None:
+    """Steps after the checkpoint, halves of a step that ran out of memory, rates of a warm-up."""
+    whole, training = completed(tmp_path / "whole"), completed(tmp_path / "killed")
+    noted("2 3 16 17 18 19 20 21 22 23\n3 3 16 17 18 19 20 21 22 23\n3 3 16 17 18 19\n3 3 20 21 22 23\n")(training)
+    appended("metrics.csv", "8,throughput,samples_per_s,9\n")(training)
+    assert not list(differences(whole, training))
+
+
+def test_a_difference_that_the_documents_allow_is_none(tmp_path: Path) -> None:
+    kind = "a card, out of memory, size remembered"
+    whole, training = completed(tmp_path / "whole", kind), completed(tmp_path / "killed", kind)
+    saved(training, weight=torch.ones(3) + 1e-6, steps=torch.tensor(STEPS))
+    assert not list(differences(whole, training))
+    saved(training, weight=torch.ones(3) + 1e-4, steps=torch.tensor(STEPS))
+    assert list(differences(whole, training))
+
+
+def test_the_samples_of_ranks_are_put_together(tmp_path: Path) -> None:
+    training = Training(tmp_path, "two ranks")
+    (tmp_path / "samples-0").write_text("1 1 0 1 2 3\n")
+    (tmp_path / "samples-1").write_text("2 1 9 9 9 9\n3 1 4 5 6 7\n")
+    assert {step: sorted(samples) for step, samples in training.samples().items()} == {1: list(range(BATCH))}
+
+
+def test_a_kind_that_does_not_exist_ends_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "three ranks"])
+    assert "no training is called 'three ranks'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["no callbacks", "a stream, shuffle buffer", "four ranks", "a card, out of memory"])
+def test_a_training_that_is_killed_once_ends_as_if_undisturbed(tmp_path: Path, kind: str) -> None:
+    """The resume is the fifth: in a restarted container."""
+    whole, took_s = undisturbed(kind, tmp_path / "whole")
+    trial = tried(kind, tmp_path / "killed", whole, [0.8 * took_s], resumes=4)
+    assert not trial.faults, trial
+
+
+KILLED_IN = {
+    # Its validation is done, its last checkpoint is written.
+    "the test": ("one process", "test:1:sigkill"),
+    # The second one. Two batches are those of the check before training, two of the first.
+    "a validation": ("no callbacks", "evaluate:5:sigkill"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", KILLED_IN)
+def test_no_evaluation_is_lost_or_listed_twice(tmp_path: Path, moment: str) -> None:
+    kind, plant = KILLED_IN[moment]
+    whole, _ = undisturbed(kind, tmp_path / "whole")
+    training = Training(tmp_path / "killed", kind)
+    assert training.run(LIMIT_S, plant=plant) == -signal.SIGKILL
+    assert training.has_checkpoint
+    assert training.run(LIMIT_S) == 0
+    assert not list(differences(whole, training))
