@@ -54,6 +54,7 @@ from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.observe.loggers.journal import KEPT_STEPS  # noqa: E402
 from wellfed.observe.telemetry.host import cpu_seconds  # noqa: E402
 from wellfed.observe.timing.interval import student_t_975  # noqa: E402
+from wellfed.study import ledger  # noqa: E402
 
 RECORDS = ROOT / "benchmarks" / "records"
 PAGE = ROOT / "docs" / "reliability.md"
@@ -67,7 +68,7 @@ BUSY_FRAC = 0.1
 SLOWER = 0.95
 """Speed of the end over the beginning; the end is slower if the whole interval is below it."""
 LONGEST_S = 3600.0
-READING_S = 5.0
+READING_S = 4.0
 """Seconds between readings of the week of telemetry; `growth.py` writes a week of two readings a second."""
 
 # -- what may grow -----------------------------------------------------------------------------------------------------
@@ -431,9 +432,13 @@ def measured(name: str, size: int, scratch: Path, plant: str) -> list[dict[str, 
     others = max(0.0, cpu_seconds()[0] - busy_s - own_s) / seconds / (os.cpu_count() or 1)
     about = {"run": name, "size": size}
     whole = {**about, "what": "whole", "seconds": seconds, "others_frac": others, "n": len(samples), "verdict": "ok"}
-    if process.returncode:
+    problem = f"exit code {process.returncode}" if process.returncode else ""
+    if not problem and name == "trials":
+        statuses = Counter(row.status for row in ledger.read(folder).rows)
+        problem = "" if set(statuses) == {"ok"} else f"trials {dict(statuses)}"
+    if problem:
         print((scratch / "printed").read_text(errors="replace")[-4000:], file=sys.stderr)
-        return [{**whole, "verdict": f"FAILED: exit code {process.returncode}"}]
+        return [{**whole, "verdict": f"FAILED: {problem}"}]
     rows = [{**about, **row} for row in judged(name, size, samples, folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for command, words in commands_of(name, folder).items():
