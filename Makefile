@@ -27,7 +27,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills long fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ faults: $(TESTS) ## plant faults in real runs, and check what each run says of i
 kills: $(TESTS) ## kill runs at random moments, resume them, and compare the weights: N=200 SEED=1 ARGS="--only ranks"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kills --kills $(or $(call given,N),20) $(ARGS) \
 	  $(if $(call given,SEED),--seed $(SEED))
+
+long: $(RUNS) ## watch long runs from outside: memory, handles, threads, folders, speed (20 minutes): ARGS="--only steps"
+	$(BIN)/python benchmarks/long_runs.py $(ARGS)
 
 fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTES=60 ARGS="--only checkpoint --seed 7"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(call given,MINUTES),5) $(ARGS)

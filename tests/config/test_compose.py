@@ -49,6 +49,10 @@ def test_nothing_is_resolved_while_composing():
     assert planned == [None] * 4
 
 
+def test_a_configuration_is_small_since_a_sweep_holds_thousands():
+    assert len(pickle.dumps(once("gpu=auto", "loader=auto", "memory=auto"))) < 64 * 1024
+
+
 def test_overrides_as_typed_and_in_order():
     typed = ["seed=3", "gpu=8gb", "hydra.run.dir=some/where", "seed=4"]
     composed = compose(typed)

@@ -62,6 +62,29 @@ def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):
     assert (event["kind"], event["step"], event["file"]) == ("checkpoint", 3, "last.ckpt")
 
 
+def test_figures_at_checkpoints_take_a_small_share_of_a_long_run(tmp_path, monkeypatch):
+    """They cover 100,000 steps, and a checkpoint may come every second."""
+    books, now_s, computed_s = books_of(tmp_path), [0.0], []
+    summary = books.journal.summary
+
+    def slow_summary():
+        now_s[0] += 0.5
+        computed_s.append(now_s[0])
+        return summary()
+
+    monkeypatch.setattr(books.journal, "summary", slow_summary)
+    monkeypatch.setattr(books.journal, "time_s", lambda: now_s[0])
+    for step in range(1, 101):
+        now_s[0] += 1.0
+        books.stepped(step, 0.5, 4)
+        books.saved(step, "last.ckpt", {"train/loss": 1 / step})
+        assert (recorded(tmp_path)["steps"], recorded(tmp_path)["metrics"]["train/loss"]) == (step, 1 / step)
+    assert computed_s[0] == 1.5
+    assert 3 <= len(computed_s) <= 5
+    books.finish(OK, {})
+    assert computed_s[-1] == now_s[0]
+
+
 def test_the_record_has_what_building_and_launching_took(tmp_path):
     books, parts = books_of(tmp_path), {"wait_ms": 1.0, "copy_ms": 1.0, "compute_ms": 2.0, "host_ms": 0.0}
     books.first_batch({"float64": 2 * 2**20, "int64": 2**20})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
@@ -43,12 +42,17 @@ class Composed(Generic[C]):
     """Secret values. Another process must `learn` them before it writes any text."""
     run_dir: Path | None
     """Run folder: ``hydra.run.dir`` as typed, or the job's folder in a multirun. None = a new one is chosen."""
-    _unresolved: DictConfig = field(repr=False, compare=False)
-    _hydra: DictConfig = field(repr=False, compare=False)
+    _unresolved: Mapping[str, Any] = field(repr=False, compare=False)
+    """Plain values, with interpolations and secrets. A sweep holds all its configurations, and nodes of OmegaConf would
+    take far more memory."""
+    _hydra: Mapping[str, Any] = field(repr=False, compare=False)
+    """Hydra's own values, also plain."""
+    _sweep_dir: Path | None = field(default=None, repr=False, compare=False)
+    """Folder in which Hydra's own sweeper writes ``multirun.yaml``; None for a single run."""
 
     def yaml(self, *, resolve: bool = False) -> str:
         """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
-        return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
+        return OmegaConf.to_yaml(OmegaConf.create(dict(self._unresolved)), resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
         """Writes ``.hydra/{config,hydra,overrides}.yaml`` as Hydra does. Interpolations stay, secrets are masked."""
@@ -62,17 +66,14 @@ class Composed(Generic[C]):
             return text
 
         trees = {
-            "config": masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)),
-            "hydra": masked({"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)}),
+            "config": masked(self._unresolved),
+            "hydra": masked({"hydra": self._hydra}),
             "overrides": [*self.overrides],
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
-        if self._hydra.mode is not RunMode.MULTIRUN:
-            return
-        setup_globals()  # ${now:...} is unknown in a process that unpickled this object
-        many = Path(self._hydra.sweep.dir) / "multirun.yaml"
-        if many.exists():  # Hydra's own sweeper does not mask secrets
+        many = None if self._sweep_dir is None else self._sweep_dir / "multirun.yaml"
+        if many is not None and many.exists():  # Hydra's own sweeper does not mask secrets
             tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
             many.write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
 
@@ -162,9 +163,10 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         raise ConfigError(faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
     typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    unresolved = OmegaConf.to_container(job, enum_to_str=True)
+    unresolved: Any = OmegaConf.to_container(job, enum_to_str=True)
+    own: Any = OmegaConf.to_container(hydra, enum_to_str=True)
     values = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
-    secrets = secrets_of(values, unresolved) | secrets_of(OmegaConf.to_container(hydra))
+    secrets = secrets_of(values, unresolved) | secrets_of(own)
     learn(secrets)
     resolved = masked(values, unresolved)
     pairs = [text.partition("=")[::2] for text in typed]
@@ -176,8 +178,9 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         overrides=tuple(typed),
         secrets=frozenset(secrets),
         run_dir=Path(run_dir) if run_dir else None,
-        _unresolved=job,
-        _hydra=hydra,
+        _unresolved=unresolved,
+        _hydra=own,
+        _sweep_dir=Path(hydra.sweep.dir) if run_dir and hydra.mode is RunMode.MULTIRUN else None,
     )
 
 

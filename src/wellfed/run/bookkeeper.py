@@ -30,6 +30,9 @@ from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered, from_eve
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
+FIGURES_FRAC = 0.02
+"""Largest share of a run's time that computing its figures at checkpoints may take. They cover up to `KEPT_STEPS`
+steps, so a longer run needs longer for each computation."""
 
 
 class Bookkeeper:
@@ -58,6 +61,8 @@ class Bookkeeper:
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
         self._plan: RunPlan | None = None
+        self._figures_due_s = 0.0
+        """Time of the run from which a checkpoint computes the figures of all steps again."""
         self._lowered: dict[str, tuple[int, Lowered]] = {}
         """Lowered knobs with the repeated step. They are stored for later runs once that step is done."""
 
@@ -212,8 +217,16 @@ class Bookkeeper:
             self.record.ceiling = {"samples_per_s": samples_per_s}
 
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-        """Records a written checkpoint, and updates the record."""
+        """Records a written checkpoint, and updates the record.
+
+        Figures of all steps stay as they are if computing them would exceed `FIGURES_FRAC`.
+        """
         self.journal.event("checkpoint", step=step, file=name)
+        began_s = self.journal.time_s()
+        if began_s >= self._figures_due_s:
+            self._fill_in_figures()
+            ended_s = self.journal.time_s()
+            self._figures_due_s = ended_s + (ended_s - began_s) / FIGURES_FRAC
         self._fill_in(metrics)
         self.journal.save()
 
@@ -231,6 +244,7 @@ class Bookkeeper:
             self.journal.event("signal", message=outcome.message, advice=outcome.advice)
         if outcome.by_non_finite_loss:
             self.journal.event("nan", action="raise", **self.bad_sample)
+        self._fill_in_figures()
         self._fill_in(metrics)
         run_folder.release(self.folder)
         doubt = contradiction(record)
@@ -242,14 +256,19 @@ class Bookkeeper:
         self.journal.sink.finish({**record.metrics, **figures_of_run(record)}, outcome.exit_code)
         self.journal.save(duration_s=record.duration_s)  # the same duration as in the reports
 
-    def _fill_in(self, metrics: Mapping[str, float]) -> None:
-        record = self.record
-        summary = self.journal.summary()
+    def _fill_in_figures(self) -> None:
+        """Computes the figures of all steps and of all readings of the GPUs."""
+        record, summary = self.record, self.journal.summary()
         if summary is not None:  # rates are over all ranks
             record.throughput = summary.throughput(self._config.workload.sample_unit)
             record.time = summary.time()
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
+        if self._watch is not None:
+            record.gpus = self._watch.gpus()
+
+    def _fill_in(self, metrics: Mapping[str, float]) -> None:
+        record = self.record
         record.phases = {**self._phases_before, **self._phases()}
         record.wall = self.wall.entry(self._wall_before)
         record.metrics = {**record.metrics, **metrics}
@@ -260,7 +279,6 @@ class Bookkeeper:
             except OSError as error:  # no file handle is left, for example
                 _LOG.warning("The use of memory and CPU could not be read: %s.", error)
         if self._watch is not None:
-            record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()
 
     def _phases(self) -> dict[str, PhaseEntry]:
