@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -25,7 +25,6 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
 from wellfed.run.outcome import RankEnded
-from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +38,19 @@ _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
 _FEWEST_TIMED = 5
 """Minimum number of measured batches, or of steps whose phases a device timed, for an interval."""
+
+
+class SharedFigures(Protocol):
+    """Figures that ranks leave for rank 0. See `coordination.OtherRanks`, which offers them in a run."""
+
+    def publish(self, kind: str, own: Any) -> None:
+        """Leaves figures of this rank, in place of its previous ones."""
+
+    def latest(self, kind: str) -> list[Any]:
+        """Returns, on rank 0, the latest figures of each rank that has left some."""
+
+    def gather(self, kind: str, own: Any) -> list[Any]:
+        """Returns the last figures of all ranks on rank 0, which waits for them."""
 
 
 class BatchSizes:
@@ -108,7 +120,7 @@ class RankFigures:
     def __init__(
         self,
         about: dict[str, Any] | None,
-        others: OtherRanks,
+        others: SharedFigures,
         *,
         rows: Callable[[], Sequence[StepRow]],
         peak_gib: Callable[[], float | None],

@@ -26,7 +26,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from wellfed.batches import BuildTime
 from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import cuda_events
-from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
+from wellfed.run.watch.ranks_of_script import RankOfScript
+from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
@@ -36,6 +37,8 @@ _DESCRIBED_AT = 3
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+"""Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 """Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
@@ -43,7 +46,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 class TorchMarks:
     """Replaced methods of torch, from `install` to `remove`, which mark steps."""
 
-    def __init__(self, steps: ScriptSteps, record: ScriptRecord) -> None:
+    def __init__(self, steps: ScriptSteps, record: RankOfScript) -> None:
         self._steps, self._record = steps, record
         self._undo = ExitStack()
         self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
@@ -56,7 +59,7 @@ class TorchMarks:
         """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._is_within = False
         """An outermost module runs."""
-        self._sees_copies = self._has_autocast = self._is_compiled = False
+        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = False
         self._num_steps = 0
 
     def install(self) -> None:
@@ -225,8 +228,7 @@ class TorchMarks:
             kind = type(module)
             may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
             if is_trained:
-                if isinstance(module, torch.nn.DataParallel):
-                    self._record.data_parallel(kind.__name__, len(module.device_ids))
+                self._see_wrappers(module)
                 self._is_compiled |= _is_compiled(module)
                 if not may_watch:
                     self._record.note(COMPILED)
@@ -235,6 +237,13 @@ class TorchMarks:
                 self._watch_calls(kind)
         if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
+
+    def _see_wrappers(self, module: Any) -> None:
+        """Notes how a trained module is shared out among GPUs or ranks."""
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.DataParallel):
+                self._record.data_parallel(name or type(part).__name__, len(part.device_ids))
+            self._is_sharded |= any(kind.__name__ in _SHARDED for kind in type(part).__mro__)
 
     def _describe(self, optimizer: Any) -> None:
         """Records how the script computes, by the names that configurations have for it."""
@@ -246,7 +255,8 @@ class TorchMarks:
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
         sizes = [one.numel() for one in parameters]
-        self._record.model({"gpu": gpu}, len(sizes), sum(sizes))
+        trainer = {"trainer": {"strategy": "fsdp"}} if self._is_sharded else {}
+        self._record.model({"gpu": gpu, **trainer}, len(sizes), sum(sizes))
 
     def _watch_calls(self, kind: Any) -> None:
         own, steps = vars(kind).get("__call__"), self._steps
