@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,22 @@ class NodeMessage:
 
 
 def _sampler(
-    config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, progress: Progress, *takers: Any, **options: Any
+    config: TelemetryConfig,
+    facts: MachineFacts,
+    plan: RunPlan,
+    progress: Progress,
+    *takers: Any,
+    more: Collection[int] = (),
+    **options: Any,
 ) -> Sampler:
-    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`."""
+    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`.
+
+    Args:
+        more: as for `gpus_to_watch`.
+    """
     sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
     failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-    sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+    sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
     return sampler
 
 
@@ -71,10 +81,20 @@ def node_watch(
 
 
 class MachineWatch:
-    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record."""
+    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record.
+
+    Args:
+        more: as for `gpus_to_watch`.
+    """
 
     def __init__(
-        self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
+        self,
+        config: TelemetryConfig,
+        facts: MachineFacts,
+        plan: RunPlan,
+        journal: Journal,
+        progress: Progress,
+        more: Collection[int] = (),
     ) -> None:
         self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
@@ -82,7 +102,7 @@ class MachineWatch:
         self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
         """The latest readings, also those of other nodes."""
         takers = self._take, self._event, journal.publish
-        self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
+        self.sampler = _sampler(config, facts, plan, progress, *takers, more=more, time_s=journal.time_s)
 
     def take_message(self, message: NodeMessage) -> None:
         """Takes the message of another node, with the time of its arrival."""
@@ -114,9 +134,14 @@ class MachineWatch:
         self._journal.event(kind, self._progress.step, **facts)
 
 
-def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
-    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
-    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
+def gpus_to_watch(facts: MachineFacts, plan: RunPlan, more: Collection[int] = ()) -> list[WatchedGpu]:
+    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it.
+
+    Args:
+        more: numbers of further GPUs, which the model drives by itself.
+    """
+    used = {*range(plan.trainer.devices), *more}
+    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index in used)
 
 
 class Usage:

@@ -111,9 +111,10 @@ class RunSwings:
             return None
         gpu, swing = self.deepest
         alike = sum(abs(one.period_s / swing.period_s - 1) <= _LIKE for one in self.of_gpus.values()) - 1
-        which = f"{named(gpu)}, like that of {counted(alike, 'other')}," if alike else str(named(gpu))
         levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
-        return f"The utilisation of GPU {which} swings {levels}, with a period of {show_duration(swing.period_s)}."
+        others = f", as {'does' if alike == 1 else 'do'} {counted(alike, 'other GPU')}" if alike else ""
+        period = show_duration(swing.period_s)
+        return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {period}{others}."
 
     def settings_with_period(self, period_s: float) -> list[str]:
         """Returns the settings of the run that imply such a period."""
