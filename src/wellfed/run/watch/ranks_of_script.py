@@ -51,6 +51,7 @@ class TorchrunStore:
         self.launch = launch
         self.problem: str | None = None
         """Reason why the store can't be used; None = it can."""
+        self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""  # a script may change them
         self._prefix = f"wellfed watch/{launch.attempt}/{next(_NUMBERS)}"
         self._store: Any = None
 
@@ -87,8 +88,7 @@ class TorchrunStore:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._store is None:
-            address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""
-            self._store, _ = stores.connect(address)
+            self._store, _ = stores.connect(self._address)
         return getattr(self._store, method)(*arguments)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
@@ -122,7 +122,7 @@ class RankOfScript:
 
     keeps_loader = False
     has_batch = True
-    """The record has the bytes of a batch, or has no place for them."""
+    """Whether the bytes of a batch are recorded, or need not be."""
 
     def __init__(self, *, origin_s: float, store: TorchrunStore | None) -> None:
         self.origin_s, self.store = origin_s, store
