@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from wellfed.config.schema import TelemetryConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -154,7 +154,7 @@ class Usage:
     def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
         self._plan, self._ballast_bytes, self._process = plan, ballast_bytes, psutil.Process()
         self._rss_before = self._process.memory_info().rss
-        self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
+        self._cpu_before_s, self._began_s = spent_cpu_s(), time.monotonic()
         self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
 
     def stop(self) -> None:
@@ -174,7 +174,7 @@ class Usage:
         if self._plan.on_gpu:
             peak = float(torch.cuda.max_memory_reserved() - self._ballast_bytes)
         else:
-            peak = max(0.0, _peak_rss() - self._rss_before)
+            peak = max(0.0, peak_rss_bytes() - self._rss_before)
         memory: MemoryEntry = {
             "device": self._plan.device.name,
             "budget_gib": self._plan.device.memory_gib,
@@ -184,24 +184,8 @@ class Usage:
         }
         shm = Path("/dev/shm")
         host: HostEntry = {
-            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
+            "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
             "rss_gib": gib(self._process.memory_info().rss),
             "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
         }
         return memory, host
-
-
-def _peak_rss() -> float:
-    """Returns peak RSS in bytes, or current RSS without such a counter. Linux counts in KiB, macOS in bytes."""
-    if sys.platform == "win32":
-        return float(psutil.Process().memory_info().rss)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Returns the CPU seconds of the process and its finished children."""
-    times = process.cpu_times()
-    return float(times.user + times.system + times.children_user + times.children_system)

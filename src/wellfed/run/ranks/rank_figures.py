@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
-from wellfed.observe.telemetry.host import cpu_seconds
+from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
@@ -287,8 +287,7 @@ def _half_width_of(values: Sequence[float]) -> float | None:
 
 def _own_cpu_s() -> float:
     """Returns the CPU seconds of this process, of its children that have ended, and of its live data workers."""
-    found = os.times()
-    total_s = found.user + found.system + found.children_user + found.children_system
+    total_s = spent_cpu_s()
     for child in tuple(getattr(multiprocessing.process, "_children", ())):
         with suppress(psutil.Error, TypeError):
             times = psutil.Process(child.pid).cpu_times()

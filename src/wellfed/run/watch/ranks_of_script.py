@@ -9,20 +9,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import psutil
 import torch
 
 from wellfed.batches import Delivery
 from wellfed.errors import first_line
 from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.hardware.detect import own_quota_cores
+from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.ranks import Launch
@@ -133,7 +132,7 @@ class RankOfScript:
         self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)
         self._about: dict[str, Any] = {}
         self._figures: RankFigures | None = None
-        self._rss_before = _peak_rss()
+        self._rss_before = peak_rss_bytes()
         self._reported_s, self._has_report = 0.0, False
 
     def begin(self) -> None:
@@ -180,7 +179,7 @@ class RankOfScript:
     def peak_gib(self) -> float:
         """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth."""
         if cuda_events() is None:
-            return gib(max(0.0, _peak_rss() - self._rss_before))
+            return gib(max(0.0, peak_rss_bytes() - self._rss_before))
         return gib(max(map(torch.cuda.max_memory_reserved, used_gpus()), default=0))
 
     def _rows(self) -> Sequence[StepRow]:
@@ -245,13 +244,3 @@ def used_gpus() -> set[int]:
         return {one for one in numbers if torch.cuda.memory_stats_as_nested_dict(one)["reserved_bytes"]["all"]["peak"]}
     except (RuntimeError, KeyError):  # an allocator of the script's own
         return {*numbers}
-
-
-def _peak_rss() -> float:
-    """Returns the peak of this process's memory in bytes; the current size where the system does not count it."""
-    if sys.platform == "win32":
-        return float(psutil.Process().memory_info().rss)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)

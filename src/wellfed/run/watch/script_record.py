@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,6 +24,7 @@ from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.host import spent_cpu_s
 from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -119,7 +119,7 @@ class ScriptRecord(RankOfScript):
         self._sampler.watch(WatchedGpu.of(facts.gpus), refused=[*failed, *facts.cards_left_out])
         self._watching.enter_context(self._sampler)
         self._watching.enter_context(PageRenewal(self.folder, self.journal.event))
-        self._cpu_before_s, self._began_s = _cpu_s(), self.journal.time_s()
+        self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
         self._begin_figures(facts.cpu_quota_cores)
         for warning in filter(None, [folder.warning]):
@@ -262,7 +262,7 @@ class ScriptRecord(RankOfScript):
             "may_lower": [],
         }
         record.host = {
-            "cpu_pct": 100 * (_cpu_s() - self._cpu_before_s) / passed_s,
+            "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / passed_s,
             "rss_gib": gib(psutil.Process().memory_info().rss),
         }
 
@@ -320,9 +320,3 @@ def _without_workers(loader: Any) -> Any:
     copied = copy.copy(loader)
     copied._iterator = None
     return copied
-
-
-def _cpu_s() -> float:
-    """Returns the CPU seconds of this process and its finished children."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
