@@ -52,12 +52,13 @@ TIMEOUT_S = 240
 class Sequences:
     """Sequences whose first value decides their class; all or some ranks build them slowly."""
 
-    def __init__(self, num: int, *, build_ms: float = 0.0, longer: float = 1.0) -> None:
-        """``longer``: factor on the length of this rank's sequences."""
+    def __init__(self, num: int, *, build_ms: float = 0.0, longer: float = 1.0, stall_period_s: float = 0.0) -> None:
+        """``longer``: factor on the length of this rank's sequences. ``stall_period_s``: the storage stands still for
+        the second half of each such period."""
         made = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(num, int(LENGTH * longer), FEATURES, generator=made)
         self.labels = (self.inputs[:, 0, 0] * 2).round().long().clamp(-2, 1) + 2
-        self.build_s = 1e-3 * build_ms
+        self.build_s, self.stall_period_s, self.began_s = 1e-3 * build_ms, stall_period_s, time.monotonic()
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -66,7 +67,8 @@ class Sequences:
         return {"inputs": self.inputs[index], "labels": self.labels[index]}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
-        time.sleep(self.build_s)
+        since_s = (time.monotonic() - self.began_s) % self.stall_period_s if self.stall_period_s else 0.0
+        time.sleep(self.build_s + (self.stall_period_s - since_s if since_s > self.stall_period_s / 2 else 0.0))
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
 
 
@@ -87,6 +89,7 @@ class Net(nn.Module):
         works: whether a forward pass computes on the host, instead of resting as beside a device.
         values: further weights, whose gradients are averaged.
         link_gb_s: rate at which gradients go from rank to rank; 0 = as fast as they do.
+        parallel: whether one process computes on all cards, by DataParallel.
     """
 
     def __init__(
@@ -100,9 +103,13 @@ class Net(nn.Module):
         works: bool = False,
         values: int = 0,
         link_gb_s: float = 0.0,
+        parallel: bool = False,
     ) -> None:
         super().__init__()
-        self.embed, self.head = nn.Linear(FEATURES, 32), nn.Linear(32, CLASSES)
+        self.embed: nn.Module = nn.Linear(FEATURES, 32)
+        self.head = nn.Linear(32, CLASSES)
+        if parallel:
+            self.embed, step_ms = nn.DataParallel(Busy(FEATURES, 32, step_ms)), 0.0
         self.wide = nn.Parameter(torch.zeros(values)) if values else None
         self.passes, self.works, self.step_s = 0, works, 1e-3 * step_ms
         self.kept: Tensor | None = None
@@ -131,15 +138,32 @@ class Net(nn.Module):
 
     def _take(self, seconds: float, device: torch.device) -> None:
         if device.type == "cuda":
-            square = torch.ones(CARD_SIZE, CARD_SIZE, device=device)
-            for _ in range(round(1e3 * seconds / CARD_MS)):
-                torch.mm(square, square)
+            _multiply(1e3 * seconds, device)
         elif self.works:
             began_s = time.thread_time()
             while time.thread_time() - began_s < seconds:
                 sum(range(1000))
         else:
             time.sleep(seconds)
+
+
+class Busy(nn.Linear):
+    """A layer that takes its time on the card of its input."""
+
+    def __init__(self, features: int, outputs: int, step_ms: float) -> None:
+        super().__init__(features, outputs)
+        self.step_ms = step_ms
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            _multiply(self.step_ms, inputs.device)
+        return super().forward(inputs)
+
+
+def _multiply(for_ms: float, device: torch.device) -> None:
+    square = torch.ones(CARD_SIZE, CARD_SIZE, device=device)
+    for _ in range(round(for_ms / CARD_MS)):
+        torch.mm(square, square)
 
 
 def _slow_down_link(gb_s: float) -> None:
@@ -186,6 +210,8 @@ class RankFault:
     """Maximum number of ranks with which it is a fault."""
     pause_ms: float = 0.0
     steps: int = 70
+    cards: int = 0
+    """Cards that one process drives; 0 = each rank has one."""
 
 
 INLINE = ("loader.backend=inline", "loader.num_workers=0")
@@ -213,6 +239,8 @@ ON_CARDS = (
         RankFault("long_sequences", "uneven_shares", "simulated", strategy, {"longer": 1.75},
                   is_note=strategy == "fsdp"),
     )),
+    RankFault("stalls_of_data_parallel", "slow_storage", "simulated", "auto", {"stall_period_s": 9.5},
+              {"parallel": True}, INLINE, of_all=True, steps=700, cards=4),
 )  # fmt: skip
 HEALTHY = (
     RankFault("healthy", "healthy"),
@@ -338,7 +366,7 @@ optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
             return {}
         from tests.fake_cuda.machine import Cards, machine_environment
 
-        found = machine_environment(self._driver, place, Cards(cards=ranks, **CARD))
+        found = machine_environment(self._driver, place, Cards(cards=fault.cards or ranks, **CARD))
         return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
     def _python(self, where: str, rank: int) -> Any:
@@ -453,7 +481,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kinds, separated by commas")
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--where", default="cpu,simulated")
-    parser.add_argument("--strategy", default="ddp,fsdp")
+    parser.add_argument("--strategy", default="ddp,fsdp,auto")
     parser.add_argument("--list", action="store_true", help="print the kinds")
     parser.add_argument("--keep", type=Path, help="a new folder for the run folders")
     parser.add_argument("--out", type=Path, help="the record")
@@ -473,7 +501,7 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         machine = stack.enter_context(RankMachine(place.resolve()))
         for number, fault in enumerate(faults):
-            for ranks in map(int, chosen.ranks.split(",")):
+            for ranks in [1] if fault.cards else map(int, chosen.ranks.split(",")):
                 if ranks > fault.most_ranks:
                     continue
                 slow_rank = 1 if ranks == 2 else number % ranks  # rank 0 is slow in some runs

@@ -1,5 +1,6 @@
 """Models learn on a simulated card what they learn on the CPU, through torch's own autograd and optimizers."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,6 +205,26 @@ def test_saved_tensors_are_loaded_where_they_are_wanted(where: str | None, tmp_p
     loaded = torch.load(tmp_path / "model.pt", map_location=where)
     assert loaded["weight"].device == torch.device(where or "cuda:1")
     assert loaded["weight"].sum().isfinite()
+
+
+@pytest.mark.simulated(cards=4)
+def test_a_data_parallel_learns_what_one_module_learns() -> None:
+    import fake_cuda
+
+    torch.manual_seed(0)
+    inputs, model = torch.randn(10, 6), nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    model.eval()  # each card would normalise its own samples
+    alone = copy.deepcopy(model)
+    whole = nn.DataParallel(model.cuda())
+    for net, given in ((alone, inputs), (whole, inputs), (whole, inputs.cuda())):
+        net.zero_grad()
+        net(given).square().mean().backward()
+        found = [one.grad.cpu().flatten() for one in net.parameters()]
+        expected = [one.grad.flatten() for one in alone.parameters()]
+        assert torch.cat(found).tolist() == pytest.approx(torch.cat(expected).tolist(), **TOLERANCE)
+    assert whole(inputs).get_device() == 0
+    assert [fake_cuda.driver.has_context(card) for card in range(4)] == [True] * 4
+    assert fake_cuda.driver.violations() == []
 
 
 @pytest.mark.simulated

@@ -41,6 +41,11 @@ def test_the_gpus_that_train_are_watched_and_beside_the_cpu_all(accelerator, dev
     assert found == [WatchedGpu(index, f"GPU-{index}") for index in watched]
 
 
+def test_the_gpus_that_a_model_drives_by_itself_are_watched():
+    found = gpus_to_watch(facts(gpu(0), gpu(1), gpu(2)), plan("gpu"), more=[0, 2])
+    assert [one.index for one in found] == [0, 2]
+
+
 def test_what_nvml_does_not_know_cannot_be_watched():
     machine = facts(gpu(0, uuid=None), gpu(1, nvml_index=None), gpu(2, uuid="MIG", is_mig=True))
     assert gpus_to_watch(machine, plan("cpu")) == [WatchedGpu(2, "MIG-2", is_mig=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import date
 from pathlib import Path
@@ -140,19 +140,24 @@ class Bookkeeper:
         self.journal.sink = Sink(*sinks)
 
     def watching(
-        self, facts: MachineFacts, plan: RunPlan, sender: tuple[int, Callable[[NodeMessage], None]] | None = None
+        self,
+        facts: MachineFacts,
+        plan: RunPlan,
+        sender: tuple[int, Callable[[NodeMessage], None]] | None = None,
+        driven: Collection[int] = (),
     ) -> AbstractContextManager[Any]:
         """Returns a context that watches machine and GPUs, if telemetry is enabled.
 
         Args:
             sender: another node, and a function that sends its readings to rank 0, where `take_node_message` gets them.
+            driven: numbers of further GPUs, which the model drives by itself.
         """
         self.progress.step, config = self.record.steps, self._config.telemetry
         if not config.enabled:
             return nullcontext()
         if sender is not None:
             return node_watch(config, facts, plan, self.progress, *sender)
-        self._watch = MachineWatch(config, facts, plan, self.journal, self.progress)
+        self._watch = MachineWatch(config, facts, plan, self.journal, self.progress, driven)
         return self._watch.sampler
 
     @property

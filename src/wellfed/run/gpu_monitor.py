@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from wellfed.config.schema import TelemetryConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -40,12 +40,22 @@ class NodeMessage:
 
 
 def _sampler(
-    config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, progress: Progress, *takers: Any, **options: Any
+    config: TelemetryConfig,
+    facts: MachineFacts,
+    plan: RunPlan,
+    progress: Progress,
+    *takers: Any,
+    more: Collection[int] = (),
+    **options: Any,
 ) -> Sampler:
-    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`."""
+    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`.
+
+    Args:
+        more: as for `gpus_to_watch`.
+    """
     sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
     failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-    sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+    sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
     return sampler
 
 
@@ -71,10 +81,20 @@ def node_watch(
 
 
 class MachineWatch:
-    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record."""
+    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record.
+
+    Args:
+        more: as for `gpus_to_watch`.
+    """
 
     def __init__(
-        self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
+        self,
+        config: TelemetryConfig,
+        facts: MachineFacts,
+        plan: RunPlan,
+        journal: Journal,
+        progress: Progress,
+        more: Collection[int] = (),
     ) -> None:
         self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
@@ -82,7 +102,7 @@ class MachineWatch:
         self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
         """The latest readings, also those of other nodes."""
         takers = self._take, self._event, journal.publish
-        self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
+        self.sampler = _sampler(config, facts, plan, progress, *takers, more=more, time_s=journal.time_s)
 
     def take_message(self, message: NodeMessage) -> None:
         """Takes the message of another node, with the time of its arrival."""
@@ -114,9 +134,14 @@ class MachineWatch:
         self._journal.event(kind, self._progress.step, **facts)
 
 
-def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
-    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
-    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
+def gpus_to_watch(facts: MachineFacts, plan: RunPlan, more: Collection[int] = ()) -> list[WatchedGpu]:
+    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it.
+
+    Args:
+        more: numbers of further GPUs, which the model drives by itself.
+    """
+    used = {*range(plan.trainer.devices), *more}
+    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index in used)
 
 
 class Usage:
@@ -129,7 +154,7 @@ class Usage:
     def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
         self._plan, self._ballast_bytes, self._process = plan, ballast_bytes, psutil.Process()
         self._rss_before = self._process.memory_info().rss
-        self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
+        self._cpu_before_s, self._began_s = spent_cpu_s(), time.monotonic()
         self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
 
     def stop(self) -> None:
@@ -149,7 +174,7 @@ class Usage:
         if self._plan.on_gpu:
             peak = float(torch.cuda.max_memory_reserved() - self._ballast_bytes)
         else:
-            peak = max(0.0, _peak_rss() - self._rss_before)
+            peak = max(0.0, peak_rss_bytes() - self._rss_before)
         memory: MemoryEntry = {
             "device": self._plan.device.name,
             "budget_gib": self._plan.device.memory_gib,
@@ -159,24 +184,8 @@ class Usage:
         }
         shm = Path("/dev/shm")
         host: HostEntry = {
-            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
+            "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
             "rss_gib": gib(self._process.memory_info().rss),
             "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
         }
         return memory, host
-
-
-def _peak_rss() -> float:
-    """Returns peak RSS in bytes, or current RSS without such a counter. Linux counts in KiB, macOS in bytes."""
-    if sys.platform == "win32":
-        return float(psutil.Process().memory_info().rss)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Returns the CPU seconds of the process and its finished children."""
-    times = process.cpu_times()
-    return float(times.user + times.system + times.children_user + times.children_system)

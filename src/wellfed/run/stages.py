@@ -137,7 +137,7 @@ class Run:
             books.open_loggers(self.composed, plan)
         self._others.ready()
         received = self._others.receiving(books.take_node_message)
-        with self._others.watching(self._lost), self._watching(facts, plan), received, self._renewing():
+        with self._others.watching(self._lost), self._watching(facts, plan, passes), received, self._renewing():
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
@@ -213,10 +213,13 @@ class Run:
         )
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
-    def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
+    def _watching(self, facts: MachineFacts, plan: RunPlan, passes: Passes) -> AbstractContextManager[Any]:
         """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
         sender = None if self.rank == 0 else self._others.sender()
-        return nullcontext() if self.rank and sender is None else self._books.watching(facts, plan, sender)
+        if self.rank and sender is None:
+            return nullcontext()
+        driven = [index for part in passes.data_parallel.values() for index in part.device_ids]
+        return self._books.watching(facts, plan, sender, driven)
 
     def _renewing(self) -> AbstractContextManager[Any]:
         """Returns a context that renews the page; trials and runs without telemetry do without."""

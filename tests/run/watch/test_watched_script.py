@@ -403,30 +403,6 @@ def test_a_failure_of_the_watch_leaves_the_script_alone(tmp_path: Path) -> None:
     assert "watches no more" in done.stderr
 
 
-def test_only_the_first_rank_is_watched(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import os, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-dist.init_process_group("gloo")
-data = TensorDataset(torch.randn(400, 4))
-loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for (x,) in loader:
-    model(x).mean().backward()
-    optimizer.step()
-dist.destroy_process_group()
-"""
-    )
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = ended(*launch, "-m", "wellfed", "watch", "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = record_of(tmp_path)
-    assert (record.steps, record.samples) == (50, 400)
-
-
 def on_card(folder: Path, fake_driver: FakeDriver, **cards: Any) -> dict[str, str]:
     return machine_environment(fake_driver, folder, Cards(mib=2048, **cards))
 

@@ -22,7 +22,7 @@ from wellfed.explain.diagnosis.step_times import StepTimes
 from wellfed.explain.diagnosis.training_telemetry import TrainingTelemetry
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import show_duration
+from wellfed.units import counted, show_duration
 
 _READINGS = 4
 """Minimum readings of the utilisation in a period that they can show."""
@@ -110,8 +110,11 @@ class RunSwings:
         if self.deepest is None:
             return None
         gpu, swing = self.deepest
+        alike = sum(abs(one.period_s / swing.period_s - 1) <= _LIKE for one in self.of_gpus.values()) - 1
         levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
-        return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {show_duration(swing.period_s)}."
+        others = f", as {'does' if alike == 1 else 'do'} {counted(alike, 'other GPU')}" if alike else ""
+        period = show_duration(swing.period_s)
+        return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {period}{others}."
 
     def settings_with_period(self, period_s: float) -> list[str]:
         """Returns the settings of the run that imply such a period."""

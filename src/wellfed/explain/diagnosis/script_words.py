@@ -46,6 +46,12 @@ _PHRASES = (
         "callbacks, loggers and hooks of the model run then. debug=profiler shows which.",
         "logging, printed values (.item()), schedulers, and batches that the script makes itself come then.",
     ),
+    (
+        "Callbacks, loggers and hooks run then: make those cheaper",
+        "Logging, printed values (.item()) and schedulers run then: make those cheaper",
+    ),
+    ("fewer loader.num_workers, or more cores", "fewer num_workers of its DataLoader, or more cores"),
+    ("All ranks have one micro-batch, so memory", "Memory"),
     ("debug=profiler shows", "torch.profiler shows"),
     ("fetch for whole batches", "whole batches at once (a Dataset with __getitems__)"),
     ("augmentation in on_device", "augmentation on the GPU"),

@@ -92,6 +92,11 @@ def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
     return float(_least(affinity_cores, limits.cpu_cores))
 
 
+def own_quota_cores(root: Path = Path("/")) -> float:
+    """Returns `cpu_quota_cores` of this process."""
+    return cpu_quota_cores(cgroup_limits(root), _affinity_cores())
+
+
 def _affinity_cores() -> int:
     # os.cpu_count() ignores the limits of containers and taskset.
     if hasattr(os, "sched_getaffinity"):

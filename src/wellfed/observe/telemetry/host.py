@@ -45,6 +45,22 @@ def cpu_seconds() -> tuple[float, float | None]:
     return found.busy, found.iowait
 
 
+def spent_cpu_s() -> float:
+    """Returns the CPU seconds of this process and of its children that have ended."""
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system
+
+
+def peak_rss_bytes() -> float:
+    """Returns the peak of this process's resident memory; the current size where the system does not count it."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().rss)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)  # macOS counts in bytes
+
+
 def _usage(process: psutil.Process) -> tuple[float, int]:
     """Returns the CPU seconds of a process so far and its resident bytes.
 

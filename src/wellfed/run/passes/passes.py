@@ -212,15 +212,19 @@ class Passes:
             callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
         return callbacks
 
+    @property
+    def data_parallel(self) -> dict[str, Any]:
+        """Modules of the model by name that are a torch.nn.DataParallel, which drives several GPUs."""
+        modules = self._learner.objects.model.named_modules()
+        return {name or type(one).__name__: one for name, one in modules if isinstance(one, torch.nn.DataParallel)}
+
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
         """Returns the callbacks that a timed training has, too."""
 
         def started() -> None:
             on_start()
-            for name, part in self._learner.objects.model.named_modules():
-                if isinstance(part, torch.nn.DataParallel):
-                    module, devices = name or type(part).__name__, len(part.device_ids)
-                    self._books.journal.event("data_parallel", module=module, devices=devices)
+            for name, part in self.data_parallel.items():
+                self._books.journal.event("data_parallel", module=name, devices=len(part.device_ids))
 
         is_on_gpu = self._options.accelerator == "gpu"
         record = self._books.record

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
-from wellfed.observe.telemetry.host import cpu_seconds
+from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
 from wellfed.run.outcome import RankEnded
-from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +37,23 @@ _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
 _FEWEST_TIMED = 5
 """Minimum number of measured batches, or of steps whose phases a device timed, for an interval."""
+
+
+class SharedFigures(Protocol):
+    """Figures that ranks leave for rank 0. See `coordination.OtherRanks`, which offers them in a run."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that may leave some."""
+
+    def publish(self, kind: str, own: Any) -> None:
+        """Leaves figures of this rank, in place of its previous ones."""
+
+    def latest(self, kind: str) -> list[Any]:
+        """Returns, on rank 0, the latest figures of each rank that has left some."""
+
+    def gather(self, kind: str, own: Any) -> list[Any]:
+        """Returns the last figures of all ranks on rank 0, which waits for them."""
 
 
 class BatchSizes:
@@ -107,7 +123,7 @@ class RankFigures:
     def __init__(
         self,
         about: dict[str, Any] | None,
-        others: OtherRanks,
+        others: SharedFigures,
         *,
         rows: Callable[[], Sequence[StepRow]],
         peak_gib: Callable[[], float | None],
@@ -146,19 +162,24 @@ class RankFigures:
         """
         if self._about is None:
             return False
-        if self._began_s is None:
-            self._began_s = self._now_s()
-            with _logged():
-                self._cpu = CpuUse()
+        began_s = self.stepping()
         self._num_steps += 1
         if self._has_reports:
             self._has_reports = False
             return self.record_latest(of_all=True)
         if not self._apart or self._num_steps % _MEASURED_STEPS == 0:
             self._apart = self._steps_apart()
-        if self._apart and step % self._apart == 0 and self._now_s() - self._began_s >= EVERY_S:
+        if self._apart and step % self._apart == 0 and self._now_s() - began_s >= EVERY_S:
             self._has_reports = self.report()
         return False
+
+    def stepping(self) -> float:
+        """Begins to count cores, at the first call. Returns the time of that call."""
+        if self._began_s is None:
+            self._began_s = self._now_s()
+            with _logged():
+                self._cpu = CpuUse()
+        return self._began_s
 
     def _steps_apart(self) -> int:
         """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
@@ -297,8 +318,7 @@ def _half_width_of(values: Sequence[float]) -> float | None:
 
 def _own_cpu_s() -> float:
     """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
-    found = os.times()
-    total_s = found.user + found.system + found.children_user + found.children_system
+    total_s = spent_cpu_s()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             times = child.cpu_times()

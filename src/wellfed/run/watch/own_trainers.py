@@ -21,8 +21,8 @@ def own_name() -> str:
 class AccelerateWatch:
     """Watch of the training within a ``with`` block: ``with AccelerateWatch():`` around the loop.
 
-    The first process watches. It leaves a run folder, and shows the last screen on stderr. For a loop that Accelerate,
-    or no library at all, has prepared. Within another watch it does nothing.
+    The first process leaves a run folder, and shows the last screen on stderr. Other ranks of torchrun bring it their
+    figures. For a loop that Accelerate, or no library at all, has prepared. Within another watch it does nothing.
     """
 
     def __init__(self, name: str | None = None, log_dir: str | Path = "logs") -> None:

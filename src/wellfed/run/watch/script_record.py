@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,13 +25,16 @@ from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.host import spent_cpu_s
+from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import EventKind, PlanEntry, RunRecord, git_state
+from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks, used_gpus
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
 
@@ -58,17 +59,26 @@ class SeenLoader:
         """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
 
-class ScriptRecord:
-    """Record and files of one script, from the first sign of a training on.
+class ScriptRecord(RankOfScript):
+    """Record and files of one script on its first rank, from the first sign of a training on.
 
     Args:
         origin_s: monotonic time of the script's start.
+        store: where the other ranks leave their figures; None = there are none, or they can't be seen.
         keeps_loader: whether a copy of the DataLoader is kept beyond the script's own use of it.
     """
 
-    def __init__(self, script: Script, log_dir: Path, *, origin_s: float, keeps_loader: bool = False) -> None:
-        self.script, self.origin_s, self.keeps_loader = script, origin_s, keeps_loader
-        self._log_dir = log_dir
+    def __init__(
+        self,
+        script: Script,
+        log_dir: Path,
+        *,
+        origin_s: float,
+        store: TorchrunStore | None = None,
+        keeps_loader: bool = False,
+    ) -> None:
+        super().__init__(origin_s=origin_s, store=store)
+        self.script, self.keeps_loader, self._log_dir = script, keeps_loader, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
         self.has_batch = False
@@ -76,22 +86,22 @@ class ScriptRecord:
         self._seen: SeenLoader | None = None
         """The DataLoader that most samples of training came from."""
         self._watching = ExitStack()
-        self._rss_before = self._peak_rss()
-        self.is_begun = self.is_open = False
-        """Whether a folder was asked for, and whether it is there."""
+        self._gpus: set[int] = set()
+        """Numbers of the GPUs that the training uses. Readings of others are dropped."""
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
         if self.is_begun:
             return
         self.is_begun = True
-        folder = run_folder.create(self._log_dir, _FOLDER)
+        folder, launch = run_folder.create(self._log_dir, _FOLDER), None if self.store is None else self.store.launch
         self.folder = folder.path.absolute()  # the script may change its working folder
         self.record = replace(
             RunRecord.start(self.folder.name),
             workload=Path(self.script.name).name,
             overrides=masked_command(self.script.arguments),
             git=git_state(Path.cwd()),
+            launch=None if launch is None else {"by": "torchrun", "job": launch.job, "attempt": launch.attempt},
             engine={"version": __version__, "commit": None, "dirty": False, "within_project": False},
             config={"script": self.script.name, "workload": {"sample_unit": "steps"}},
         )
@@ -110,8 +120,9 @@ class ScriptRecord:
         self._sampler.watch(WatchedGpu.of(facts.gpus), refused=[*failed, *facts.cards_left_out])
         self._watching.enter_context(self._sampler)
         self._watching.enter_context(PageRenewal(self.folder, self.journal.event))
-        self._cpu_before_s, self._began_s = _cpu_s(), self.journal.time_s()
+        self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
+        self._begin_figures(facts.cpu_quota_cores)
         for warning in filter(None, [folder.warning]):
             self.note(warning)
         for text in self._notes:
@@ -165,8 +176,9 @@ class ScriptRecord:
         }
 
     def data_parallel(self, module: str, devices: int) -> None:
-        """Records that one process drives several GPUs."""
-        self.journal.event("data_parallel", module=module, devices=devices)
+        """Records once that one process drives several GPUs."""
+        if not any(event["kind"] == "data_parallel" for event in self.record.events):
+            self.journal.event("data_parallel", module=module, devices=devices)
 
     def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
         """Writes finished steps. Returns whether that has taken long, so that the time belongs to no step.
@@ -181,14 +193,16 @@ class ScriptRecord:
         self.record.epochs = float(rows[-1].epoch)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
+        is_long = self._report(ranks)
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
             self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
             return True
-        return False
+        return is_long
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
+        super().start_again()
         self.journal.rewind(0, 0.0)
         self.record.steps = self.record.samples = 0
         self._samples_of.clear()
@@ -199,6 +213,7 @@ class ScriptRecord:
         """Completes record and pages; returns the evidence with its findings."""
         record, error = self.record, end.error
         self._watching.close()
+        duration_s = round(self.journal.time_s(), 3)
         is_oom = isinstance(error, torch.OutOfMemoryError)
         record.status = "ok" if end.exit_code == 0 else "failed"
         record.exit_code = end.exit_code
@@ -209,7 +224,10 @@ class ScriptRecord:
             record.error = {"kind": "device_oom" if is_oom else "code", "message": message, "advice": ""}
             record.status = "oom" if is_oom else "failed"
         self._fill_in()
-        self.journal.save()
+        super().finish(end)
+        if (unknown := unknown_ranks(self.world_size, record.ranks, self.store)) is not None:
+            self.note(unknown)
+        self.journal.save(duration_s=duration_s)
         assert self.folder is not None
         evidence = Evidence.of(record, self.folder)
         conclude(evidence)
@@ -217,7 +235,7 @@ class ScriptRecord:
         names = {"report": "report.md", "page": "report.html", "steps": "steps.csv", "telemetry": "telemetry.csv"}
         write_reports(evidence, self.folder)
         record.artifacts = {name: file for name, file in names.items() if (self.folder / file).exists()}
-        self.journal.save(duration_s=record.duration_s)
+        self.journal.save(duration_s=duration_s)
         return evidence
 
     def _fill_in(self) -> None:
@@ -241,11 +259,11 @@ class ScriptRecord:
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             "budget_gib": gib(torch.cuda.get_device_properties().total_memory) if on_gpu else None,
             "predicted_peak_gib": None,
-            "measured_peak_gib": gib(torch.cuda.max_memory_reserved() if on_gpu else self._grown_rss()),
+            "measured_peak_gib": self.peak_gib(),
             "may_lower": [],
         }
         record.host = {
-            "cpu_pct": 100 * (_cpu_s() - self._cpu_before_s) / passed_s,
+            "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / passed_s,
             "rss_gib": gib(psutil.Process().memory_info().rss),
         }
 
@@ -277,24 +295,25 @@ class ScriptRecord:
         loader = {"backend": "torch", **found, "is_iterable": self._seen.is_iterable}
         self.record.config = {**self.record.config, "workload": workload, "loader": loader}
 
+    def _rows(self) -> Sequence[StepRow]:
+        return self.journal.rows
+
+    def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:
+        if self.world_size > 1:  # otherwise torchrun has started scripts that train apart
+            self.record.ranks = list(ranks)
+            self.journal.save()
+
     def _read(self, samples: Sequence[Sample]) -> None:
-        self.journal.telemetry(samples)
-        self._summary.add(samples)
+        if any(not is_host(one.gpu) and one.gpu not in self._gpus for one in samples):
+            self._gpus |= used_gpus()
+            if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
+                self._gpus |= {*range(self.store.launch.devices)}
+        if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
+            self.journal.telemetry(used)
+            self._summary.add(used)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)
-
-    def _grown_rss(self) -> float:
-        return max(0.0, self._peak_rss() - self._rss_before)
-
-    def _peak_rss(self) -> float:
-        """Returns the peak of this process's memory in bytes; the current size where the system does not count it."""
-        if sys.platform == "win32":
-            return float(psutil.Process().memory_info().rss)
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return float(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def _without_workers(loader: Any) -> Any:
@@ -302,9 +321,3 @@ def _without_workers(loader: Any) -> Any:
     copied = copy.copy(loader)
     copied._iterator = None
     return copied
-
-
-def _cpu_s() -> float:
-    """Returns the CPU seconds of this process and its finished children."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

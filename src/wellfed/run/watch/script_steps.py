@@ -28,14 +28,17 @@ from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import cuda_events
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
+from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
-from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
+from wellfed.run.watch.script_record import SeenLoader
 
 OTHER_THREAD = (
     "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
 )
 NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
 GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
+_IDLE_S = 10.0
+"""Seconds that the end of a script waits for the device."""
 _FEWEST_OF_VALIDATION = 3
 """Forward passes without gradients, one after another, that are a validation. Fewer may be a teacher's of this step."""
 
@@ -79,7 +82,7 @@ class Iteration:
 class ScriptSteps(Harmless):
     """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing."""
 
-    def __init__(self, record: ScriptRecord) -> None:
+    def __init__(self, record: RankOfScript) -> None:
         super().__init__(quiet=True)
         self._record = record
         self.clock = StepClock(origin_s=record.origin_s)
@@ -172,6 +175,7 @@ class ScriptSteps(Harmless):
                 self._record.batch(bytes_by_dtype(batch))
         elif iteration.loader is loader:
             iteration.samples += size
+        self._record.received(batch, size)
         self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
 
@@ -421,9 +425,22 @@ class ScriptSteps(Harmless):
         with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
             if self._iteration is not None:
                 self._close(self._iteration)
-            if self._has_events and not has_error:
-                torch.cuda.synchronize()
-            self._take(wait=not has_error)
+            is_idle = not has_error and (not self._has_events or _is_idle_soon())
+            self._take(wait=is_idle)
+
+
+def _is_idle_soon() -> bool:
+    """Returns whether the device ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
+    device = torch.cuda.current_device()
+
+    def wait() -> None:
+        with suppress(RuntimeError):  # of a device that has failed, whose times can't be read either
+            torch.cuda.synchronize(device)
+
+    waiting = threading.Thread(target=wait, name="wellfed-device", daemon=True)
+    waiting.start()
+    waiting.join(_IDLE_S)
+    return not waiting.is_alive()
 
 
 def _size(batch: Any, loader: SeenLoader) -> int:

@@ -27,7 +27,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from wellfed.batches import BuildTime
 from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import cuda_events
-from wellfed.run.watch.script_record import ScriptRecord, SeenLoader
+from wellfed.run.watch.ranks_of_script import RankOfScript
+from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
@@ -38,6 +39,8 @@ UNTRAINED = "Untrained models are not watched where code is compiled: their forw
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+"""Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 """Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
@@ -52,7 +55,7 @@ class _OfThread(threading.local):
 class TorchMarks:
     """Replaced methods of torch, from `install` to `remove`, which mark steps."""
 
-    def __init__(self, steps: ScriptSteps, record: ScriptRecord) -> None:
+    def __init__(self, steps: ScriptSteps, record: RankOfScript) -> None:
         self._steps, self._record = steps, record
         self._undo = ExitStack()
         self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
@@ -64,7 +67,7 @@ class TorchMarks:
         self._trained: set[type] = set()
         """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._here = _OfThread()
-        self._sees_copies = self._has_autocast = self._is_compiled = False
+        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = False
         self._num_steps = 0
 
     def install(self) -> None:
@@ -234,8 +237,7 @@ class TorchMarks:
             may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
             may_watch &= is_trained or not isinstance(module, torch.jit.ScriptModule)
             if is_trained:
-                if isinstance(module, torch.nn.DataParallel):
-                    self._record.data_parallel(kind.__name__, len(module.device_ids))
+                self._see_wrappers(module)
                 self._is_compiled |= _is_compiled(module)
                 if not may_watch:
                     self._record.note(COMPILED)
@@ -247,6 +249,13 @@ class TorchMarks:
         if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
 
+    def _see_wrappers(self, module: Any) -> None:
+        """Notes how a trained module is shared out among GPUs or ranks."""
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.DataParallel):
+                self._record.data_parallel(name or type(part).__name__, len(part.device_ids))
+            self._is_sharded |= any(kind.__name__ in _SHARDED for kind in type(part).__mro__)
+
     def _describe(self, optimizer: Any) -> None:
         """Records how the script computes, by the names that configurations have for it."""
         parameters = _parameters(optimizer)
@@ -257,7 +266,8 @@ class TorchMarks:
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
         sizes = [one.numel() for one in parameters]
-        self._record.model({"gpu": gpu}, len(sizes), sum(sizes))
+        trainer = {"trainer": {"strategy": "fsdp"}} if self._is_sharded else {}
+        self._record.model({"gpu": gpu, **trainer}, len(sizes), sum(sizes))
 
     def _watch_calls(self, kind: Any) -> None:
         own, steps = vars(kind).get("__call__"), self._steps

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wellfed.errors import reason_of
-from wellfed.ranks import own_rank
+from wellfed.ranks import Launch, launched, own_rank
 from wellfed.run.folder.log import StderrHandler
 from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
 from wellfed.units import counted
 
 if TYPE_CHECKING:  # imports torch
-    from wellfed.run.watch.script_record import ScriptRecord
+    from wellfed.run.watch.ranks_of_script import RankOfScript
     from wellfed.run.watch.script_steps import ScriptSteps
     from wellfed.run.watch.torch_marks import TorchMarks
 
@@ -31,7 +31,8 @@ class WatchedScript:
     """Watch of this process from `start` to `finish`. Nothing in here raises.
 
     It begins when torch is imported, and makes a run folder at the first sign of a training. Of several ranks, the
-    first one is watched. A process that the script forks is watched only if the script has not trained before.
+    first one makes the folder. The others, if torchrun has started them, leave their figures for it. A process that the
+    script forks is watched only if the script has not trained before.
 
     Args:
         log_dir: folder in which ``watch/runs/`` has the run folders.
@@ -46,7 +47,8 @@ class WatchedScript:
         self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
         self._origin_s = time.monotonic()
         self._pid = os.getpid()
-        self._record: ScriptRecord | None = None
+        self._rank, self._launch = own_rank(), _launch_with_store()
+        self._record: RankOfScript | None = None
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
         self._is_replaced = is_replaced
@@ -62,12 +64,13 @@ class WatchedScript:
         """Our own filter of warnings, once it is in use."""
 
     def start(self) -> None:
-        """Begins the watch once torch is imported. Does nothing within another watch, or on another rank."""
+        """Begins the watch once torch is imported. Does nothing within another watch, or on a rank that can't leave its
+        figures for the first one."""
         left = WatchedScript.current
         if left is not None and left._is_replaced:
             left.finish(ScriptEnd(1, RuntimeError("the training raised an error, or was left")))
         self._is_inner = WatchedScript.current is not None
-        if self._is_inner or own_rank() > 0:
+        if self._is_inner or (self._rank > 0 and self._launch is None):
             return
         WatchedScript.current = self
         _LOG.addHandler(self._handler)
@@ -76,11 +79,18 @@ class WatchedScript:
         when_torch_is_imported(self._safely(self._install))
 
     def _install(self) -> None:
+        from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore
         from wellfed.run.watch.script_record import ScriptRecord
         from wellfed.run.watch.script_steps import ScriptSteps
         from wellfed.run.watch.torch_marks import TorchMarks
 
-        self._record = ScriptRecord(self._script, self._log_dir, origin_s=self._origin_s, keeps_loader=self._predicts)
+        store = None if self._launch is None else TorchrunStore(self._launch)
+        if self._rank > 0:
+            self._record = RankOfScript(origin_s=self._origin_s, store=store)
+        else:
+            self._record = ScriptRecord(
+                self._script, self._log_dir, origin_s=self._origin_s, store=store, keeps_loader=self._predicts
+            )
         self._steps = ScriptSteps(self._record)
         self._marks = TorchMarks(self._steps, self._record)
         self._marks.install()
@@ -102,11 +112,17 @@ class WatchedScript:
                 steps.finish(has_error=end.error is not None)
             self._marks.remove()
         if record is None or not record.is_open:
-            if steps is None or not steps.has_failed:  # else it is reported already
+            if self._rank == 0 and (steps is None or not steps.has_failed):  # else it is reported already
                 self._show_nothing_seen()
             return
         if steps is not None and steps.has_failed:
             record.note("The watch failed, and saw nothing of what came later.")
+        if self._rank > 0:
+            record.finish(end)
+            return
+        from wellfed.run.watch.script_record import ScriptRecord
+
+        assert isinstance(record, ScriptRecord)
         if record.record.steps == 0 and self._num_forks:
             record.note(
                 f"The script forked {counted(self._num_forks, 'time')}: what those processes did was not watched."
@@ -161,6 +177,14 @@ class WatchedScript:
                 _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
 
         return called
+
+
+def _launch_with_store() -> Launch | None:
+    """Returns the launch of several ranks by torchrun, if it serves a store for them; else None."""
+    launch = launched()
+    if launch is None or launch.by != "torchrun" or launch.world_size == 1:
+        return None
+    return launch if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
 
 
 @cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -70,6 +71,7 @@ def fill_in(driver: ModuleType, cards: list[int], total_bytes: int) -> None:
     properties = [Properties(total_bytes, uuid, name, *shape) for uuid in uuids]
     _fill_in_cuda(driver, properties)
     _fill_in_storages(driver)
+    _fill_in_parallel()
 
 
 def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
@@ -167,6 +169,34 @@ def _fill_in_storages(driver: ModuleType) -> None:
 
     torch.UntypedStorage.to = to  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+
+
+def _fill_in_parallel() -> None:
+    """Adds the copies between cards of torch.nn.DataParallel. Each is queued on the streams of its two cards."""
+
+    def sent(tensor: torch.Tensor, card: int) -> torch.Tensor:
+        return tensor.to(torch.device("cuda", card), non_blocking=True)
+
+    def broadcast_coalesced(tensors: Sequence[torch.Tensor], cards: list[int], buffer_size: int) -> Any:
+        return [[sent(tensor, card) for tensor in tensors] for card in cards]
+
+    def scatter(
+        tensor: torch.Tensor, cards: list[int], sizes: list[int] | None, dim: int, streams: Sequence[Any] | None
+    ) -> list[torch.Tensor]:
+        chunks = tensor.chunk(len(cards), dim) if sizes is None else tensor.split(sizes, dim)
+        found = []
+        for number, chunk in enumerate(chunks):
+            with nullcontext() if streams is None else streams[number]:
+                found.append(sent(chunk.contiguous(), cards[number]))
+        return found
+
+    def gather(tensors: Sequence[torch.Tensor], dim: int, card: int | None) -> torch.Tensor:
+        target = torch.cuda.current_device() if card is None else card
+        return torch.cat([tensor.cpu() if target == -1 else sent(tensor, target) for tensor in tensors], dim)
+
+    for name, function in {"broadcast_coalesced": broadcast_coalesced, "scatter": scatter, "gather": gather}.items():
+        setattr(torch._C, f"_{name}", function)
+    torch.cuda.nccl.is_available = lambda tensors: False  # type: ignore[assignment]  # gradients are summed by copies
 
 
 def _checked(card: int, num_cards: int) -> int:

@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> Finding | None:
     if busy is not None and busy > 0:
         figures["util_pct"] = busy
         text = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."
-        high = min(max(1.0, 100 / busy), devices)
+        high = min(1 / (1 - _idle_frac(evidence, busy / 100)), devices)
         gain = Gain((1 + high) / 2, 1.0, high)
     return Finding(
         "data_parallel",
@@ -37,3 +37,10 @@ def check(evidence: Evidence) -> Finding | None:
         (f"trainer.devices={devices}", "trainer.strategy=ddp"),
         gain=gain,
     )
+
+
+def _idle_frac(evidence: Evidence, busy_frac: float) -> float:
+    """Returns the share of the time in which the idlest GPU computes nothing though the step computes. Waiting for
+    data, copies and the time between steps have other causes."""
+    time = evidence.record.time
+    return max(0.0, (1.0 if time is None else time["compute_frac"]) - busy_frac)

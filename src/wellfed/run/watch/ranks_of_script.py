@@ -1,0 +1,252 @@
+"""Brings the figures of a script's ranks to rank 0, beside the script's own process groups.
+
+torchrun serves a store, at which the groups of its ranks meet. Each rank connects to it once more and leaves its figures
+there. No rank waits for another one, except rank 0 at its end, for `LATE_S`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from wellfed.batches import Delivery
+from wellfed.errors import first_line
+from wellfed.monitor.loop_watch import cuda_events
+from wellfed.observe.hardware.detect import own_quota_cores
+from wellfed.observe.telemetry.host import peak_rss_bytes
+from wellfed.observe.telemetry.machines import named, of_node
+from wellfed.observe.timing.step_clock import StepRow
+from wellfed.ranks import Launch
+from wellfed.record import RankEntry
+from wellfed.run.ranks import store as stores
+from wellfed.run.ranks.rank_figures import EVERY_S, RankFigures
+from wellfed.run.watch.script_process import ScriptEnd
+from wellfed.units import gib
+
+LATE_S = 5.0
+"""Seconds that rank 0 waits at its end for ranks that have not ended."""
+PATIENCE_S = 2.0
+"""Seconds after which a call of the store is given up, and the store with it."""
+_KEPT = 2_000
+"""Number of latest steps of which a rank has figures."""
+_MOST_NAMED = 8
+"""Ranks without figures that a note names."""
+_NUMBERS = itertools.count()
+"""Numbers of the watches of this process, alike on all ranks of a script."""
+
+
+class TorchrunStore:
+    """Latest figures of each rank, in the store that torchrun serves. Its first call that fails is the last one."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.problem: str | None = None
+        """Reason why the store can't be used; None = it can."""
+        self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""  # a script may change them
+        self._prefix = f"wellfed watch/{launch.attempt}/{next(_NUMBERS)}"
+        self._store: Any = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the script."""
+        return self.launch.world_size
+
+    def publish(self, kind: str, own: Any) -> None:
+        """Leaves figures of this rank, in place of its previous ones."""
+        key, text = self._key(kind, self.launch.rank), json.dumps(own, default=float)
+
+        def leave() -> None:
+            self._call("set", key, text)
+            self._call("check", [key])  # `set` gets no answer, so a store that is gone would not be noticed
+
+        self._ask(leave)
+
+    def latest(self, kind: str) -> list[Any]:
+        """Returns, on rank 0, the latest figures of each rank that has left some."""
+        if self.launch.rank > 0:
+            return []
+        keys = [self._key(kind, rank) for rank in range(self.launch.world_size)]
+        return [json.loads(text) for text in self._ask(lambda: stores.contents(self._call, keys)) or ()]
+
+    def gather(self, kind: str, own: Any) -> list[Any]:
+        """Leaves figures of this rank. Returns, on rank 0, those of all ranks that leave some within `LATE_S`."""
+        self.publish(kind, own)
+        until_s = time.monotonic() + LATE_S
+        while True:
+            found = self.latest(kind)
+            is_over = self.launch.rank > 0 or len(found) == self.launch.world_size or time.monotonic() > until_s
+            if is_over or self.problem is not None:
+                return found
+            time.sleep(0.05)
+
+    def _key(self, kind: str, rank: int) -> str:
+        return f"{self._prefix}/{kind}/{rank}"
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if self._store is None:
+            self._store, _ = stores.connect(self._address)
+        return getattr(self._store, method)(*arguments)
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """Returns what a call returns in a thread of its own, since the store may hang; None if it can't be used."""
+        if self.problem is not None:
+            return None
+        answers, problems = list[Any](), list[str]()
+
+        def ask() -> None:
+            try:
+                answers.append(call())
+            except Exception as error:  # noqa: BLE001  the script is not ours to end
+                problems.append(first_line(error))
+
+        asking = threading.Thread(target=ask, name="wellfed-ranks", daemon=True)
+        asking.start()
+        asking.join(PATIENCE_S)
+        if not answers:
+            self.problem = problems[0] if problems else f"it did not answer within {PATIENCE_S:g} s"
+            return None
+        return answers[0]
+
+
+class RankOfScript:
+    """Figures of one rank of a script, which its steps fill. It writes no files; `ScriptRecord` of the first rank does.
+
+    Args:
+        origin_s: monotonic time of the script's start.
+        store: where this rank leaves its figures; None = the script has one rank, or was not started by torchrun.
+    """
+
+    keeps_loader = False
+    has_batch = True
+    """Whether the bytes of a batch are recorded, or need not be."""
+
+    def __init__(self, *, origin_s: float, store: TorchrunStore | None) -> None:
+        self.origin_s, self.store = origin_s, store
+        self.is_begun = self.is_open = False
+        """Whether the training has begun, and can be recorded."""
+        self.world_size = 1
+        """Ranks that train together, as far as torch.distributed has shown."""
+        self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)
+        self._about: dict[str, Any] = {}
+        self._figures: RankFigures | None = None
+        self._rss_before = peak_rss_bytes()
+        self._reported_s, self._has_report = 0.0, False
+
+    def begin(self) -> None:
+        """Begins to measure, once."""
+        if not self.is_begun:
+            self.is_begun = self.is_open = True
+            self._begin_figures(own_quota_cores())
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Records nothing: rank 0 does."""
+
+    note = enter = checkpoint_begins = batch = trained_with = model = data_parallel = _nothing
+
+    def received(self, batch: Any, samples: int) -> None:
+        """Counts a batch of training."""
+        if self._figures is not None and (count := self._figures.on_batch) is not None:
+            count(Delivery(batch, epoch=0, index=0, total=samples, num_samples=samples))
+
+    def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
+        """Takes finished steps. Returns whether that has taken long, so that the time belongs to no step.
+
+        Args:
+            ranks: number of processes that train together.
+        """
+        self._latest_rows += rows
+        return self._report(ranks)
+
+    def start_again(self) -> None:
+        """Drops the steps so far: they were no steps of training."""
+        self._latest_rows.clear()
+        if self._figures is not None:
+            self._figures.begin()
+
+    def finish(self, end: ScriptEnd) -> Any:
+        """Leaves the last figures of this rank for rank 0, which waits for them only if nothing has failed."""
+        if self._figures is not None:
+            self._note_gpu()
+            if end.exit_code:
+                self._figures.report()
+            else:
+                self._figures.compare()
+            self._figures.record_latest()
+
+    def peak_gib(self) -> float:
+        """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth."""
+        if cuda_events() is None:
+            return gib(max(0.0, peak_rss_bytes() - self._rss_before))
+        return gib(max(map(torch.cuda.max_memory_reserved, used_gpus()), default=0))
+
+    def _rows(self) -> Sequence[StepRow]:
+        return self._latest_rows
+
+    def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:
+        """Records the figures of all ranks, on rank 0."""
+
+    def _begin_figures(self, cpu_quota_cores: float) -> None:
+        if self.store is None:
+            return
+        launch, self._reported_s = self.store.launch, time.monotonic()
+        self._about = {"rank": launch.rank, "node": launch.node, "gpu": None, "cpu_quota_cores": cpu_quota_cores}
+        self._figures = RankFigures(
+            self._about, self.store, rows=self._rows, peak_gib=self.peak_gib, record=self._take_ranks
+        )
+        self._figures.begin()
+
+    def _report(self, ranks: int) -> bool:
+        """Leaves figures of this rank every `EVERY_S`. Rank 0 reads those of all with its next steps. Returns whether
+        either was done."""
+        self.world_size = max(self.world_size, ranks)
+        if self._figures is None:
+            return False
+        self._figures.stepping()
+        if self._has_report:
+            self._has_report = False
+            return self._figures.record_latest()
+        if time.monotonic() - self._reported_s < EVERY_S:
+            return False
+        self._reported_s, self._has_report = time.monotonic(), True
+        self._note_gpu()
+        self._figures.report()
+        return True
+
+    def _note_gpu(self) -> None:
+        used = used_gpus()
+        if used:
+            fullest = max(used, key=torch.cuda.max_memory_reserved)
+            self._about["gpu"] = str(named(of_node(self._about["node"], fullest)))
+
+
+def unknown_ranks(world_size: int, known: Sequence[RankEntry], store: TorchrunStore | None) -> str | None:
+    """Returns which of the ranks that train together have left no figures, and why; None if all have."""
+    because = "they had not come by the end of rank 0"
+    if store is None:
+        because = "only ranks that torchrun has started leave them for rank 0"
+    elif store.problem is not None:
+        because = f"the store of torchrun can't be used ({store.problem})"
+    missing = sorted({*range(1, world_size)} - {one["rank"] for one in known})
+    if not missing:
+        return None
+    shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (" and more" if len(missing) > _MOST_NAMED else "")
+    return f"Figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
+
+
+def used_gpus() -> set[int]:
+    """Returns the numbers of the GPUs on which torch has held memory in this process; all if it does not count that."""
+    if cuda_events() is None:
+        return set()
+    numbers = range(torch.cuda.device_count())
+    try:
+        return {one for one in numbers if torch.cuda.memory_stats_as_nested_dict(one)["reserved_bytes"]["all"]["peak"]}
+    except (RuntimeError, KeyError):  # an allocator of the script's own
+        return {*numbers}

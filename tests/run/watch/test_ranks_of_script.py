@@ -1,0 +1,197 @@
+"""``wellfed watch`` under torchrun: the figures of all ranks reach rank 0, and no rank is held up or harmed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.kit.few import few
+from tests.run.ranks.test_rank_figures import rows
+from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
+from wellfed.ranks import Launch
+from wellfed.run.watch import ranks_of_script
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
+from wellfed.run.watch.script_process import ScriptEnd
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+RANKS = SCRIPTS / "ranks.py"
+
+
+def watched(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return ended(*TORCHRUN, *WATCH, RANKS, *arguments, cwd=cwd, **more)
+
+
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A script whose rank 1 reads slowly, so that rank 0 waits for it."""
+    folder = tmp_path_factory.mktemp("starved")
+    return folder, watched("--slow-rank", "1", cwd=folder)
+
+
+def test_the_slow_rank_is_named_in_words_of_the_script(
+    starved: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = starved
+    assert done.returncode == 0, done.stderr
+    record = record_of(folder)
+    assert findings_of(record)[0] == "input_straggler"
+    (finding,) = [one for one in record.findings if one["id"] == "input_straggler"]
+    assert finding["evidence"]["rank"] == 1
+    assert finding["message"].startswith("Rank 0 waits for rank 1 (on ")
+    assert finding["change"][0].startswith("DataLoader(num_workers=")
+    assert finding["change"][0] in done.stderr
+
+
+def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = starved
+    record = record_of(folder)
+    assert [one["rank"] for one in record.ranks] == [0, 1]
+    first, second = record.ranks
+    assert (first["steps"], second["steps"]) == (57, 57)
+    assert second["wait_frac"] > 0.5 > first["wait_frac"]
+    assert first["samples"] == second["samples"] == 8
+    assert second["build_ms"] == pytest.approx(40, rel=0.5)
+    assert first["forward_frac"] is not None
+    assert first["cpu_quota_cores"] == second["cpu_quota_cores"] == record.machine["cpu_quota_cores"]
+    assert (record.steps, record.samples) == (60, 2 * 60 * 8)
+    assert record.launch is not None
+    assert record.launch["by"] == "torchrun"
+    assert "are unknown" not in done.stderr
+    assert "Ranks side by side" in (folder_of(folder) / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("leaves early", 0), *few([("raises", 1), ("exits", 1), ("ends late", 0)], 1)],
+)
+def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: Path) -> None:
+    alone = ended(*TORCHRUN, RANKS, "--rank-1", how, cwd=tmp_path)
+    done = watched("--rank-1", how, cwd=tmp_path)
+    assert (alone.returncode, done.returncode) == (code, code), done.stderr
+    assert done.stdout == alone.stdout
+    if how == "raises":
+        assert "ValueError: of rank 1" in done.stderr
+    record = record_of(tmp_path)
+    steps = {one["rank"]: one["steps"] for one in record.ranks}
+    if how == "leaves early":
+        assert steps == {0: 57, 1: 27}
+    if how == "ends late":
+        assert steps == {0: 57}
+        assert "Figures of rank 1 are unknown: they had not come by the end of rank 0." in done.stderr
+
+
+def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
+    """Their processes are left alone then."""
+    done = watched(cwd=tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path).ranks == []
+    unknown = "Figures of rank 1 are unknown: only ranks that torchrun has started leave them for rank 0."
+    assert unknown in done.stderr
+    assert unknown in (folder_of(tmp_path) / "report.md").read_text()
+
+
+def launch(rank: int, ranks: int = 2) -> Launch:
+    return Launch("torchrun", rank, rank, 0, ranks, 1, ranks)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A store such as torchrun serves, for ranks that are all in this process."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setattr(ranks_of_script, "_NUMBERS", itertools.repeat(0))
+    yield store
+
+
+@pytest.mark.usefixtures("served")
+def test_figures_stay_until_others_replace_them() -> None:
+    first, second = TorchrunStore(launch(0)), TorchrunStore(launch(1))
+    assert first.latest("figures") == []
+    for number in range(2):
+        second.publish("figures", {"rank": 1, "number": number})
+    assert first.latest("figures") == [{"rank": 1, "number": 1}]
+    assert second.latest("figures") == []
+    assert first.problem is second.problem is None
+
+
+@pytest.mark.usefixtures("served")
+def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_of_script, "LATE_S", 0.3)
+    stores = [TorchrunStore(launch(rank, 3)) for rank in range(3)]
+    assert stores[1].gather("last", 1) == []
+    began_s = time.monotonic()
+    assert stores[0].gather("last", 0) == [0, 1]
+    assert 0.3 <= time.monotonic() - began_s < 5
+    stores[2].publish("last", 2)
+    monkeypatch.setattr(ranks_of_script, "LATE_S", 60.0)
+    assert stores[0].gather("last", 0) == [0, 1, 2]
+
+
+def test_a_store_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_of_script, "PATIENCE_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
+        store, began_s = TorchrunStore(launch(0)), time.monotonic()
+        store.publish("figures", {})
+        assert store.gather("figures", {}) == []
+        assert time.monotonic() - began_s < 2
+    assert store.problem == "it did not answer within 0.3 s"
+    assert unknown_ranks(2, [], store) == (
+        "Figures of rank 1 are unknown: the store of torchrun can't be used (it did not answer within 0.3 s)."
+    )
+
+
+@pytest.mark.usefixtures("served")
+def test_another_rank_leaves_its_figures_and_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rank = RankOfScript(origin_s=time.monotonic(), store=TorchrunStore(launch(1)))
+    rank.begin()
+    rank.note("Nothing is written.")
+    rank.steps(rows(wait_ms=40.0, steps=30), 2)
+    rank.start_again()  # they were batches of an inference
+    assert rank.steps(rows(wait_ms=20.0, steps=60), 2) is False
+    rank.finish(ScriptEnd(0))
+    rank_0 = TorchrunStore(launch(0))
+    (found,) = rank_0.latest("figures of ranks")
+    assert (found["rank"], found["steps"]) == (1, 57)
+    assert found["wait_frac"] == pytest.approx(0.2)
+    assert found["gpu"] is None
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("served")
+def test_figures_come_while_a_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is killed has left them, and rank 0 has read them."""
+    monkeypatch.setattr(ranks_of_script, "EVERY_S", 0.0)
+    recorded: list[Any] = []
+    first, second = (RankOfScript(origin_s=0.0, store=TorchrunStore(launch(rank))) for rank in range(2))
+    monkeypatch.setattr(first, "_take_ranks", recorded.append)
+    for rank in (first, second):
+        rank.begin()
+        assert rank.steps(rows(), 2) is True
+    assert recorded == []
+    assert first.steps(rows(), 2) is True
+    assert [one["rank"] for one in recorded[-1]] == [0, 1]
+
+
+def test_ranks_that_are_unknown_are_named() -> None:
+    known: list[Any] = [{"rank": 0}, {"rank": 2}]
+    assert unknown_ranks(1, [], None) is None
+    assert unknown_ranks(3, [*known, {"rank": 1}], None) is None
+    assert unknown_ranks(4, known, None) == (
+        "Figures of ranks 1, 3 are unknown: only ranks that torchrun has started leave them for rank 0."
+    )
+    assert "ranks 1, 3, 4, 5, 6, 7, 8, 9 and more are unknown" in str(unknown_ranks(16, known, None))

@@ -1,0 +1,66 @@
+"""``wellfed watch`` on one process that drives several simulated GPUs (torch.nn.DataParallel)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.driver import FakeDriver
+from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, on_card, record_of
+from wellfed.explain.diagnosis.evidence import Evidence
+
+pytestmark = pytest.mark.usefixtures("fake_cuda")
+
+PARALLEL = SCRIPTS / "data_parallel.py"
+
+
+@pytest.mark.parametrize(
+    ("period_s", "seconds"),
+    [(3.2, 25.0), pytest.param(9.5, 75.0, marks=pytest.mark.slow)],
+)
+def test_a_storage_that_stalls_makes_all_gpus_swing(
+    period_s: float, seconds: float, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """It comes before DataParallel, which does not make the GPUs wait for data."""
+    cards = on_card(tmp_path, fake_driver, cards=4, kernel_us=1000)
+    words = ["--period-s", str(period_s), "--seconds", str(seconds)]
+    done = ended(*WATCH, PARALLEL, *words, cwd=tmp_path, **cards)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert [*record.gpus] == ["0", "1", "2", "3"]
+    assert all(one["util_pct"]["mean"] > 5 for one in record.gpus.values())
+    assert findings_of(record)[0] == "slow_storage", record.findings
+    found = {one["id"]: one for one in record.findings}
+    assert found["slow_storage"]["evidence"]["stall_period_s"] == pytest.approx(period_s, rel=0.05)
+    parallel = found["data_parallel"]
+    assert parallel["change"] == ["torchrun --nproc-per-node=4", "torch.nn.parallel.DistributedDataParallel(model)"]
+    assert parallel["evidence"]["devices"] == 4
+    assert parallel["gain"] is None or parallel["gain"]["high"] < 2  # half of the time waits for the storage
+    swings = Evidence.read(folder_of(tmp_path)).swings
+    assert swings.deepest is not None
+    assert swings.deepest[1].period_s == pytest.approx(period_s, rel=0.05)
+    assert str(swings.describe_utilisation()).endswith(", as do 3 other GPUs.")
+    assert record.time is not None
+    assert record.time["forward_frac"] is not None
+    assert "GPUs side by side" in (folder_of(tmp_path) / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "gpus", "module"),
+    [("--inner", ["0", "1", "2"], "layers"), ("--one-gpu", ["0"], None)],
+)
+def test_only_gpus_that_are_used_are_recorded(
+    how: str, gpus: list[str], module: str | None, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """An idle one would make a busy training seem idle."""
+    cards = on_card(tmp_path, fake_driver, cards=3, kernel_us=500)
+    done = ended(*WATCH, PARALLEL, how, "--seconds", "4", cwd=tmp_path, **cards)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert [*record.gpus] == gpus
+    assert len(record.machine["gpus"]) == 3
+    rows = (folder_of(tmp_path) / "telemetry.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[3] for row in rows} == {"-1", *gpus}
+    modules = [event["module"] for event in record.events if event["kind"] == "data_parallel"]
+    assert modules == ([] if module is None else [module])
