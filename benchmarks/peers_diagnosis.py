@@ -93,7 +93,7 @@ the kind of bottleneck:
 | `none` | nothing is wrong |
 
 `benchmarks/peers/planted.py` has the kinds that are right for each fault, for both tools alike. Names of causes are not
-asked for, as TraceML names none.
+asked for, as TraceML names none. It has no verdict on the start either.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
 machine (`busy_machine`) is no verdict on a script, and is left out. Without a GPU, faults of copies and launches are

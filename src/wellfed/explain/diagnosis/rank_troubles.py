@@ -90,7 +90,10 @@ def _figure(evidence: Evidence, rank: RankEntry, name: str) -> float | None:
 
 
 def others_memory(evidence: Evidence, rank: RankEntry, other: RankEntry) -> str | None:
-    """Returns what other processes held of a rank's card, if that is more than of another rank's."""
+    """Returns what other processes held of a rank's card, if that is more than of another rank's. Ranks of a script hold
+    memory before they are watched, so nothing is known of them."""
+    if is_script(evidence.record):
+        return None
     held, usual_gib = _others_gib(evidence, rank), _others_gib(evidence, other)
     if held - usual_gib < limits.OTHERS_GIB:
         return None

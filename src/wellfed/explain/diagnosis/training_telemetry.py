@@ -41,17 +41,24 @@ class TrainingTelemetry:
     def others_cores(self) -> Series:
         """Cores of this run that other programs took, by reading; nan if not measured. Other programs that fit on the
         machine's remaining cores take nothing from the run."""
-        taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
-        if self.cores is None:
-            return taken
-        other_cores = max(0.0, (self.host_cores or self.cores) - self.cores)
-        return np.clip(taken - other_cores - self.ranks_cores, 0.0, self.cores)
+        return self._taken_cores(self.ranks_cores)
 
     @property
     def mean_others_cores(self) -> float | None:
         """Mean of `others_cores`; None without readings."""
-        known = self.others_cores[np.isfinite(self.others_cores)]
-        return float(known.mean()) if len(known) else None
+        return _mean_of(self.others_cores)
+
+    @property
+    def mean_taken_cores(self) -> float | None:
+        """Mean cores of this run that other programs and its other ranks took; None without readings."""
+        return _mean_of(self._taken_cores(0.0))
+
+    def _taken_cores(self, ranks_cores: float) -> Series:
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
+        if self.cores is None:
+            return taken
+        other_cores = max(0.0, (self.host_cores or self.cores) - self.cores)
+        return np.clip(taken - other_cores - ranks_cores, 0.0, self.cores)
 
     @property
     def gpus(self) -> list[int]:
@@ -63,3 +70,9 @@ class TrainingTelemetry:
         """Mean utilisation of the least busy GPU; None without NVML."""
         found = [self.mean("util_pct", gpu) for gpu in self.gpus]
         return min((one for one in found if one is not None), default=None)
+
+
+def _mean_of(readings: Series) -> float | None:
+    """Returns the mean of the known readings; None without any."""
+    known = readings[np.isfinite(readings)]
+    return float(known.mean()) if len(known) else None

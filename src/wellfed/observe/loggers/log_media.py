@@ -151,9 +151,10 @@ def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) 
             way_out = "Choose logger=tensorboard, logger=wandb or logger=mlflow."
             run.warn(f"log_{kind}:", "logger", f"no logger of this run shows it, so it is dropped. {way_out}")
         run.shown[kind, name] = step
-    except _Refused as error:
+    except _Refused as error:  # the next one of these steps may be right
         run.warn(call, error.mistake, f"{error} The {kind} is dropped.")
     except Exception as error:  # noqa: BLE001  a picture must not end a run
+        run.shown[kind, name] = step
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
         run.warn(call, type(error).__name__, " ".join(absence(package)) if package else text)

@@ -51,7 +51,7 @@ class TorchrunStore:
         self.problem: str | None = None
         """Reason why the store can't be used; None = it can."""
         self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""  # a script may change them
-        self._prefix = f"wellfed watch/{launch.attempt}/{next(_NUMBERS)}"
+        self._prefix = f"wellfed watch/{next(_NUMBERS)}"
         self._store: Any = None
 
     @property

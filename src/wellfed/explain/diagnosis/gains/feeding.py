@@ -254,7 +254,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    others = evidence.telemetry.mean_others_cores
+    others = evidence.telemetry.mean_taken_cores
     builds = evidence.steps.column("build_ms")
     builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
     return Feeding(

@@ -14,7 +14,7 @@ def check(evidence: Evidence) -> Finding | None:
     if process is None or cores is None or cpu_pct is None or evidence.on_gpu or evidence.record.time is None:
         return None
     threads, own = process["torch_threads"], (cpu_pct - (evidence.telemetry.mean("loader_cpu_pct") or 0.0)) / 100
-    idle = cores - cpu_pct / 100 - (evidence.telemetry.mean_others_cores or 0.0)
+    idle = cores - cpu_pct / 100 - (evidence.telemetry.mean_taken_cores or 0.0)
     works = evidence.record.time["compute_frac"] >= WORKS_FRAC and own >= WORKS_FRAC * threads
     if threads > cores / 2 or idle < IDLE_CORES or not works:
         return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.device_load import launch_ms
+from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.explain.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
 from wellfed.units import MIB, show_bytes, show_percent
 
@@ -21,12 +24,13 @@ def check(evidence: Evidence) -> Finding | None:
     if copy <= COPY_FRAC or evidence.steps.num_measured < FEWEST_STEPS or evidence.steps.mean_ms is None:
         return None
     copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
+    num_copies = _copies(evidence)
     figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
     text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
-        figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
-        text += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
-        if copy_ms > _LATENCY_MS + mib * MIB / 1e6 / _SLOWEST_GB_S:
+        figures |= {"batch_mib": mib, "copy_gb_per_s": num_copies * mib * MIB / 1e6 / copy_ms}
+        text += f": {show_bytes(num_copies * mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        if copy_ms > num_copies * (_LATENCY_MS + mib * MIB / 1e6 / _SLOWEST_GB_S):
             text += (
                 ". So small a copy takes microseconds: something else holds it up, such as other programs on this GPU "
                 "(nvidia-smi shows them)"
@@ -46,6 +50,12 @@ def check(evidence: Evidence) -> Finding | None:
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
     return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+
+
+def _copies(evidence: Evidence) -> int:
+    """Returns the batches that are copied for a step. A script that accumulates gradients copies each by itself."""
+    parts = evidence.steps.column("num_micro")
+    return int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:

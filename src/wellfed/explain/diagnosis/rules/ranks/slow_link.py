@@ -47,10 +47,10 @@ def check(evidence: Evidence) -> Finding | None:
     )
     figures: Figures = {"reduction_ms": most_ms, "step_ms": step_ms, "gradient_mib": num_bytes / MIB}
     figures["gb_per_s"] = gb_per_s
-    if _varies(ranks, most_ms):
+    varies = _varies(ranks, most_ms)
+    if varies:
         text += ". So do steps of alike length: here each rank's work varies, and all wait for the longest"
-        return Finding("slow_link", f"{text}.", figures, is_note=True)
-    if evidence.value("memory.on_oom") != "retry":
+    if varies is not False or evidence.value("memory.on_oom") != "retry":
         return Finding("slow_link", f"{text}.", figures, is_note=True)
     hidden_ms = min(most_ms, (limits.BACKWARD_FACTOR - 1) * forward_ms)
     high = step_ms / (step_ms - hidden_ms)
@@ -65,8 +65,9 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool:
-    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to.
+def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool | None:
+    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to; None if
+    that is unknown.
 
     The expected maximum of normal values is their mean and some standard deviations more (Blom 1958). Those of the
     passes are estimated from the own work that is timed.
@@ -74,7 +75,9 @@ def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool:
     number = len(ranks)
     above = NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
     for one in ranks:
-        half_ms, steps = one.get("work_half_ms"), one.get("steps")
-        if half_ms is None or steps is None or above * _PASSES * half_ms / 2 * math.sqrt(steps) >= most_ms:
+        half_ms, steps = one.get("work_half_ms"), one.get("phase_steps") or one.get("steps")
+        if half_ms is None or steps is None:
+            return None
+        if above * _PASSES * half_ms / 2 * math.sqrt(steps) >= most_ms:
             return True
     return False
