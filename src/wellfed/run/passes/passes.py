@@ -53,7 +53,6 @@ from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
@@ -111,7 +110,7 @@ class Passes:
             self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, total_steps)
         self._eval_batches = EvalBatches(self._learner, rank)
         self.ceiling = CeilingPass(self._learner, self._loader)
-        self._checkpoints = LateCheckpoints(
+        self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
             CheckpointOptions(
                 trainer.checkpoint_every_steps,
