@@ -296,6 +296,10 @@ class RankEntry(RankSteps, total=False):
     """Name of its machine."""
     steps: int
     """Steps behind the figures."""
+    phase_steps: int | None
+    """Those whose phases were timed, as in `TimeEntry`."""
+    parameter_values: int
+    """Trained values of its part of a watched script's model."""
     samples: float | None
     """Mean samples of its batches; None if unknown, like the next ones."""
     batch_mib: float | None

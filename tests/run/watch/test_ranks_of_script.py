@@ -18,6 +18,7 @@ from tests.kit.few import few
 from tests.run.ranks.test_rank_figures import rows
 from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
 from wellfed.ranks import Launch
+from wellfed.run.ranks import rank_figures
 from wellfed.run.watch import ranks_of_script
 from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import ScriptEnd
@@ -59,7 +60,7 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert (first["steps"], second["steps"]) == (57, 57)
     assert second["wait_frac"] > 0.5 > first["wait_frac"]
     assert first["samples"] == second["samples"] == 8
-    assert second["build_ms"] == pytest.approx(40, rel=0.5)
+    assert second["build_ms"] > 30
     assert first["forward_frac"] is not None
     assert first["cpu_quota_cores"] == second["cpu_quota_cores"] == record.machine["cpu_quota_cores"]
     assert (record.steps, record.samples) == (60, 2 * 60 * 8)
@@ -86,7 +87,7 @@ def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: P
         assert steps == {0: 57, 1: 27}
     if how == "ends late":
         assert steps == {0: 57}
-        assert "Figures of rank 1 are unknown: they had not come by the end of rank 0." in done.stderr
+        assert "The last figures of rank 1 are unknown: they had not come by the end of rank 0." in done.stderr
 
 
 def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
     done = watched(cwd=tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert done.returncode == 0, done.stderr
     assert record_of(tmp_path).ranks == []
-    unknown = "Figures of rank 1 are unknown: only ranks that torchrun has started leave them for rank 0."
+    unknown = "The last figures of rank 1 are unknown: this launcher serves no store."
     assert unknown in done.stderr
     assert unknown in (folder_of(tmp_path) / "report.md").read_text()
 
@@ -137,7 +138,7 @@ def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPa
     assert stores[0].gather("last", 0) == [0, 1, 2]
 
 
-def test_a_store_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of_script, "PATIENCE_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -146,11 +147,12 @@ def test_a_store_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
         store, began_s = TorchrunStore(launch(0)), time.monotonic()
         store.publish("figures", {})
-        assert store.gather("figures", {}) == []
-        assert time.monotonic() - began_s < 2
+        for _ in range(9):
+            assert store.gather("figures", {}) == []
+        assert time.monotonic() - began_s < 3
     assert store.problem == "it did not answer within 0.3 s"
-    assert unknown_ranks(2, [], store) == (
-        "Figures of rank 1 are unknown: the store of torchrun can't be used (it did not answer within 0.3 s)."
+    assert unknown_ranks(2, set(), store) == (
+        "The last figures of rank 1 are unknown: the store of torchrun can't be used (it did not answer within 0.3 s)."
     )
 
 
@@ -175,23 +177,23 @@ def test_another_rank_leaves_its_figures_and_no_files(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("served")
 def test_figures_come_while_a_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is killed has left them, and rank 0 has read them."""
-    monkeypatch.setattr(ranks_of_script, "EVERY_S", 0.0)
+    monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
     recorded: list[Any] = []
     first, second = (RankOfScript(origin_s=0.0, store=TorchrunStore(launch(rank))) for rank in range(2))
     monkeypatch.setattr(first, "_take_ranks", recorded.append)
     for rank in (first, second):
         rank.begin()
-        assert rank.steps(rows(), 2) is True
+        assert rank.steps(rows(), 2) is False
     assert recorded == []
     assert first.steps(rows(), 2) is True
     assert [one["rank"] for one in recorded[-1]] == [0, 1]
 
 
 def test_ranks_that_are_unknown_are_named() -> None:
-    known: list[Any] = [{"rank": 0}, {"rank": 2}]
-    assert unknown_ranks(1, [], None) is None
-    assert unknown_ranks(3, [*known, {"rank": 1}], None) is None
+    known = {0, 2}
+    assert unknown_ranks(1, set(), None) is None
+    assert unknown_ranks(3, {*known, 1}, None) is None
     assert unknown_ranks(4, known, None) == (
-        "Figures of ranks 1, 3 are unknown: only ranks that torchrun has started leave them for rank 0."
+        "The last figures of ranks 1, 3 are unknown: only torchrun's ranks leave them for rank 0."
     )
     assert "ranks 1, 3, 4, 5, 6, 7, 8, 9 and more are unknown" in str(unknown_ranks(16, known, None))

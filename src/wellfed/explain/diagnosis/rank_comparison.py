@@ -159,6 +159,8 @@ def compared_ranks(evidence: Evidence) -> list[RankEntry]:
         for one in evidence.record.ranks
         if one["step_ms_mean"] > 0 and one.get("steps", limits.FEWEST_STEPS) >= limits.FEWEST_STEPS
     ]
+    if len({one.get("parameter_values") for one in ranks}) > 1:
+        return []  # parts of a model, which receive from one another in their forward passes
     steps_ms = [one["step_ms_mean"] for one in ranks]
     if len(ranks) < 2 or max(steps_ms) - min(steps_ms) > limits.APART_FRAC * median(steps_ms):
         return []

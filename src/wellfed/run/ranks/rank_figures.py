@@ -136,7 +136,7 @@ class RankFigures:
         self._cpu: CpuUse | None = None
         self._began_s: float | None = None
         """End of the first step; the ranks that Lightning starts begin with it."""
-        self._num_steps, self._apart, self._has_reports = 0, 0, False
+        self._step = self._apart = self._readings_left = 0
         self._reported_s = -math.inf
 
     def begin(self) -> None:
@@ -144,7 +144,7 @@ class RankFigures:
         if self._about is None:
             return
         self._sizes, self._cpu, self._began_s = BatchSizes(), None, None
-        self._num_steps, self._apart, self._has_reports = 0, 0, False
+        self._step = self._apart = self._readings_left = 0
         self._reported_s = -math.inf
         with _logged():
             self._others.publish(_KIND, None)
@@ -157,29 +157,31 @@ class RankFigures:
     def stepped(self, step: int) -> bool:
         """Reports after a step if that is due. Returns whether rank 0 has recorded new figures.
 
-        Ranks report at the same step, so that they are held up at once. Rank 0 reads the reports after the next step:
-        ranks step together, so nearly all have left theirs by then. Reports of some ranks alone are not recorded.
+        Ranks report at the same step, so that they are held up at once. Rank 0 reads the reports after the next steps:
+        ranks step together, so they soon have left theirs. Reports of some ranks alone are not recorded.
+
+        Args:
+            step: latest step; not every step needs to be named.
         """
         if self._about is None:
             return False
-        began_s = self.stepping()
-        self._num_steps += 1
-        if self._has_reports:
-            self._has_reports = False
-            return self.record_latest(of_all=True)
-        if not self._apart or self._num_steps % _MEASURED_STEPS == 0:
-            self._apart = self._steps_apart()
-        if self._apart and step % self._apart == 0 and self._now_s() - began_s >= EVERY_S:
-            self._has_reports = self.report()
-        return False
-
-    def stepping(self) -> float:
-        """Begins to count cores, at the first call. Returns the time of that call."""
         if self._began_s is None:
-            self._began_s = self._now_s()
+            self._began_s, self._step = self._now_s(), step - 1
             with _logged():
                 self._cpu = CpuUse()
-        return self._began_s
+        before, self._step = self._step, step
+        if self._readings_left:
+            self._readings_left -= 1
+            if self.record_latest(of_all=True):
+                self._readings_left = 0
+                return True
+            return False
+        if not self._apart or step // _MEASURED_STEPS > before // _MEASURED_STEPS:
+            self._apart = self._steps_apart()
+        is_due = self._apart and step // self._apart > before // self._apart
+        if is_due and self._now_s() - self._began_s >= EVERY_S and self.report():
+            self._readings_left = _MOST_READINGS
+        return False
 
     def _steps_apart(self) -> int:
         """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
@@ -243,6 +245,7 @@ class RankFigures:
             "host_cores": os.cpu_count() or 1,
             **{name: getattr(found, name) for name in _OF_SUMMARY},
             "steps": found.steps,
+            "phase_steps": found.phase_steps,
             **self._sizes.entry(),
             **half_widths_ms(rows),
             "launch_ms": found.launch_ms_p50,
@@ -254,6 +257,8 @@ class RankFigures:
 
 
 _KIND = "figures of ranks"
+_MOST_READINGS = 3
+"""Times that rank 0 looks for the reports of all ranks."""
 _MEASURED_STEPS = 64
 """Steps after which the distance of reports is measured again, from as many steps."""
 _TICKS_S = 1.0

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,17 +24,18 @@ from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.ranks import Launch
+from wellfed.ranks import Launch, launched
 from wellfed.record import RankEntry
 from wellfed.run.ranks import store as stores
-from wellfed.run.ranks.rank_figures import EVERY_S, RankFigures
+from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.run.watch.script_process import ScriptEnd
 from wellfed.units import gib
 
 LATE_S = 5.0
 """Seconds that rank 0 waits at its end for ranks that have not ended."""
 PATIENCE_S = 2.0
-"""Seconds after which a call of the store is given up, and the store with it."""
+"""Seconds after which a call of the store is given up."""
+_MOST_FAILURES = 3
 _KEPT = 2_000
 """Number of latest steps of which a rank has figures."""
 _MOST_NAMED = 8
@@ -44,12 +45,14 @@ _NUMBERS = itertools.count()
 
 
 class TorchrunStore:
-    """Latest figures of each rank, in the store that torchrun serves. Its first call that fails is the last one."""
+    """Latest figures of each rank, in the store that torchrun serves. It is left alone after `_MOST_FAILURES` calls in a
+    row that fail."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.problem: str | None = None
-        """Reason why the store can't be used; None = it can."""
+        """Reason why its latest call failed; None = it did not."""
+        self._failures = 0
         self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""  # a script may change them
         self._prefix = f"wellfed watch/{next(_NUMBERS)}"
         self._store: Any = None
@@ -97,7 +100,7 @@ class TorchrunStore:
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """Returns what a call returns in a thread of its own, since the store may hang; None if it can't be used."""
-        if self.problem is not None:
+        if self._failures >= _MOST_FAILURES:
             return None
         answers, problems = list[Any](), list[str]()
 
@@ -111,8 +114,10 @@ class TorchrunStore:
         asking.start()
         asking.join(PATIENCE_S)
         if not answers:
+            self._failures += 1
             self.problem = problems[0] if problems else f"it did not answer within {PATIENCE_S:g} s"
             return None
+        self.problem, self._failures = None, 0
         return answers[0]
 
 
@@ -137,8 +142,9 @@ class RankOfScript:
         self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)
         self._about: dict[str, Any] = {}
         self._figures: RankFigures | None = None
+        self._known, self._at_the_end = set[int](), set[int]()
+        """Ranks whose figures rank 0 has, and those that have left their last ones."""
         self._rss_before = peak_rss_bytes()
-        self._reported_s, self._has_report = 0.0, False
 
     def begin(self) -> None:
         """Begins to measure, once."""
@@ -149,7 +155,11 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = batch = trained_with = model = data_parallel = _nothing
+    note = enter = checkpoint_begins = batch = trained_with = data_parallel = _nothing
+
+    def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
+        """Notes the parameters that the optimizer has."""
+        self._about["parameter_values"] = values
 
     def received(self, batch: Any, samples: int) -> None:
         """Counts a batch of training."""
@@ -163,7 +173,7 @@ class RankOfScript:
             ranks: number of processes that train together.
         """
         self._latest_rows += rows
-        return self._report(ranks)
+        return self._report(rows[-1].step, ranks)
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
@@ -175,10 +185,11 @@ class RankOfScript:
         """Leaves the last figures of this rank for rank 0, which waits for them only if nothing has failed."""
         if self._figures is not None:
             self._note_gpu()
-            if end.exit_code:
+            if end.exit_code or self.world_size == 1:
                 self._figures.report()
             else:
                 self._figures.compare()
+            self._at_the_end = {*self._known}
             self._figures.record_latest()
 
     def peak_gib(self) -> float:
@@ -191,54 +202,50 @@ class RankOfScript:
         return self._latest_rows
 
     def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:
-        """Records the figures of all ranks, on rank 0."""
+        """Records the figures of ranks, on rank 0."""
+        self._known = {one["rank"] for one in ranks}
 
     def _begin_figures(self, cpu_quota_cores: float) -> None:
         if self.store is None:
             return
-        launch, self._reported_s = self.store.launch, time.monotonic()
-        self._about = {"rank": launch.rank, "node": launch.node, "gpu": None, "cpu_quota_cores": cpu_quota_cores}
+        launch = self.store.launch
+        self._about |= {"rank": launch.rank, "node": launch.node, "gpu": None, "cpu_quota_cores": cpu_quota_cores}
         self._figures = RankFigures(
             self._about, self.store, rows=self._rows, peak_gib=self.peak_gib, record=self._take_ranks
         )
         self._figures.begin()
 
-    def _report(self, ranks: int) -> bool:
-        """Leaves figures of this rank every `EVERY_S`. Rank 0 reads those of all with its next steps. Returns whether
-        either was done."""
+    def _report(self, step: int, ranks: int) -> bool:
+        """Leaves figures of this rank if that is due. Rank 0 reads those of all with its next steps. Returns whether
+        rank 0 has recorded new ones."""
         self.world_size = max(self.world_size, ranks)
-        if self._figures is None:
+        if self._figures is None or self.world_size == 1:  # scripts that train apart
             return False
-        self._figures.stepping()
-        if self._has_report:
-            self._has_report = False
-            return self._figures.record_latest()
-        if time.monotonic() - self._reported_s < EVERY_S:
-            return False
-        self._reported_s, self._has_report = time.monotonic(), True
-        self._note_gpu()
-        self._figures.report()
-        return True
+        if self._about["gpu"] is None:
+            self._note_gpu()
+        return self._figures.stepped(step)
 
     def _note_gpu(self) -> None:
         used = used_gpus()
-        if used:
+        assert self.store is not None
+        if used and torch.cuda.device_count() >= self.store.launch.devices:  # else each rank has its own numbers
             fullest = max(used, key=torch.cuda.max_memory_reserved)
             self._about["gpu"] = str(named(of_node(self._about["node"], fullest)))
 
 
-def unknown_ranks(world_size: int, known: Sequence[RankEntry], store: TorchrunStore | None) -> str | None:
-    """Returns which of the ranks that train together have left no figures, and why; None if all have."""
+def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore | None) -> str | None:
+    """Returns which of the ranks that train together have not left their last figures, and why; None if all have."""
     because = "they had not come by the end of rank 0"
     if store is None:
-        because = "only ranks that torchrun has started leave them for rank 0"
+        is_torchrun = launched() is not None
+        because = "this launcher serves no store" if is_torchrun else "only torchrun's ranks leave them for rank 0"
     elif store.problem is not None:
         because = f"the store of torchrun can't be used ({store.problem})"
-    missing = sorted({*range(1, world_size)} - {one["rank"] for one in known})
+    missing = sorted({*range(1, world_size)} - {*known})
     if not missing:
         return None
     shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (" and more" if len(missing) > _MOST_NAMED else "")
-    return f"Figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
+    return f"The last figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
 
 
 def used_gpus() -> set[int]:

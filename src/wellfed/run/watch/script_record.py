@@ -78,6 +78,8 @@ class ScriptRecord(RankOfScript):
         keeps_loader: bool = False,
     ) -> None:
         super().__init__(origin_s=origin_s, store=store)
+        self._has_launch = False
+        """The record has the number of ranks."""
         self.script, self.keeps_loader, self._log_dir = script, keeps_loader, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
@@ -167,13 +169,18 @@ class ScriptRecord(RankOfScript):
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Records how the script computes, and the parameters that its optimizer has."""
-        self.record.config = {**self.record.config, **config}
+        super().model(config, tensors, values)
+        self._add_config(config)
         self.record.process = {
             "torch_threads": torch.get_num_threads(),
             "parameter_tensors": tensors,
             "parameter_values": values,
             "busy_threads": [],
         }
+
+    def _add_config(self, config: Mapping[str, Any]) -> None:
+        trainer = {**self.record.config.get("trainer", {}), **config.get("trainer", {})}
+        self.record.config = {**self.record.config, **config, **({"trainer": trainer} if trainer else {})}
 
     def data_parallel(self, module: str, devices: int) -> None:
         """Records once that one process drives several GPUs."""
@@ -193,7 +200,11 @@ class ScriptRecord(RankOfScript):
         self.record.epochs = float(rows[-1].epoch)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
-        is_long = self._report(ranks)
+        is_long = self._report(self.record.steps, ranks)
+        if self.world_size > 1 and self.store is not None and not self._has_launch:
+            self._has_launch = True
+            launch = self.store.launch
+            self._add_config({"trainer": {"devices": launch.devices, "num_nodes": launch.num_nodes}})
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
             self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
@@ -225,7 +236,7 @@ class ScriptRecord(RankOfScript):
             record.status = "oom" if is_oom else "failed"
         self._fill_in()
         super().finish(end)
-        if (unknown := unknown_ranks(self.world_size, record.ranks, self.store)) is not None:
+        if (unknown := unknown_ranks(self.world_size, self._at_the_end, self.store)) is not None:
             self.note(unknown)
         self.journal.save(duration_s=duration_s)
         assert self.folder is not None
@@ -300,6 +311,7 @@ class ScriptRecord(RankOfScript):
 
     def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:
         if self.world_size > 1:  # otherwise torchrun has started scripts that train apart
+            super()._take_ranks(ranks)
             self.record.ranks = list(ranks)
             self.journal.save()
 
