@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.rank_comparison import ms_of, waits_for_others_ms
+from wellfed.explain.diagnosis.ranks.rank_comparison import ms_of, waits_for_others_ms
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.rank_comparison import straggling
-from wellfed.explain.diagnosis.rank_troubles import clock_mhz, others_memory
+from wellfed.explain.diagnosis.ranks.rank_comparison import straggling
+from wellfed.explain.diagnosis.ranks.rank_troubles import clock_mhz, others_memory
 
 
 def check(evidence: Evidence) -> Finding | None:

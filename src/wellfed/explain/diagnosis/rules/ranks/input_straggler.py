@@ -7,7 +7,7 @@ import math
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.feeding import knobs, most_workers
-from wellfed.explain.diagnosis.rank_comparison import Straggler, straggling
+from wellfed.explain.diagnosis.ranks.rank_comparison import Straggler, straggling
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CAPACITY_FRAC
 from wellfed.record import RankEntry
 from wellfed.units import show_ms

@@ -9,7 +9,7 @@ from statistics import NormalDist
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.rank_comparison import compared_ranks, has_phases, ms_of
+from wellfed.explain.diagnosis.ranks.rank_comparison import compared_ranks, has_phases, ms_of
 from wellfed.record import RankEntry
 from wellfed.units import MIB, show_bytes, show_ms, show_percent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.rank_comparison import machine_of, straggling
+from wellfed.explain.diagnosis.ranks.rank_comparison import machine_of, straggling
 
 
 def check(evidence: Evidence) -> Finding | None:

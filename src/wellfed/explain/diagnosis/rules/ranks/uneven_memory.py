@@ -6,7 +6,7 @@ from statistics import median
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.rank_comparison import named_rank
+from wellfed.explain.diagnosis.ranks.rank_comparison import named_rank
 from wellfed.explain.diagnosis.thresholds import UNEVEN_MEMORY_FACTOR, UNEVEN_MEMORY_GIB
 from wellfed.units import show_gib
 

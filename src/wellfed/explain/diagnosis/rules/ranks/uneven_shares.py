@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.rank_comparison import named_rank, share_factor, straggling
+from wellfed.explain.diagnosis.ranks.rank_comparison import named_rank, share_factor, straggling
 from wellfed.units import MIB, show_bytes, show_count
 
 

@@ -27,7 +27,7 @@ from typing import Literal
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.rank_troubles import (
+from wellfed.explain.diagnosis.ranks.rank_troubles import (
     MachineTrouble,
     Trouble,
     card_trouble,
