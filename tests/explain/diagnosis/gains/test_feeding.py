@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.gains.feeding import feeding_of, is_starved, knobs
+from wellfed.explain.diagnosis.waiting import cause_of_waiting
 
 TIMES = st.floats(0.5, 500)
 
@@ -32,6 +33,15 @@ def test_without_build_times_they_are_concluded_from_the_waiting():
     assert found.is_estimate
     assert found.build_ms == pytest.approx(50.0)
     assert found.show_need().startswith("about ")
+
+
+def test_workers_whose_batches_were_not_timed_are_judged_by_the_cpu_that_they_took():
+    """As in a watched script. The step itself may have needed little of a core."""
+    few_cores = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=195.0, loader_pct=190.0)
+    assert not feeding_of(few_cores).waits_outside
+    assert cause_of_waiting(few_cores).cause == "cpu_bound_loading"
+    lock = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=60.0, loader_pct=5.0)
+    assert feeding_of(lock).waits_outside
 
 
 @given(TIMES, TIMES, st.integers(0, 16), st.floats(0, 1), st.floats(1, 64))

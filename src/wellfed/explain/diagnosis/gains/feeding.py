@@ -250,6 +250,9 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
     if build_ms <= 0:
         return None
     of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
+    loader_pct = evidence.telemetry.mean("loader_cpu_pct") if workers else None
+    if build_cpu_ms is None and loader_pct is not None:
+        build_cpu_ms = min(build_ms, loader_pct / 100 * step_ms)
     if build_cpu_ms is None:  # the training process uses what the step takes, the rest is building
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
