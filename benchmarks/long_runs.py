@@ -477,8 +477,8 @@ def page(text: str, record: Path) -> str:
     for name, rows in by_run.items():
         whole, fast = rows["whole"], rows.get("speed by CPU", {})
         cells = [f"{whole['size']:,} {name}", f"{whole['seconds'] / 60:.0f}"]
-        for what in ("uss_kib", "handles", "threads", "shm_kib", "folder_kib"):
-            cells.append(_grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1))
+        watched = ("uss_kib", "handles", "threads", "shm_kib", "folder_kib")
+        cells += [_grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1) for what in watched]
         low_high = " to ".join(f"{bound:.2f}" for bound in fast.get("ci95", ()))
         cells.append(f"{fast['times_as_fast']:.2f} ({low_high})" if low_high else "too short")
         cells.append(", ".join(f"{what} {row['seconds']:.1f} s" for what, row in rows.items() if _is_command(row)))

@@ -97,9 +97,8 @@ def main():
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
-        nn.LazyLinear(4),
+        nn.Linear(256, 4),
     ).to(device)
-    model(torch.zeros(2, 3, 32, 32, device=device))
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)

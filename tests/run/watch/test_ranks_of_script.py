@@ -111,7 +111,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setattr(ranks_of_script, "_NUMBERS", itertools.repeat(0))
-    yield store
+    return store
 
 
 @pytest.mark.usefixtures("served")

@@ -1,7 +1,7 @@
 """Brings the figures of a script's ranks to rank 0, beside the script's own process groups.
 
-torchrun serves a store, at which the groups of its ranks meet. Each rank connects to it once more and leaves its figures
-there. No rank waits for another one, except rank 0 at its end, for `LATE_S`.
+torchrun serves a store, at which the groups of its ranks meet. Each rank connects to it once more, and leaves its
+figures there. No rank waits for another one, except rank 0 at its end, for `LATE_S`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NUMBERS = itertools.count()
 
 
 class TorchrunStore:
-    """Latest figures of each rank, in the store that torchrun serves. It is left alone after `_MOST_FAILURES` calls in a
-    row that fail."""
+    """Latest figures of each rank, in the store that torchrun serves. It is left alone once `_MOST_FAILURES` calls in a
+    row have failed."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch

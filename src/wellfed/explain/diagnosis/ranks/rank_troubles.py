@@ -5,6 +5,7 @@ from __future__ import annotations
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures
+from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.record import RankEntry
 from wellfed.units import show_gib, show_percent
 
@@ -90,8 +91,10 @@ def _figure(evidence: Evidence, rank: RankEntry, name: str) -> float | None:
 
 
 def others_memory(evidence: Evidence, rank: RankEntry, other: RankEntry) -> str | None:
-    """Returns what other processes held of a rank's card, if that is more than of another rank's. Ranks of a script hold
-    memory before they are watched, so nothing is known of them."""
+    """Returns what other processes held of a rank's card, if that is more than of another rank's.
+
+    None for a script: its ranks hold memory before they are watched.
+    """
     if is_script(evidence.record):
         return None
     held, usual_gib = _others_gib(evidence, rank), _others_gib(evidence, other)

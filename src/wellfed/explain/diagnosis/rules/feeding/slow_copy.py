@@ -14,8 +14,8 @@ from wellfed.units import MIB, show_bytes, show_percent
 _AHEAD = 2
 """Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
 _LATENCY_MS, _SLOWEST_GB_S = 0.5, 0.02
-"""Longest start and lowest rate of a copy, with much room: pageable memory goes over PCIe at 1 GB/s and more. What takes
-longer is held up by something else."""
+"""Longest start and lowest rate of a copy, with much room: pageable memory goes over PCIe at 1 GB/s and more. Something
+else holds up what takes longer."""
 
 
 def check(evidence: Evidence) -> Finding | None:

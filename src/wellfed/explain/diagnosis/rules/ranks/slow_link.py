@@ -66,8 +66,9 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool | None:
-    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to; None if
-    that is unknown.
+    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to.
+
+    None if that is unknown.
 
     The expected maximum of normal values is their mean and some standard deviations more (Blom 1958). Those of the
     passes are estimated from the own work that is timed.
