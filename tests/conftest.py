@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.fake_cuda.machine import FakeCuda
 from tests.fake_cuda.marker import pytest_runtest_protocol, simulated_machine
@@ -34,6 +35,9 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.register_profile("fresh", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+if settings().derandomize:
+    # It also draws numbers that stand in loaded modules of this project: examples would depend on the tests before.
+    providers.is_local_module_file = lambda path: False
 
 
 class LeanLightning(MetaPathFinder):

@@ -154,7 +154,8 @@ def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) 
     except _Refused as error:  # the next one of these steps may be right
         run.warn(call, error.mistake, f"{error} The {kind} is dropped.")
     except Exception as error:  # noqa: BLE001  a picture must not end a run
-        run.shown[kind, name] = step
+        if isinstance(error, ModuleNotFoundError):
+            run.shown[kind, name] = step  # no later one of these steps can be shown either
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
         run.warn(call, type(error).__name__, " ".join(absence(package)) if package else text)
