@@ -240,7 +240,8 @@ ON_CARDS = (
                   is_note=strategy == "fsdp"),
     )),
     RankFault("stalls_of_data_parallel", "slow_storage", "simulated", "auto", {"stall_period_s": 9.5},
-              {"parallel": True}, INLINE, of_all=True, steps=700, cards=4),
+              {"parallel": True, "step_ms": 8.0}, (*INLINE, "trainer.max_time_s=75"),
+              {"FAKE_CUDA_KERNEL_US": "2000"}, of_all=True, steps=10_000, cards=4),
 )  # fmt: skip
 HEALTHY = (
     RankFault("healthy", "healthy"),

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ def launch(rank: int, ranks: int = 2) -> Launch:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store such as torchrun serves, for ranks that are all in this process."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -1,6 +1,6 @@
 """Brings the figures of a script's ranks to rank 0, beside the script's own process groups.
 
-torchrun serves a store, at which the groups of its ranks meet. Each rank connects to it once more, and leaves its
+torchrun serves a store, at which the groups of its ranks meet. Each rank connects to it once more and leaves its
 figures there. No rank waits for another one, except rank 0 at its end, for `LATE_S`.
 """
 
