@@ -67,9 +67,7 @@ def noted(text: str) -> Callable[[Training], object]:
         (noted("2 3 16 17 18 19\n"), "once in the epoch of step 1: [20, 21, 22, 23]"),
     ],
 )
-def test_what_a_resume_may_lose_is_noticed(
-    tmp_path: Path, change: Callable[[Training], object], noticed: str
-) -> None:
+def test_what_a_resume_may_lose_is_noticed(tmp_path: Path, change: Callable[[Training], object], noticed: str) -> None:
     whole, training = completed(tmp_path / "whole"), completed(tmp_path / "killed")
     assert not list(differences(whole, training))
     change(training)
