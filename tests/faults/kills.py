@@ -37,7 +37,7 @@ from tests.faults.harness import STEPS, Box
 
 SAMPLES, BATCH = 64, 8
 """Samples of an epoch and of a step, as in planted.py."""
-OWN = ("config.allow_targets=[planted,killed,torch]", "workload=planted")
+OWN = ("config.allow_targets=[planted,killed,torch,lightning]", "workload=planted")
 """Settings that a resumed run needs, too."""
 COMMON = (
     *("workload.model._target_=killed.Classifier", "workload.data._target_=killed.datasets"),
@@ -341,6 +341,15 @@ def undisturbed(kind: str, folder: Path) -> tuple[Training, float]:
     return training, took_s
 
 
+def moment_s(drawn: random.Random, whole: Training, took_s: float) -> float:
+    """Returns a random moment of an undisturbed training; in two of three cases one after its first checkpoint."""
+    record = whole.box.record
+    saved_s = next(event["time_s"] for event in record["events"] if event["kind"] == "checkpoint")
+    # The run's clock starts once Python has imported it.
+    first_s = took_s - record["duration_s"] + saved_s if drawn.random() < 2 / 3 else 0.1 * took_s
+    return drawn.uniform(min(first_s, took_s), took_s)
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="make kills", description=(__doc__ or "").splitlines()[0])
@@ -373,7 +382,7 @@ def main(words: Sequence[str]) -> int:
                     continue
             whole, took_s = wholes[kind]
             times = min(left, drawn.randint(1, given.most))
-            moments_s = [drawn.triangular(0.1, 1.0, 0.8) * took_s for _ in range(times)]  # most are in the training
+            moments_s = [moment_s(drawn, whole, took_s) for _ in range(times)]
             resumes = sum(trial.resumes for trial in trials)
             trials.append(tried(kind, Path(temporary) / f"{len(trials):03d}", whole, moments_s, resumes))
             print(_row(trials[-1]), flush=True)
