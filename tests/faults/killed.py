@@ -28,7 +28,8 @@ LARGE_FROM = 10
 def note(step: int, indices: Tensor) -> None:
     """Adds a line to this rank's file of samples: process, step, samples."""
     line = " ".join(map(str, (PROCESS, step, *indices.tolist())))
-    with open(f"samples-{os.environ.get('LOCAL_RANK', '0')}", "a") as file:
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))  # Lightning sets no RANK
+    with open(f"samples-{rank}", "a") as file:
         file.write(f"{line}\n")
 
 

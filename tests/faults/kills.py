@@ -15,6 +15,7 @@ import csv
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,7 @@ from tests.faults.harness import STEPS, Box
 
 SAMPLES, BATCH = 64, 8
 """Samples of an epoch and of a step, as in planted.py."""
-OWN = ("config.allow_targets=[planted,killed,torch]", "workload=planted")
+OWN = ("config.allow_targets=[planted,killed,torch,lightning]", "workload=planted")
 """Settings that a resumed run needs, too."""
 COMMON = (
     *("workload.model._target_=killed.Classifier", "workload.data._target_=killed.datasets"),
@@ -63,6 +64,8 @@ class Kind:
     settings: tuple[str, ...] = ()
     cards: int = 0
     """Number of simulated cards; 0 = it trains on the CPU."""
+    nodes: int = 1
+    """Machines, each a torchrun with two ranks on this one. A machine takes no more ranks than it has cores."""
     within: float = 0.0
     """Largest difference of a weight that the documents allow; 0 = bit for bit."""
 
@@ -89,7 +92,7 @@ KINDS = {
     "two ranks": Kind((*WATCHED, *TWO_RANKS)),
     "two ranks, micro-batches": Kind((*WATCHED, *TWO_RANKS, "memory.micro_batch=2")),
     "two ranks, a stream": Kind((*WATCHED, *TWO_RANKS, *STREAM)),
-    "four ranks": Kind((*WATCHED, "trainer.devices=4", "trainer.strategy=ddp")),
+    "four ranks": Kind((*WATCHED, *TWO_RANKS, "trainer.num_nodes=2", "trainer.accelerator=cpu"), nodes=2),
     "a card, 16-mixed": Kind((*WATCHED, "gpu.precision=16-mixed", "+workload.model.scale=64"), cards=1),
     "a card, out of memory": Kind((*WATCHED, *ON_CARDS, LARGE), cards=1),
     "a card, out of memory, size remembered": Kind(
@@ -110,6 +113,11 @@ LIMIT_S = 600
 PAUSE = "loss:*:pause"
 """A plant that makes each step longer, so that more kills are in the training."""
 CONTAINER = ("unshare", "-p", "-f", "--mount-proc", "--kill-child")
+AGENTS = (
+    'agent="$0 -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --master-addr=127.0.0.1 --master-port={port}"; '
+    '$agent --node-rank=1 "$@" & exec $agent --node-rank=0 "$@"'
+)
+"""A shell line that starts Python (``$0``) as two agents of torchrun, the second as a child of the first."""
 
 
 @cache
@@ -118,6 +126,13 @@ def may_contain() -> bool:
     if shutil.which(CONTAINER[0]) is None:
         return False
     return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+
+
+def free_port() -> int:
+    """Returns a port that no process uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @dataclass
@@ -161,6 +176,8 @@ class Training:
         # A run that resumes has its settings already.
         rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
+        if self.kind.nodes > 1:
+            command = ["bash", "-c", AGENTS.format(port=free_port()), *command]
         paths = os.pathsep.join(filter(None, [str(self.box.folder), self.cards.get("PYTHONPATH")]))
         variables = {"PLANTED": plant, "PLANTED_FOLDER": str(self.box.folder), **self.cards, "PYTHONPATH": paths}
         with (self.box.folder / "output").open("ab") as output:
@@ -324,6 +341,15 @@ def undisturbed(kind: str, folder: Path) -> tuple[Training, float]:
     return training, took_s
 
 
+def moment_s(drawn: random.Random, whole: Training, took_s: float) -> float:
+    """Returns a random moment of an undisturbed training; in two of three cases one after its first checkpoint."""
+    record = whole.box.record
+    saved_s = next(event["time_s"] for event in record["events"] if event["kind"] == "checkpoint")
+    # The run's clock starts once Python has imported it.
+    first_s = took_s - record["duration_s"] + saved_s if drawn.random() < 2 / 3 else 0.1 * took_s
+    return drawn.uniform(min(first_s, took_s), took_s)
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="make kills", description=(__doc__ or "").splitlines()[0])
@@ -356,7 +382,7 @@ def main(words: Sequence[str]) -> int:
                     continue
             whole, took_s = wholes[kind]
             times = min(left, drawn.randint(1, given.most))
-            moments_s = [drawn.uniform(0.1, 1.0) * took_s for _ in range(times)]
+            moments_s = [moment_s(drawn, whole, took_s) for _ in range(times)]
             resumes = sum(trial.resumes for trial in trials)
             trials.append(tried(kind, Path(temporary) / f"{len(trials):03d}", whole, moments_s, resumes))
             print(_row(trials[-1]), flush=True)

@@ -119,12 +119,14 @@ KILLED_IN = {
     "the test": ("one process", "test:1:sigkill"),
     # The second one. Two batches are those of the check before training, two of the first.
     "a validation": ("no callbacks", "evaluate:5:sigkill"),
+    # The first one is written, the record not yet.
+    "a checkpoint": ("one process", "save:1:room; rename_run.json:*:then_sigkill"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLED_IN)
-def test_no_evaluation_is_lost_or_listed_twice(tmp_path: Path, moment: str) -> None:
+def test_nothing_is_lost_or_listed_twice(tmp_path: Path, moment: str) -> None:
     kind, plant = KILLED_IN[moment]
     whole, _ = undisturbed(kind, tmp_path / "whole")
     training = Training(tmp_path / "killed", kind)
@@ -132,3 +134,11 @@ def test_no_evaluation_is_lost_or_listed_twice(tmp_path: Path, moment: str) -> N
     assert training.has_checkpoint
     assert training.run(LIMIT_S) == 0
     assert not list(differences(whole, training))
+
+
+@pytest.mark.slow
+def test_rows_are_on_disk_before_a_checkpoint(tmp_path: Path) -> None:
+    """A run that resumes from it does not write them again."""
+    training = Training(tmp_path, "one process")
+    assert training.run(LIMIT_S, plant="save:1:sigkill") == -signal.SIGKILL
+    assert [step for step, _ in training.steps()] == list("123456")

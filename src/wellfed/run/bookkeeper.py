@@ -138,6 +138,8 @@ class Bookkeeper:
         opener = LoggerOpener(self._config, self.record, self.folder, self._resumed_at, self.journal.event)
         sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
         self.journal.sink = Sink(*sinks)
+        if sinks:
+            self.journal.save()  # a resumed run continues theirs by the ids in the record
 
     def watching(
         self,

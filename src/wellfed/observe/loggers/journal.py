@@ -202,11 +202,15 @@ class Journal:
         recent = StepColumns.of(rows) if rows else None
         return None if recent is None or recent.samples_per_s is None else recent
 
-    def save(self, *, duration_s: float | None = None) -> None:
-        """Writes everything to disk; ``duration_s`` is given for a finished run."""
+    def flush(self) -> None:
+        """Writes the rows of all tables to disk."""
         self._take_finished()
         for table in (self._steps, self._metrics, self._telemetry):
             table.flush()
+
+    def save(self, *, duration_s: float | None = None) -> None:
+        """Writes everything to disk; ``duration_s`` is given for a finished run."""
+        self.flush()
         self.record.duration_s = round(self.time_s(), 3) if duration_s is None else duration_s
         try:
             with self._lock:

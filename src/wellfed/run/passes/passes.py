@@ -196,7 +196,7 @@ class Passes:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
         bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
-        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self.ranks.report), on_start), bar]
+        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._saving), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
@@ -293,6 +293,11 @@ class Passes:
         self._books.stepped(steps, epochs, samples)
         if self.ranks.stepped(steps):
             self._books.journal.save()
+
+    def _saving(self) -> None:
+        """Leaves this rank's figures for rank 0. Writes all rows, which a resume from here does not write again."""
+        self.ranks.report()
+        self._books.journal.flush()
 
     def _saved(self, step: int, name: str) -> None:
         """Records a checkpoint, with the figures of all ranks so far."""
