@@ -161,7 +161,7 @@ RUNS: Mapping[str, Long] = {
 BATCH = 8
 COMMON = (
     *("workload=long", "config.allow_targets=[torch,benchmarks]", "trainer.accelerator=cpu", "logger=none"),
-    *("telemetry.ceiling_steps=0", "paths.log_dir=logs"),
+    *("telemetry.ceiling_steps=0", "paths.log_dir=logs", "trainer.max_epochs=null"),
 )
 WORKLOAD = f"""
 name: long
@@ -311,13 +311,13 @@ def watched(process: subprocess.Popen[bytes], name: str, folder: Path) -> list[d
     """Returns samples of a run until it ends."""
     own, samples, began_s = psutil.Process(process.pid), list[dict[str, float]](), time.monotonic()
     while process.poll() is None:
-        at_s = time.monotonic()
+        at_s, spent_s = time.monotonic(), time.process_time()
         if at_s - began_s > LONGEST_S:
             raise SystemExit(f"{name}: not done after {LONGEST_S:.0f} s")
         with suppress(psutil.Error, OSError):
             samples.append({"at_s": at_s, "done": units_done(name, folder), **sample(own, folder)})
         with suppress(subprocess.TimeoutExpired):
-            process.wait(max(EVERY_S, (time.monotonic() - at_s) / SAMPLING_FRAC))
+            process.wait(max(EVERY_S, (time.process_time() - spent_s) / SAMPLING_FRAC))
     return samples
 
 
@@ -433,6 +433,8 @@ def measured(name: str, size: int, scratch: Path, plant: str) -> list[dict[str, 
     about = {"run": name, "size": size}
     whole = {**about, "what": "whole", "seconds": seconds, "others_frac": others, "n": len(samples), "verdict": "ok"}
     problem = f"exit code {process.returncode}" if process.returncode else ""
+    if (done := units_done(name, folder)) < 0.99 * size:
+        problem = problem or f"{done:g} of {size}"
     if not problem and name == "trials":
         statuses = Counter(row.status for row in ledger.read(folder).rows)
         problem = "" if set(statuses) == {"ok"} else f"trials {dict(statuses)}"
@@ -477,8 +479,9 @@ def page(text: str, record: Path) -> str:
     for name, rows in by_run.items():
         whole, fast = rows["whole"], rows.get("speed by CPU", {})
         cells = [f"{whole['size']:,} {name}", f"{whole['seconds'] / 60:.0f}"]
-        for what in ("uss_kib", "handles", "threads", "shm_kib", "folder_kib"):
-            cells.append(_grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1))
+        cells += [
+            _grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1) for what in NOISE if what != "rss_kib"
+        ]
         low_high = " to ".join(f"{bound:.2f}" for bound in fast.get("ci95", ()))
         cells.append(f"{fast['times_as_fast']:.2f} ({low_high})" if low_high else "too short")
         cells.append(", ".join(f"{what} {row['seconds']:.1f} s" for what, row in rows.items() if _is_command(row)))
