@@ -65,8 +65,9 @@ PARTS = 10
 LIMIT_S = 5.0
 """Longest time of a command that reads a finished run."""
 BUSY_FRAC = 0.1
-SLOWER = 0.95
-"""Speed of the end over the beginning; the end is slower if the whole interval is below it."""
+SLOWER, TOO_WIDE = 0.95, 0.8
+"""Speed of the end over the beginning. The end is slower if the whole interval is below the first; there is no verdict
+if the interval begins below the second."""
 LONGEST_S = 3600.0
 READING_S = 4.0
 """Seconds between readings of the week of telemetry; `growth.py` writes a week of two readings a second."""
@@ -147,7 +148,7 @@ def _trials(n: int) -> list[str]:
     axes = [f"trainer.keep_last=range(1,{values + 1})"]
     axes += [f"trainer.log_every_steps=range(1,{n // values + 1})"] if n >= 2 * values else []
     sweep = ["sweep=quick", "loader=baseline", "sweep.name=trials", f"sweep.max_trials={n}", "sweep.trial_steps=10"]
-    return ["-m", *sweep, "telemetry=none", *axes]
+    return ["-m", *sweep, "telemetry=none", "trainer.max_steps=1000", *axes]
 
 
 RUNS: Mapping[str, Long] = {
@@ -300,7 +301,7 @@ def fake_gpu(scratch: Path) -> dict[str, str]:
 def commands_of(name: str, folder: Path) -> dict[str, list[str]]:
     """Returns the commands that read a finished run, by name."""
     if name == "trials":
-        return {"leaderboard": ["leaderboard", str(folder)], "runs": ["runs"]}
+        return {"leaderboard": ["leaderboard", str(folder)]}
     return {"report": ["report", str(folder)], "diagnose": ["diagnose", str(folder)], "runs": ["runs"]}
 
 
@@ -398,7 +399,7 @@ def speed(what: str, done: Any, times: Any, settled: float) -> dict[str, Any]:
     _, _, deviation = fitted(np.arange(float(PARTS)), logs)
     half = student_t_975(PARTS - 2) * math.sqrt(2) * deviation
     low, times_as_fast, high = (math.exp(logs[0] - logs[-1] + each) for each in (-half, 0.0, half))
-    verdict = "SLOWER" if high < SLOWER else "level" if low >= SLOWER or high >= 1 else "unclear"
+    verdict = "SLOWER" if high < SLOWER else "unclear" if low < TOO_WIDE else "level"
     return {"what": what, "n": PARTS, "times_as_fast": times_as_fast, "ci95": [low, high], "verdict": verdict}
 
 
