@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -484,11 +485,12 @@ def page(text: str, record: Path) -> str:
             _grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1) for what in NOISE if what != "rss_kib"
         ]
         low_high = " to ".join(f"{bound:.2f}" for bound in fast.get("ci95", ()))
-        cells.append(f"{fast['times_as_fast']:.2f} ({low_high})" if low_high else "too short")
+        cells.append(f"{fast['times_as_fast']:.2f} ({low_high}) {fast['verdict']}" if low_high else "too short")
         cells.append(", ".join(f"{what} {row['seconds']:.1f} s" for what, row in rows.items() if _is_command(row)))
         lines.append(f"| {' | '.join(cells)} |")
     busy = [f"{rows['whole']['others_frac']:.0%}" for rows in by_run.values()]
-    says = f"{found['says']} Other programs took {', '.join(busy)} of the CPUs meanwhile"
+    says = found["says"].partition(" No verdict")[0]
+    says = f"{says} Other programs took {', '.join(busy)} of the CPUs meanwhile"
     about = f"{says} ([record](../benchmarks/records/{record.name}))."
     table = "\n".join([BEGIN, "", about, "", *lines, "", END])
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: table, text, flags=re.DOTALL)
@@ -499,11 +501,11 @@ def _is_command(row: Mapping[str, Any]) -> bool:
 
 
 def _grew(row: Mapping[str, Any], unit: float) -> str:
-    """Returns the growth over the second half, with half its interval."""
+    """Returns the growth over the second half, with half its interval, and its verdict unless it is flat."""
     if "grew_by" not in row:
         return row.get("verdict", "")
-    documented = " as documented" if row["verdict"] == "as documented" else ""
-    return f"{row['grew_by'] / unit:+.1f} ± {row['grew_half'] / unit:.1f}{documented}"
+    verdict = "" if row["verdict"] == "flat" else f" {row['verdict']}"
+    return f"{row['grew_by'] / unit:+.1f} ± {row['grew_half'] / unit:.1f}{verdict}"
 
 
 def says_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -546,6 +548,7 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     earlier = json.loads(out.read_text(encoding="utf-8"))["results"] if asked.add and out.exists() else []
     rows = [row for row in earlier if row["run"] not in sizes]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the run that is watched, too
     config = {"every_s": EVERY_S, "reading_s": READING_S, "noise": NOISE, "limit_s": LIMIT_S, "slower": SLOWER}
     config |= {"plant": asked.plant, "may_grow": [[*key, most, why] for key, (most, _, why) in MAY_GROW.items()]}
     for name, size in sizes.items():
