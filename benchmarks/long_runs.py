@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,8 +66,9 @@ PARTS = 10
 LIMIT_S = 5.0
 """Longest time of a command that reads a finished run."""
 BUSY_FRAC = 0.1
-SLOWER = 0.95
-"""Speed of the end over the beginning; the end is slower if the whole interval is below it."""
+SLOWER, TOO_WIDE = 0.95, 0.8
+"""Speed of the end over the beginning. The end is slower if the whole interval is below the first; there is no verdict
+if the interval begins below the second."""
 LONGEST_S = 3600.0
 READING_S = 4.0
 """Seconds between readings of the week of telemetry; `growth.py` writes a week of two readings a second."""
@@ -97,7 +99,7 @@ MAY_GROW: Mapping[tuple[str, str], tuple[float, float, str]] = {
     ("checkpoints", "folder_kib"): (2.0, math.inf, "rows of the tables"),
     ("trials", "uss_kib"): (8.0, math.inf, "rows of the ledger"),
     ("trials", "rss_kib"): (8.0, math.inf, "rows of the ledger"),
-    ("trials", "folder_kib"): (250.0, math.inf, "a folder for each trial"),
+    ("trials", "folder_kib"): (60.0, math.inf, "a folder for each trial"),
     ("hours", "folder_kib"): (200.0, math.inf, "rows of telemetry.csv"),
 }
 """Run and figure -> the most that a unit of the run may add, the unit from which on it adds nothing, and the reason.
@@ -147,7 +149,7 @@ def _trials(n: int) -> list[str]:
     axes = [f"trainer.keep_last=range(1,{values + 1})"]
     axes += [f"trainer.log_every_steps=range(1,{n // values + 1})"] if n >= 2 * values else []
     sweep = ["sweep=quick", "loader=baseline", "sweep.name=trials", f"sweep.max_trials={n}", "sweep.trial_steps=10"]
-    return ["-m", *sweep, "telemetry=none", *axes]
+    return ["-m", *sweep, "telemetry=none", "trainer.max_steps=1000", *axes]
 
 
 RUNS: Mapping[str, Long] = {
@@ -161,7 +163,7 @@ RUNS: Mapping[str, Long] = {
 BATCH = 8
 COMMON = (
     *("workload=long", "config.allow_targets=[torch,benchmarks]", "trainer.accelerator=cpu", "logger=none"),
-    *("telemetry.ceiling_steps=0", "paths.log_dir=logs"),
+    *("telemetry.ceiling_steps=0", "paths.log_dir=logs", "trainer.max_epochs=null"),
 )
 WORKLOAD = f"""
 name: long
@@ -300,7 +302,7 @@ def fake_gpu(scratch: Path) -> dict[str, str]:
 def commands_of(name: str, folder: Path) -> dict[str, list[str]]:
     """Returns the commands that read a finished run, by name."""
     if name == "trials":
-        return {"leaderboard": ["leaderboard", str(folder)], "runs": ["runs"]}
+        return {"leaderboard": ["leaderboard", str(folder)]}
     return {"report": ["report", str(folder)], "diagnose": ["diagnose", str(folder)], "runs": ["runs"]}
 
 
@@ -311,13 +313,13 @@ def watched(process: subprocess.Popen[bytes], name: str, folder: Path) -> list[d
     """Returns samples of a run until it ends."""
     own, samples, began_s = psutil.Process(process.pid), list[dict[str, float]](), time.monotonic()
     while process.poll() is None:
-        at_s = time.monotonic()
+        at_s, spent_s = time.monotonic(), time.process_time()
         if at_s - began_s > LONGEST_S:
             raise SystemExit(f"{name}: not done after {LONGEST_S:.0f} s")
         with suppress(psutil.Error, OSError):
             samples.append({"at_s": at_s, "done": units_done(name, folder), **sample(own, folder)})
         with suppress(subprocess.TimeoutExpired):
-            process.wait(max(EVERY_S, (time.monotonic() - at_s) / SAMPLING_FRAC))
+            process.wait(max(EVERY_S, (time.process_time() - spent_s) / SAMPLING_FRAC))
     return samples
 
 
@@ -398,7 +400,7 @@ def speed(what: str, done: Any, times: Any, settled: float) -> dict[str, Any]:
     _, _, deviation = fitted(np.arange(float(PARTS)), logs)
     half = student_t_975(PARTS - 2) * math.sqrt(2) * deviation
     low, times_as_fast, high = (math.exp(logs[0] - logs[-1] + each) for each in (-half, 0.0, half))
-    verdict = "SLOWER" if high < SLOWER else "level" if low >= SLOWER or high >= 1 else "unclear"
+    verdict = "SLOWER" if high < SLOWER else "unclear" if low < TOO_WIDE else "level"
     return {"what": what, "n": PARTS, "times_as_fast": times_as_fast, "ci95": [low, high], "verdict": verdict}
 
 
@@ -433,6 +435,8 @@ def measured(name: str, size: int, scratch: Path, plant: str) -> list[dict[str, 
     about = {"run": name, "size": size}
     whole = {**about, "what": "whole", "seconds": seconds, "others_frac": others, "n": len(samples), "verdict": "ok"}
     problem = f"exit code {process.returncode}" if process.returncode else ""
+    if (done := units_done(name, folder)) < 0.99 * size:
+        problem = problem or f"{done:g} of {size}"
     if not problem and name == "trials":
         statuses = Counter(row.status for row in ledger.read(folder).rows)
         problem = "" if set(statuses) == {"ok"} else f"trials {dict(statuses)}"
@@ -443,11 +447,11 @@ def measured(name: str, size: int, scratch: Path, plant: str) -> list[dict[str, 
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for command, words in commands_of(name, folder).items():
         began_s = time.monotonic()
-        subprocess.run(
-            [sys.executable, "-m", "wellfed", *words], cwd=scratch, env=environment, check=True, capture_output=True
-        )
+        whole_command = [sys.executable, "-m", "wellfed", *words]
+        ended = subprocess.run(whole_command, cwd=scratch, env=environment, check=False, capture_output=True)
         took_s = time.monotonic() - began_s
         verdict = "within 5 s" if took_s <= LIMIT_S else "LATE"
+        verdict = f"FAILED: exit code {ended.returncode}" if ended.returncode else verdict
         rows.append({**about, "what": command, "seconds": took_s, "verdict": verdict})
     if others > BUSY_FRAC:
         rows = [{**row, "verdict": "busy"} if row["verdict"] in ("SLOWER", "LATE") else row for row in rows]
@@ -477,14 +481,16 @@ def page(text: str, record: Path) -> str:
     for name, rows in by_run.items():
         whole, fast = rows["whole"], rows.get("speed by CPU", {})
         cells = [f"{whole['size']:,} {name}", f"{whole['seconds'] / 60:.0f}"]
-        watched = ("uss_kib", "handles", "threads", "shm_kib", "folder_kib")
-        cells += [_grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1) for what in watched]
+        cells += [
+            _grew(rows.get(what, {}), 1024 if what.endswith("_kib") else 1) for what in NOISE if what != "rss_kib"
+        ]
         low_high = " to ".join(f"{bound:.2f}" for bound in fast.get("ci95", ()))
-        cells.append(f"{fast['times_as_fast']:.2f} ({low_high})" if low_high else "too short")
+        cells.append(f"{fast['times_as_fast']:.2f} ({low_high}) {fast['verdict']}" if low_high else "too short")
         cells.append(", ".join(f"{what} {row['seconds']:.1f} s" for what, row in rows.items() if _is_command(row)))
         lines.append(f"| {' | '.join(cells)} |")
     busy = [f"{rows['whole']['others_frac']:.0%}" for rows in by_run.values()]
-    says = f"{found['says']} Other programs took {', '.join(busy)} of the CPUs meanwhile"
+    says = found["says"].partition(" No verdict")[0]
+    says = f"{says} Other programs took {', '.join(busy)} of the CPUs meanwhile"
     about = f"{says} ([record](../benchmarks/records/{record.name}))."
     table = "\n".join([BEGIN, "", about, "", *lines, "", END])
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: table, text, flags=re.DOTALL)
@@ -495,11 +501,11 @@ def _is_command(row: Mapping[str, Any]) -> bool:
 
 
 def _grew(row: Mapping[str, Any], unit: float) -> str:
-    """Returns the growth over the second half, with half its interval."""
+    """Returns the growth over the second half, with half its interval, and its verdict unless it is flat."""
     if "grew_by" not in row:
         return row.get("verdict", "")
-    documented = " as documented" if row["verdict"] == "as documented" else ""
-    return f"{row['grew_by'] / unit:+.1f} ± {row['grew_half'] / unit:.1f}{documented}"
+    verdict = "" if row["verdict"] == "flat" else f" {row['verdict']}"
+    return f"{row['grew_by'] / unit:+.1f} ± {row['grew_half'] / unit:.1f}{verdict}"
 
 
 def says_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -507,7 +513,7 @@ def says_of(rows: Sequence[Mapping[str, Any]]) -> str:
     sizes = ", ".join(f"{row['size']:,} {row['run']}" for row in rows if row["what"] == "whole")
     bad = [f"{row['run']}: {row['what']} {row['verdict']}" for row in rows if is_bad(row)]
     unclear = [f"{row['run']}: {row['what']}" for row in rows if row["verdict"] in ("unclear", "too short", "busy")]
-    found = f"Found: {'; '.join(bad)}." if bad else "Nothing grows that is not documented, and no end is slower."
+    found = f"Found: {'; '.join(bad)}." if bad else "No growth beyond what is documented and no slower end was found."
     return f"{sizes}. {found}" + (f" No verdict: {'; '.join(unclear)}." if unclear else "")
 
 
@@ -542,6 +548,7 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     earlier = json.loads(out.read_text(encoding="utf-8"))["results"] if asked.add and out.exists() else []
     rows = [row for row in earlier if row["run"] not in sizes]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the run that is watched, too
     config = {"every_s": EVERY_S, "reading_s": READING_S, "noise": NOISE, "limit_s": LIMIT_S, "slower": SLOWER}
     config |= {"plant": asked.plant, "may_grow": [[*key, most, why] for key, (most, _, why) in MAY_GROW.items()]}
     for name, size in sizes.items():

@@ -47,7 +47,7 @@ def test_a_few_samples_are_no_verdict() -> None:
     [
         (0.1 + 0.0 * DONE, "level", 1.0),
         (np.linspace(0.1, 0.2, 200), "SLOWER", 0.54),
-        (0.1 * np.exp(0.8 * np.sin(DONE / 40)), "level", None),
+        (0.1 * np.exp(0.8 * np.sin(DONE / 40)), "unclear", None),
     ],
     ids=["even", "twice as slow", "a busy machine"],
 )
