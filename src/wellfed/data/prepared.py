@@ -43,6 +43,8 @@ NUM_BLOCKS = 16
 MOST_HELD = 64
 """Maximum number of entries that a process marks as in use, the latest requests."""
 SILENT_WAIT_S = 5.0
+_MOST_TRIES = 100
+"""Times that the folder of the kind may be removed before the lock in it is there."""
 _CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # the last: /proc
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -80,10 +82,9 @@ def prepared(
     if _is_whole(folder):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _only_builder(folder):
+        with only_builder(folder) as is_alone:
             if not _is_whole(folder):  # another process may have built it
-                _remove_remains(folder)
+                _remove_remains(folder, is_alone=is_alone)
                 _build(folder, build, sources, settings)
                 _is_whole(folder)  # marks it as in use
     except OSError as error:
@@ -123,22 +124,36 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 
 
 @contextlib.contextmanager
-def _only_builder(folder: Path) -> Iterator[None]:
-    """Waits until no other process builds this entry. Continues at once on a file system without locks."""
+def only_builder(folder: Path) -> Iterator[bool]:
+    """Makes the folder of the kind, and waits until no other process builds or removes this entry.
+
+    Yields whether that is sure: on a file system without locks it continues at once.
+    """
     lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
+        is_alone = True
         try:
             try:
-                held.enter_context(lock.acquire(timeout=SILENT_WAIT_S))
+                held.enter_context(_acquired(lock, folder.parent, SILENT_WAIT_S))
             except Timeout:
                 print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
-                held.enter_context(lock.acquire())
+                held.enter_context(_acquired(lock, folder.parent))
         except NotImplementedError:
-            pass
+            is_alone = False
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        yield
+            is_alone = False
+        yield is_alone
+
+
+def _acquired(lock: FileLock, kind: Path, timeout_s: float = -1) -> contextlib.AbstractContextManager[Any]:
+    """Returns a lock once it is free. Makes the folder for it, again if a cache that is cleared has just removed it."""
+    for _ in range(_MOST_TRIES):
+        kind.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return lock.acquire(timeout=timeout_s)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(kind))
 
 
 def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
@@ -188,12 +203,12 @@ def _first(sources: Sequence[Path]) -> str:
     return str(_seen(sources[0])[0]) if sources else ""
 
 
-def _remove_remains(folder: Path) -> None:
-    """Removes a damaged entry, and folders left by processes killed while building it."""
-    if folder.exists():
+def _remove_remains(folder: Path, *, is_alone: bool) -> None:
+    """Removes a damaged entry and, if no other process can be building it, folders left by killed builders."""
+    if folder.exists() and not _is_whole(folder):  # without locks another process may have just built it
         warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
         shutil.rmtree(folder)
-    for partial in folder.parent.glob(f"{folder.name}.*-*"):
+    for partial in folder.parent.glob(f"{folder.name}.*-*") if is_alone else ():
         shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -299,14 +314,16 @@ def remove(folder: Path) -> bool:
         OSError: the folder can't be written.
     """
     entry = folder.with_name(folder.name.partition(".")[0])
-    with nobody_uses(entry) as is_free:
+    with contextlib.suppress(FileNotFoundError), nobody_uses(entry) as is_free:  # another command was first
         if is_free:
             away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
-            folder.rename(away)  # atomic, so no process finds half of it
-            shutil.rmtree(away)
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(away)  # atomic, so no process finds half of it
+                shutil.rmtree(away)
             if not entry.exists():
                 _lock_file(entry).unlink(missing_ok=True)
         return is_free
+    return True
 
 
 def _lock_file(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.process import MAY_FORK
+from wellfed.run.folder.run_folder import new_name
 from wellfed.study import ledger
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.executor import Launch
@@ -106,7 +106,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     options, chosen = config.search, f"search={option}" if option else "-m"
     is_grid = options.sampler is SearchSampler.grid
     varied, fixed = multirun.varied(may_be_interval=not is_grid)
-    name = options.name or option or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    name = options.name or option or new_name()
     folder = _folder("search", name, multirun, config, varied)
     space = space_of(varied)
     if option and not space:

@@ -34,10 +34,18 @@ class RunFolder:
     """Content of the folder before the run: sizes of files, None for folders."""
     stays: bool = False
     """The run has begun, so its files are kept."""
+    is_resumed: bool = False
+    """The run that it holds is gone on with."""
 
     def keep(self) -> RunFolder:
-        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock."""
-        if self.is_new:
+        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock.
+
+        Raises:
+            ConfigError: another process has put a run into it since it was opened.
+        """
+        if not self.is_resumed:
+            _check_free(self.path)
+        if self.is_new and lock.holds_nothing(self.path):
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
         is_run = (self.path / record.FILE_NAME).exists()  # otherwise a user's folder with other files
@@ -51,7 +59,7 @@ class RunFolder:
                 with suppress(OSError):  # read-only or full: the next write reports it
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     _link(found[name], kept)
-        return replace(self, before=sizes)
+        return replace(self, is_new=False, before=sizes)
 
     def done(self) -> None:
         """Removes what `undo` needs."""
@@ -77,7 +85,7 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
+        if not is_run and lock.is_ours(self.path):
             (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 
 
@@ -140,7 +148,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
     """
     runs = log_dir / workload / "runs"
     try:
-        return RunFolder(_create_in(runs), is_new=True)
+        return RunFolder(new_in(runs), is_new=True)
     except OSError as error:
         # Users are kept apart in a shared temporary directory.
         user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
@@ -148,7 +156,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
         where, problem = f"paths.log_dir={log_dir}", f"can't be written ({error.strerror or error})"
         way_out = "Set paths.log_dir to a folder that can be written."
         try:
-            path = _create_in(fallback)
+            path = new_in(fallback)
         except OSError as second:
             problem += f", nor can {fallback} ({second.strerror or second})."
             raise ConfigError.of(where, problem, way_out) from second
@@ -162,10 +170,8 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
         ConfigError: it holds another run already, or can't be created.
     """
     if resume:
-        return RunFolder(path, is_new=False)
-    if (path / record.FILE_NAME).exists():
-        way_out = f"Name another folder, or go on with that run: resume={path}"
-        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
+        return RunFolder(path, is_new=False, is_resumed=True)
+    _check_free(path)
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -175,16 +181,27 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     return RunFolder(path, is_new)
 
 
+def _check_free(path: Path) -> None:
+    if (path / record.FILE_NAME).exists():
+        way_out = f"Name another folder, or go on with that run: resume={path}"
+        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
+
+
 def new_name() -> str:
     """Returns a name for a folder: the time, with the fraction of the second as four hexadecimal digits."""
     now = datetime.now()
     return f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
 
 
-def _create_in(runs: Path) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
+def new_in(parent: Path) -> Path:
+    """Makes a folder that no other process has, by `new_name`, and returns it.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = runs / new_name()
+        path = parent / new_name()
         try:
             path.mkdir()
         except FileExistsError:

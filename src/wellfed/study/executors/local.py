@@ -16,6 +16,8 @@ from pathlib import Path
 import wellfed.process
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError
+from wellfed.run.folder.lock import only_one
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -23,6 +25,9 @@ from wellfed.study.executors.point_plans import ForkServers, PointPlans
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
+
+_FREE_WITHIN_S = 60
+"""Seconds that a trial of a killed study may take to let go of its folder."""
 
 
 @dataclass
@@ -181,9 +186,25 @@ def prepare_to_fork(config: RunConfig) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation
 
 
-def open_trial_folder(folder: Path) -> None:
-    """Makes the folder of a trial. One of an earlier attempt is kept beside it."""
-    if folder.exists():
-        asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
-        folder.rename(next(aside for aside in asides if not aside.exists()))
+def open_trial_folder(folder: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Makes the folder of a trial. One of an earlier attempt is kept beside it, once no other process writes to it.
+
+    Args:
+        check: called before anything is changed; may raise.
+
+    Raises:
+        ConfigError: another process goes on writing to it, such as a run that was resumed there.
+    """
+    end_s = time.monotonic() + _FREE_WITHIN_S
+    while folder.exists():
+        try:
+            with only_one(folder):
+                check()
+                asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
+                folder.rename(next(aside for aside in asides if not aside.exists()))
+        except ConfigError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(TICK_S)
+    check()
     folder.mkdir()
