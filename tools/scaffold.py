@@ -20,6 +20,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -420,6 +421,7 @@ def alone(template: Path) -> Iterator[None]:
             if fcntl is not None:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
+            time.sleep(0.05)  # until it has written its name
             lock.seek(0)
             who = lock.read() or "another process"
             raise ScaffoldError(f"{template} is being made a project by {who}. Wait for its end.") from error

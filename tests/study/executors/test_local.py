@@ -17,11 +17,12 @@ import pytest
 
 from tests.kit import machines
 from tests.kit.made_trials import made_settings, made_trial
+from tests.run.folder.test_lock import holder
 from wellfed.config.schema import RunConfig
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.executor import Trial, TrialEnd
-from wellfed.study.executors.local import LocalExecutor
+from wellfed.study.executors.local import LocalExecutor, open_trial_folder
 from wellfed.study.executors.point_plans import ForkServers, PointPlans, Task
 from wellfed.study.row import Row
 
@@ -303,3 +304,44 @@ def test_a_trial_that_asks_is_replied_to(local: Make) -> None:
 
     runs.go(*[runs.trial(key, 3) for key in ("1", "2")], prune=prune)
     assert runs.codes == {"1": 9, "2": 12}
+
+
+# -- folders of trials -------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_attempt_is_kept_beside_the_next(tmp_path: Path) -> None:
+    folder, checked = tmp_path / "point", []
+    for number in range(3):
+        open_trial_folder(folder, lambda: checked.append(folder.exists()))
+        assert [*folder.iterdir()] == []
+        (folder / "number").write_text(str(number))
+    assert {path.name: (path / "number").read_text() for path in tmp_path.iterdir()} == {
+        "point": "2",
+        "point.attempt1": "0",
+        "point.attempt2": "1",
+    }
+    assert checked[0] is False
+    assert checked[1] is True
+
+
+def test_a_trial_that_a_user_resumes_is_not_moved_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wellfed.study.executors.local._FREE_WITHIN_S", 0.0)
+    folder = tmp_path / "point"
+    folder.mkdir()
+    with holder(folder) as other, pytest.raises(ConfigError, match=rf"writing to it \(process {other.pid} on "):
+        open_trial_folder(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["point"]
+
+
+def test_a_trial_of_a_killed_study_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "point"
+    folder.mkdir()
+    with holder(folder) as other:
+
+        def let_go(seconds: float) -> None:
+            other.kill()
+            other.wait()
+
+        monkeypatch.setattr(time, "sleep", let_go)
+        open_trial_folder(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"point", "point.attempt1"}

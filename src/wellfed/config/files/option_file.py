@@ -84,14 +84,14 @@ def write_files(
     Raises:
         ConfigError: a file can't be written, or may not be replaced; the message names ``asked``.
     """
-    at, claimed = Path(), set[Path]()
+    at, claimed, made = Path(), set[Path](), list[Path]()
     with ExitStack() as undo:
+        undo.callback(_remove, claimed, made)
         try:
             for at in texts:
                 if not at.parent.exists():
                     at.parent.mkdir(parents=True, exist_ok=True)
-                    undo.callback(_remove_if_empty, at.parent)
-            undo.callback(_remove, claimed)
+                    made.append(at.parent)
             for at, text in texts.items():
                 with _temporary(at).open("x", encoding="utf-8") as stream:  # fails if another process has it
                     claimed.add(_temporary(at))
@@ -103,8 +103,10 @@ def write_files(
                 _temporary(at).replace(at)
                 claimed.remove(_temporary(at))
         except FileExistsError as error:
+            made.clear()  # the other process may be about to write there
             problem = f"{at} can't be written: another process writes it, or was killed while it did."
-            raise ConfigError.of(asked, problem, f"Try again; if nothing else runs, remove {_temporary(at)}.") from error
+            way_out = f"Try again. If nothing else runs, remove {_temporary(at)}."
+            raise ConfigError.of(asked, problem, way_out) from error
         except OSError as error:
             raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
         undo.pop_all()
@@ -114,15 +116,14 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
+def _remove(files: Iterable[Path], folders: Iterable[Path]) -> None:
+    """Removes files, and folders that are empty then."""
+    for path in files:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # another process has written to it
-        folder.rmdir()
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _put_back(path: Path, content: bytes | None) -> None:

@@ -134,7 +134,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _name(descriptor: int) -> bool:
-    """Writes this process into the lock file. Returns False, and writes nothing, if it is a user's file of that name."""
+    """Writes this process into the lock file. Returns False, and writes nothing, if a user has a file of that name."""
     pid = os.getpid()
     me = {"pid": pid, "host_name": socket.gethostname(), "boot_id": boot_id(), "process_start": process_start(pid)}
     with suppress(OSError):  # a full disk
