@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit.meeting import together
 from wellfed.run.folder.checkpoint_file import is_readable
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
@@ -137,3 +138,29 @@ def test_an_interrupt_within_torchs_writer_comes_out_of_it(path: Path) -> None:
         gc.enable()
     assert path.read_bytes() == old
     assert [entry.name for entry in path.parent.iterdir()] == ["last.ckpt"]
+
+
+WRITE = """
+import io, os, zipfile
+from pathlib import Path
+from tests.kit.meeting import meet_before
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
+
+def save(file):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("me", os.environ["MEETING_ME"] * 200_000)
+    file.write(content.getvalue())
+
+meet_before("wellfed.train.lightning.checkpoints.checkpoint_trailer.replace", "written")
+checkpoint_trailer.write(Path("model.ckpt"), save, {}, is_shared=True)
+"""
+
+
+def test_two_runs_that_save_under_one_name_of_the_users_leave_a_whole_file(tmp_path: Path) -> None:
+    done = together([WRITE, WRITE], tmp_path / "meeting", cwd=tmp_path)
+    assert [each.code for each in done] == [0, 0], done
+    assert checkpoint_trailer.is_intact(tmp_path / "model.ckpt")
+    with zipfile.ZipFile(tmp_path / "model.ckpt") as archive:
+        assert len({*archive.read("me")}) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"model.ckpt", "meeting"}

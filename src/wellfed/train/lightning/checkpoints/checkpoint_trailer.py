@@ -69,13 +69,15 @@ class _Hashing:
         self._put(memoryview(self._hash.hexdigest().encode()))
 
 
-def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> None:
+def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any], *, is_shared: bool = False) -> None:
     """Writes a file with a trailer beside its target, flushes it to disk and renames it. Removes it on failure.
 
     Args:
         save: writes a zip archive without a comment to the given file.
+        is_shared: whether another run may write the same path at the same time.
     """
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")  # one name, so that killed runs leave one file at most
+    own = f".{os.urandom(4).hex()}" if is_shared else ""  # else one name, so killed runs leave one file at most
+    temporary = path.with_name(f".{path.name.lstrip('.')}{own}.tmp")
     try:
         with temporary.open("wb", buffering=0) as file:
             hashing = _Hashing(file)
