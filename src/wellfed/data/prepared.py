@@ -125,35 +125,37 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 
 @contextlib.contextmanager
 def only_builder(folder: Path) -> Iterator[bool]:
-    """Makes the folder of the kind, and waits until no other process builds or removes this entry.
+    """Waits until no other process builds or removes this entry. Yields whether that is sure (see `_locked`)."""
+    try:
+        lock = _locked(folder, SILENT_WAIT_S)
+    except Timeout:
+        print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
+        lock = _locked(folder)
+    with lock or contextlib.nullcontext():
+        yield lock is not None
 
-    Yields whether that is sure: on a file system without locks it continues at once.
+
+def _locked(folder: Path, timeout_s: float = -1) -> contextlib.AbstractContextManager[Any] | None:
+    """Returns the lock of an entry once it is free, and makes the folder for it; None on a file system without locks.
+
+    Raises:
+        Timeout: another process holds it.
+        OSError: the folder can't be written.
     """
     lock = FileLock(_lock_file(folder))
-    with contextlib.ExitStack() as held:
-        is_alone = True
+    for _ in range(_MOST_TRIES):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            try:
-                held.enter_context(_acquired(lock, folder.parent, SILENT_WAIT_S))
-            except Timeout:
-                print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
-                held.enter_context(_acquired(lock, folder.parent))
+            return lock.acquire(timeout=timeout_s)
+        except FileNotFoundError:  # `cache clear` has just removed the folder
+            continue
         except NotImplementedError:
-            is_alone = False
+            return None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            is_alone = False
-        yield is_alone
-
-
-def _acquired(lock: FileLock, kind: Path, timeout_s: float = -1) -> contextlib.AbstractContextManager[Any]:
-    """Returns a lock once it is free. Makes the folder for it, again if a cache that is cleared has just removed it."""
-    for _ in range(_MOST_TRIES):
-        kind.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            return lock.acquire(timeout=timeout_s)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(kind))
+            return None
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder.parent))
 
 
 def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
@@ -288,10 +290,9 @@ def _in_use(manifest: Path, inode: int) -> _InUse | None:
 @contextlib.contextmanager
 def nobody_uses(folder: Path) -> Iterator[bool]:
     """Yields whether no process uses or builds an entry, and blocks building meanwhile."""
-    lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(lock.acquire(timeout=0))
+            held.enter_context(_locked(folder, 0) or contextlib.nullcontext())
             if fcntl is not None and (folder / MANIFEST).exists():
                 descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # a network file system locks no other
                 held.callback(os.close, descriptor)
@@ -299,8 +300,6 @@ def nobody_uses(folder: Path) -> Iterator[bool]:
         except (Timeout, BlockingIOError):
             yield False
             return
-        except NotImplementedError:
-            pass
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -314,16 +313,15 @@ def remove(folder: Path) -> bool:
         OSError: the folder can't be written.
     """
     entry = folder.with_name(folder.name.partition(".")[0])
-    with contextlib.suppress(FileNotFoundError), nobody_uses(entry) as is_free:  # another command was first
+    with nobody_uses(entry) as is_free:
         if is_free:
             away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # another command has removed it
                 folder.rename(away)  # atomic, so no process finds half of it
                 shutil.rmtree(away)
             if not entry.exists():
                 _lock_file(entry).unlink(missing_ok=True)
         return is_free
-    return True
 
 
 def _lock_file(folder: Path) -> Path:

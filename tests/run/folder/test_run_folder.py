@@ -65,7 +65,7 @@ def test_a_folder_that_was_named(tmp_path):
 def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
-        open_given(tmp_path, resume=False)
+        open_given(tmp_path, resume=False).keep()
     assert f"resume={tmp_path}" in str(caught.value)
     made = open_given(tmp_path, resume=True)
     assert not made.is_new

@@ -35,25 +35,25 @@ class RunFolder:
     stays: bool = False
     """The run has begun, so its files are kept."""
     is_resumed: bool = False
-    """The run that it holds is gone on with."""
+    """It holds the run that goes on, otherwise at most a user's other files."""
 
     def keep(self) -> RunFolder:
         """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock.
 
         Raises:
-            ConfigError: another process has put a run into it since it was opened.
+            ConfigError: it holds another run already.
         """
-        if not self.is_resumed:
-            _check_free(self.path)
+        if not self.is_resumed and (self.path / record.FILE_NAME).exists():
+            way_out = f"Name another folder, or go on with that run: resume={self.path}"
+            raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
         if self.is_new and lock.holds_nothing(self.path):
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        is_run = (self.path / record.FILE_NAME).exists()  # otherwise a user's folder with other files
-        paths = self.path.rglob("*") if is_run else self.path.iterdir()
+        paths = self.path.rglob("*") if self.is_resumed else self.path.iterdir()
         found = {path.relative_to(self.path): path for path in paths}
         sizes = {name: path.stat().st_size if path.is_file() else None for name, path in found.items()}
         for name, size in sizes.items():
-            is_kept = is_run and size is not None and not found[name].is_symlink()
+            is_kept = self.is_resumed and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
                 kept = self.path / _KEPT / name
                 with suppress(OSError):  # read-only or full: the next write reports it
@@ -77,15 +77,14 @@ class RunFolder:
                 os.truncate(kept, size)  # it may have grown under both its names
                 kept.replace(self.path / name)
         self.done()
-        is_run = Path(record.FILE_NAME) in self.before
-        for path in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+        for path in list(self.path.rglob("*") if self.is_resumed else self.path.iterdir()):
             if path.relative_to(self.path) in self.before or path.name == lock.FILE_NAME:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if not is_run and lock.is_ours(self.path):
+        if not self.is_resumed and lock.is_ours(self.path):
             (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 
 
@@ -167,11 +166,10 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     """Opens the folder that the user named (hydra.run.dir), a multirun job's folder, or the one to resume in.
 
     Raises:
-        ConfigError: it holds another run already, or can't be created.
+        ConfigError: it can't be created.
     """
     if resume:
         return RunFolder(path, is_new=False, is_resumed=True)
-    _check_free(path)
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -179,12 +177,6 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
         problem = f"can't be created: {error.strerror}."
         raise ConfigError.of(f"hydra.run.dir={path}", problem, "Name another folder.") from error
     return RunFolder(path, is_new)
-
-
-def _check_free(path: Path) -> None:
-    if (path / record.FILE_NAME).exists():
-        way_out = f"Name another folder, or go on with that run: resume={path}"
-        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
 
 
 def new_name() -> str:
