@@ -229,8 +229,9 @@ def test_a_folder_is_made_with_all_above_it(tmp_path: Path) -> None:
         assert not holds_nothing(folder)
     assert not holds_nothing(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"paths\.log_dir: .*file/a can't be made: Not a directory"):
-        only_one(tmp_path / "file" / "a", make=True).__enter__()
+    told = r"paths\.log_dir: .*file/a can't be made: Not a directory"
+    with pytest.raises(ConfigError, match=told), only_one(tmp_path / "file" / "a", make=True):
+        raise AssertionError("inside of what is no folder")
 
 
 # -- two machines that share a folder ----------------------------------------------------------------------------------
