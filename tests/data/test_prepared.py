@@ -1,6 +1,7 @@
 """Prepared data on disk, with real processes, a real full disk and real damage."""
 
 import contextlib
+import errno
 import importlib
 import os
 import shutil
@@ -387,15 +388,26 @@ def test_two_at_once_on_a_file_system_without_locks_do_not_disturb_each_other(tm
 def test_a_kind_that_is_cleared_before_its_lock_is_there_is_made_again(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    acquire = module.FileLock.acquire
-
     def after_the_other(lock: Any, *words: Any, **more: Any) -> Any:
+        """filelock makes the folder, too, and `cache clear` removes it right after that."""
         monkeypatch.undo()
         (tmp_path / "cache" / "images").rmdir()
-        return acquire(lock, *words, **more)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tmp_path / "cache" / "images"))
 
     monkeypatch.setattr(module.FileLock, "acquire", after_the_other)
     assert (prepared(tmp_path / "cache", "images", [source], {}, Builder()) / "pixels").exists()
+
+
+@pytest.mark.skipif(module.fcntl is None, reason="fcntl is of POSIX")
+def test_without_locks_no_file_is_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file would stay after its process on another machine is dead, and all others would wait for it."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    with module.only_builder(tmp_path / "images" / f"{0:016x}") as is_alone:
+        assert not is_alone
 
 
 def test_what_another_command_has_removed_is_removed(tmp_path: Path, source: Path):

@@ -15,6 +15,7 @@ from wellfed.process import STOPS
 from wellfed.run.folder.lock import only_one
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.request import StudyRequest
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_screen import StudyScreen
@@ -106,6 +107,17 @@ def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_p
     with pytest.raises(ConfigError):
         tiny(tmp_path / "old", refused).go()
     assert (tmp_path / "old" / "ledger.jsonl").exists()
+
+
+def test_a_refused_configuration_leaves_no_folder_that_was_made_for_its_command(tmp_path: Path) -> None:
+    asked = StudyRequest("new", tmp_path / "new", {}, (), is_named=False)
+    assert asked.claim()
+    assert not asked.claim()
+    study = tiny(asked.folder, raises(ConfigError.of("a=b", "is wrong.", "Leave it out.")))
+    study.is_claimed = True
+    with pytest.raises(ConfigError, match="a=b"):
+        study.go()
+    assert not asked.folder.exists()
 
 
 def test_a_refused_second_keeps_what_a_first_has_left_meanwhile(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -48,6 +49,9 @@ _MOST_TRIES = 100
 _CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # the last: /proc
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_HAS_FALLBACK = "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
+_LOCK_OPTIONS: dict[str, Any] = {"fallback_to_soft": False} if _HAS_FALLBACK else {}
+"""Options of `FileLock`. Without locks it would take a file for one, which a dead process of another host may keep."""
 
 
 def prepared(
@@ -124,13 +128,19 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 
 
 @contextlib.contextmanager
-def only_builder(folder: Path) -> Iterator[bool]:
-    """Waits until no other process builds or removes this entry. Yields whether that is sure (see `_locked`)."""
+def only_builder(folder: Path, *, is_patient: bool = True) -> Iterator[bool]:
+    """Waits until no other process builds or removes this entry. Yields whether that is sure (see `_locked`).
+
+    Args:
+        is_patient: whether to wait longer than `SILENT_WAIT_S`, and not to go on without the lock.
+    """
+    lock = None
     try:
         lock = _locked(folder, SILENT_WAIT_S)
     except Timeout:
-        print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
-        lock = _locked(folder)
+        if is_patient:
+            print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
+            lock = _locked(folder)
     with lock or contextlib.nullcontext():
         yield lock is not None
 
@@ -142,7 +152,7 @@ def _locked(folder: Path, timeout_s: float = -1) -> contextlib.AbstractContextMa
         Timeout: another process holds it.
         OSError: the folder can't be written.
     """
-    lock = FileLock(_lock_file(folder))
+    lock = FileLock(_lock_file(folder), **_LOCK_OPTIONS)
     for _ in range(_MOST_TRIES):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -45,6 +45,8 @@ class StudyRequest:
     """Overrides that all trials share."""
     way_on: str = SAME_COMMAND
     """Command that goes on where this one has stopped."""
+    is_named: bool = True
+    """False: the name is the time, and the folder is for this command alone."""
 
     @property
     def grid(self) -> Grid:
@@ -64,6 +66,20 @@ class StudyRequest:
         for share in (0.0, 1.0, 0.5):
             values = {name: axis.at(share) for name, axis in self.space.items()}
             yield point_of(values, self.fixed)
+
+    def claim(self) -> bool:
+        """Makes the folder, unless it is named, and returns False if another command has made it before.
+
+        A folder that can't be made is left to the study, which reports it.
+        """
+        try:
+            if not self.is_named:
+                self.folder.mkdir(parents=True)
+        except FileExistsError:
+            return not self.folder.is_dir()
+        except OSError:
+            pass
+        return True
 
 
 def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> StudyRequest:
@@ -129,7 +145,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     is_named = bool(option or options.name or multirun.typed_dir)
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
     own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
-    return StudyRequest(name, folder, space, own, way_on)
+    return StudyRequest(name, folder, space, own, way_on, is_named)
 
 
 def probes_of(

@@ -45,6 +45,8 @@ class Study(ABC):
     """Command that goes on where this one has stopped."""
     trials: Trials | None = field(default=None, init=False)
     """Trials and their rows; there once the study runs."""
+    is_claimed: bool = field(default=False, init=False)
+    """Whether the folder was made for this command alone."""
     _is_finished: bool = field(default=False, init=False)
 
     @abstractmethod
@@ -104,7 +106,7 @@ class Study(ABC):
         Raises:
             WellfedError: no study can be made of the command; a folder made for it is removed.
         """
-        is_missing = not self.folder.exists()
+        is_missing = self.is_claimed or not self.folder.exists()
         with only_one(self.folder, make=True), self.stop.listening():
             is_new = is_missing and holds_nothing(self.folder)  # another command may have come and gone since
             try:

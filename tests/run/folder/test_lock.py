@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,6 +70,20 @@ lock._lock = late
 folder = Path(sys.argv[1])
 with lock.only_one(folder, make="make" in sys.argv):
     print("inside", (folder / ".lock").exists(), flush=True)
+    sys.stdin.readline()
+"""
+NAME_SLOWLY = """
+import sys
+from pathlib import Path
+from wellfed.run.folder import lock
+now = lock._name
+def late(descriptor):
+    print("locked", flush=True)
+    sys.stdin.readline()
+    return now(descriptor)
+lock._name = late
+with lock.only_one(Path(sys.argv[1])):
+    print("inside", flush=True)
     sys.stdin.readline()
 """
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
@@ -195,6 +210,33 @@ def test_who_asks_keeps_nobody_out(tmp_path: Path) -> None:
         assert line(asking) == "None"
 
 
+@pytest.mark.parametrize("host", [None, "there"])
+def test_a_killed_process_is_not_named_in_place_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    """The next has the lock, and has not written its name yet."""
+    with holder(tmp_path):
+        pass
+    left = json.loads((tmp_path / FILE_NAME).read_text())
+    (tmp_path / FILE_NAME).write_text(json.dumps({**left, "host_name": host or left["host_name"]}))
+    with process(NAME_SLOWLY, tmp_path) as second:
+        assert line(second) == "locked"
+        if host is None:
+            assert held_by(tmp_path) == "another process"
+            with monkeypatch.context() as now:
+                now.setattr(lock, "_NAMED_WITHIN_S", 0.0)
+                assert f"{tmp_path}: another process is writing to it. Wait" in refusal(tmp_path)
+
+        def until_named(seconds: float) -> None:
+            monkeypatch.undo()
+            go_on(second)
+            assert line(second) == "inside"
+
+        monkeypatch.setattr(time, "sleep", until_named)
+        assert f"(process {second.pid} on {socket.gethostname()})" in refusal(tmp_path)
+        assert held_by(tmp_path) == f"process {second.pid} on {socket.gethostname()}"
+
+
 def test_a_users_file_of_that_name_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("mine")
     with only_one(tmp_path):
@@ -252,6 +294,9 @@ def test_a_process_on_another_machine_is_named_with_it(tmp_path: Path) -> None:
     with holder(tmp_path, host="there") as first:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+        end_s = time.monotonic() + 5
+        while held_by(tmp_path) is not None and time.monotonic() < end_s:  # the kernel ends the namespace after it
+            time.sleep(0.01)
         with only_one(tmp_path):
             pass
 
@@ -295,13 +340,15 @@ def test_a_file_system_without_locks_is_entered_unless_a_living_process_is_named
         told = refusal(tmp_path)
         assert f"(process {first.pid} on " in told
         assert told.endswith(f"If there is no such process, delete {tmp_path / FILE_NAME}.")
+        assert held_by(tmp_path) is None
     left = json.loads((tmp_path / FILE_NAME).read_text())
     assert left["pid"] == first.pid  # it was killed
     with only_one(tmp_path):
         pass
     assert (tmp_path / FILE_NAME).read_text() == ""
     (tmp_path / FILE_NAME).write_text(json.dumps({**left, "host_name": "there"}))
-    assert f"(process {first.pid} on there)" in refusal(tmp_path)
+    with only_one(tmp_path):  # as a requeued job enters, whose node has died
+        assert json.loads((tmp_path / FILE_NAME).read_text())["pid"] == os.getpid()
     (tmp_path / FILE_NAME).write_text('{"pid": 1e400}')
     with only_one(tmp_path):
         pass

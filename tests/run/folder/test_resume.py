@@ -463,3 +463,13 @@ def test_a_run_of_another_machine_that_may_be_dead_is_gone_on_with_elsewhere(tmp
     way_out = f"If it was killed there, go on in a new folder: resume={checkpoint}"
     assert message(locate, folder).endswith(f"on there). Wait, or stop it. {way_out}")
     assert not locate(checkpoint).in_place
+    with holder(folder):  # so it lives
+        assert message(locate, folder).endswith("Wait, or stop it.")
+
+
+def test_only_a_readable_checkpoint_of_a_run_of_another_machine_is_named(tmp_path):
+    names = ("last", "last-1")
+    folder = run(tmp_path / "a", status="running", host_name="there", checkpoints=names, cut=("last",))
+    assert message(locate, folder).endswith(f"resume={folder / 'checkpoints' / 'last-1.ckpt'}")
+    folder = run(tmp_path / "b", status="running", host_name="there", checkpoints=names, cut=names)
+    assert message(locate, folder).endswith("Wait, or stop it.")

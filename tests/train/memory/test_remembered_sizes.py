@@ -1,6 +1,7 @@
 """What a run had to lower, written and read: nothing that lies in the file can end a run."""
 
 import datetime
+import importlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,14 @@ def test_two_runs_that_go_down_at_the_same_time_are_both_remembered(tmp_path):
     assert [each.code for each in done] == [0, 0], done
     found = recall(tmp_path / "memory" / "0123456789abcdef" / "remembered.json")
     assert {knob: one.run for knob, one in found.items()} == {MICRO_BATCH: "a", FOREACH: "b"}
+
+
+def test_a_lock_that_stays_held_stops_no_training(file, monkeypatch):
+    prepared = importlib.import_module("wellfed.data.prepared")  # `wellfed.data.prepared` is the function
+    monkeypatch.setattr(prepared, "SILENT_WAIT_S", 0.1)
+    with ThreadPoolExecutor(1) as pool, prepared.only_builder(file.parent):
+        pool.submit(remember, file, MICRO_BATCH, FOUR).result(timeout=30)
+        assert recall(file) == {MICRO_BATCH: FOUR}
 
 
 @pytest.mark.parametrize(

@@ -21,20 +21,23 @@ from wellfed.record import boot_id, is_alive, process_start
 FILE_NAME = ".lock"
 _held: dict[Path, bool] = {}
 """Folders that this process has locked -> whether it has named itself in the file, which may also be a user's own."""
-_NAMED_WITHIN_S = 0.05
+_NAMED_WITHIN_S = 1.0
 """Seconds within which a process that gets the lock writes its name."""
+_POLL_S = 0.05
 _MOST_TRIES = 100
 """Times that the lock file may be removed between opening and locking it."""
 _MOST_BYTES = 4096
 """Bytes that are read of a lock file."""
+_UNKNOWN = "another process"
 
 
 @contextmanager
 def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
     """Locks a folder against other processes within the block, without waiting. The lock file is kept.
 
-    There is no lock if no file can be written. On a file system without locks, a process that the file names and that
-    may be alive is enough to refuse, but two at the same instant are not kept apart. Not reentrant within a process.
+    There is no lock if no file can be written. On a file system without locks, a living process of this machine that
+    the file names is enough to refuse. Two at the same instant, or on two machines, are not kept apart there. Not
+    reentrant within a process.
 
     Args:
         make: makes the folder, also if another process has just removed it.
@@ -72,7 +75,8 @@ def is_ours(folder: Path) -> bool:
 def held_by(folder: Path) -> str | None:
     """Returns the process that holds the lock as text, ``process <id> on <host>``; None if none does, or if unknown.
 
-    It may be on another machine, or in a container. The lock is not taken for that: another process may want it now.
+    It may be on another machine, or in a container. The lock is not taken for that: another process may want it now. A
+    name alone, without the kernel's lock, does not count.
     """
     if folder.resolve() in _held:  # closing any descriptor of the file would unlock it
         return None
@@ -101,27 +105,26 @@ def _locked(folder: Path, *, make: bool) -> int | None:
             continue
         except OSError:
             return None
+        before = _named(descriptor)
         try:
             _lock(descriptor)
         except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, depending on the system
-            time.sleep(_NAMED_WITHIN_S)
-            raise _refusal(folder, descriptor) from error
+            os.close(descriptor)
+            raise refusal(folder, _shown(_holder(folder, before))) from error
         except OSError as error:  # no locks here
-            other = _named(descriptor)
-            if other is not None and is_alive(other):
+            if before is not None and _is_of_this_machine(before) and is_alive(before):
+                os.close(descriptor)
                 left = f" If there is no such process, delete {folder / FILE_NAME}."
-                raise _refusal(folder, descriptor, left) from error
+                raise refusal(folder, _shown(before), left) from error
         if _is_at(descriptor, folder / FILE_NAME):
             return descriptor
         os.close(descriptor)  # its last holder has removed it since
     return None
 
 
-def _refusal(folder: Path, descriptor: int, left: str = "") -> ConfigError:
-    """Closes the lock file, and returns the error that names its holder."""
-    other = _named(descriptor)
-    os.close(descriptor)
-    who = "" if other is None else f" ({_shown(other)})"
+def refusal(folder: Path, holder: str, left: str = "") -> ConfigError:
+    """Returns the error about a folder that another process has locked; ``holder`` is what `held_by` returns."""
+    who = "" if holder == _UNKNOWN else f" ({holder})"
     problem = f"another process is writing to it{who}."
     return ConfigError.of(str(folder), problem, f"Wait for its end, stop it, or take another folder.{left}")
 
@@ -147,6 +150,31 @@ def _name(descriptor: int) -> bool:
     return True
 
 
+def _holder(folder: Path, before: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the process that has locked a folder; None if its name is not in the file in time.
+
+    A process that was killed leaves its name in the file until the next holder has written its own.
+
+    Args:
+        before: process that the file named before this process tried to lock it.
+    """
+    end_s = time.monotonic() + _NAMED_WITHIN_S
+    while True:
+        named: dict[str, Any] | None = None
+        with suppress(OSError):
+            descriptor = os.open(folder / FILE_NAME, os.O_RDONLY)  # anew: NFS shows new content to a new open
+            try:
+                named = _named(descriptor)
+            finally:
+                os.close(descriptor)
+        is_over = time.monotonic() >= end_s
+        if named is not None and is_alive(named) and (named != before or _is_of_this_machine(named) or is_over):
+            return named
+        if is_over:
+            return None
+        time.sleep(_POLL_S)
+
+
 def _named(descriptor: int) -> dict[str, Any] | None:
     """Returns the process that a lock file names; None if it names none."""
     with suppress(OSError, ValueError, RecursionError):
@@ -159,8 +187,15 @@ def _named(descriptor: int) -> dict[str, Any] | None:
     return None
 
 
+def _is_of_this_machine(process: Mapping[str, Any]) -> bool:
+    return process.get("host_name") == socket.gethostname()
+
+
 def _shown(process: Mapping[str, Any] | None) -> str:
-    return "another process" if process is None else f"process {process['pid']} on {process.get('host_name')}"
+    """Returns a process as text. A dead one has only left its name in the file, so it is not shown."""
+    if process is None or not is_alive(process):
+        return _UNKNOWN
+    return f"process {process['pid']} on {process.get('host_name')}"
 
 
 if sys.platform == "win32":

@@ -116,9 +116,11 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
         return Target(path, False, earlier)
     assert earlier is not None
     if not may_run and (writer := _writer(path, earlier)) is not None:
-        way_out, saved = "Wait, or stop it.", checkpoints_of(path)
-        if saved and earlier.host_name != socket.gethostname():
-            way_out += f" If it was killed there, go on in a new folder: resume={saved[0]}"
+        way_out = "Wait, or stop it."
+        may_be_dead = earlier.host_name != socket.gethostname() and lock.held_by(path) is None
+        saved = latest_checkpoint(path) if may_be_dead else None
+        if saved is not None:
+            way_out += f" If it was killed there, go on in a new folder: resume={saved}"
         raise ConfigError.of(where, f"is still running ({writer}).", way_out)
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:

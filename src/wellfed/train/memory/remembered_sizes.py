@@ -79,14 +79,15 @@ def recall(file: Path) -> dict[str, Lowered]:
 def remember(file: Path, knob: str, lowered: Lowered) -> None:
     """Adds a value to a file; of two sizes the smaller one stays. A damaged file is replaced.
 
-    Runs that do so at the same time wait for each other.
+    Runs that do so at the same time wait for each other, but not for long, since this runs within a step: after
+    `SILENT_WAIT_S` of `wellfed.data.prepared` the file is written anyway.
 
     Raises:
         OSError: it can't be written.
     """
     from wellfed.data.prepared import only_builder  # imports filelock, which readers do not need
 
-    with only_builder(file.parent):
+    with only_builder(file.parent, is_patient=False):
         kept: Mapping[str, Lowered] = {}
         with suppress(ValueError):
             kept = recall(file)

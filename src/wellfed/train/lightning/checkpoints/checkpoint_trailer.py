@@ -9,10 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
+
+if sys.platform == "win32":
+    fcntl = None  # Windows, which can't remove or rename open files
+else:
+    import fcntl
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 """Names of checkpoint files."""
@@ -76,23 +83,52 @@ def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any], *, 
         save: writes a zip archive without a comment to the given file.
         is_shared: whether another run may write the same path at the same time.
     """
-    own = f".{os.urandom(4).hex()}" if is_shared else ""  # else one name, so killed runs leave one file at most
-    temporary = path.with_name(f".{path.name.lstrip('.')}{own}.tmp")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            hashing = _Hashing(file)
+    name = f".{path.name.lstrip('.')}"
+    # One name, or `_own_file` removes the others: killed runs leave one file at most.
+    with _own_file(path.parent, name) if is_shared else nullcontext(path.with_name(f"{name}.tmp")) as temporary:
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                hashing = _Hashing(file)
+                try:
+                    save(hashing)
+                except Exception:
+                    hashing.end({})  # raises the cause, if writing failed
+                    raise
+                hashing.end(facts)
+                os.fsync(file.fileno())
+            replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _own_file(folder: Path, name: str) -> Iterator[Path]:
+    """Yields a new temporary file that no other process writes or removes within the block.
+
+    Removes such files of killed processes before. On Windows, and on a file system without locks, those stay.
+    """
+    if fcntl is None:
+        yield folder / f"{name}.{os.urandom(4).hex()}.tmp"
+        return
+    for left in folder.glob(f"{escape(name)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails as long as its writer lives
+            left.unlink()
+    while True:
+        temporary = folder / f"{name}.{os.urandom(4).hex()}.tmp"
+        with temporary.open("xb") as file:
             try:
-                save(hashing)
-            except Exception:
-                hashing.end({})  # raises the cause, if writing failed
-                raise
-            hashing.end(facts)
-            os.fsync(file.fileno())
-        replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_there = os.path.samestat(os.fstat(file.fileno()), temporary.stat())
+            except (BlockingIOError, FileNotFoundError):  # another process has just taken it for a remainder
+                continue
+            except OSError:  # no locks here
+                is_there = True
+            if is_there:
+                yield temporary
+                return
 
 
 def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
