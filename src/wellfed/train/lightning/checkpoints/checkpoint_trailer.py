@@ -16,9 +16,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-if sys.platform == "win32":
-    fcntl = None  # Windows, which can't remove or rename open files
-else:
+if sys.platform != "win32":
     import fcntl
 
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -109,7 +107,7 @@ def _own_file(folder: Path, name: str) -> Iterator[Path]:
 
     Removes such files of killed processes before. On Windows, and on a file system without locks, those stay.
     """
-    if fcntl is None:
+    if sys.platform == "win32":  # an open file can't be removed or renamed there
         yield folder / f"{name}.{os.urandom(4).hex()}.tmp"
         return
     for left in folder.glob(f"{escape(name)}.{'[0-9a-f]' * 8}.tmp"):
