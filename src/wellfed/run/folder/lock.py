@@ -21,8 +21,8 @@ from wellfed.record import boot_id, is_alive, process_start
 FILE_NAME = ".lock"
 _held: dict[Path, bool] = {}
 """Folders that this process has locked -> whether it has named itself in the file, which may also be a user's own."""
-_NAMED_WITHIN_S = 0.05
-"""Seconds within which a process that gets the lock writes its name."""
+_NAMED_WITHIN_S = 2.0
+"""Seconds that a process which has just got the lock may take to write its name, on a busy machine."""
 _MOST_TRIES = 100
 """Times that the lock file may be removed between opening and locking it."""
 _MOST_BYTES = 4096
@@ -104,7 +104,6 @@ def _locked(folder: Path, *, make: bool) -> int | None:
         try:
             _lock(descriptor)
         except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, depending on the system
-            time.sleep(_NAMED_WITHIN_S)
             raise _refusal(folder, descriptor) from error
         except OSError as error:  # no locks here
             other = _named(descriptor)
@@ -119,7 +118,9 @@ def _locked(folder: Path, *, make: bool) -> int | None:
 
 def _refusal(folder: Path, descriptor: int, left: str = "") -> ConfigError:
     """Closes the lock file, and returns the error that names its holder."""
-    other = _named(descriptor)
+    end_s = time.monotonic() + _NAMED_WITHIN_S
+    while ((other := _named(descriptor)) is None or not is_alive(other)) and time.monotonic() < end_s:
+        time.sleep(0.02)  # a process that was killed may still be named
     os.close(descriptor)
     who = "" if other is None else f" ({_shown(other)})"
     problem = f"another process is writing to it{who}."
@@ -140,9 +141,8 @@ def _name(descriptor: int) -> bool:
     with suppress(OSError):  # a full disk
         if os.fstat(descriptor).st_size > 0 and _named(descriptor) is None:
             return False
-        os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, json.dumps(me).encode() + b"\n")
+        os.ftruncate(descriptor, os.write(descriptor, json.dumps(me).encode() + b"\n"))
         os.fsync(descriptor)  # or another machine would not see it
     return True
 
