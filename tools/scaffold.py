@@ -433,7 +433,10 @@ def alone(template: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            lock.truncate(0)
 
 
 def main(arguments: list[str] | None = None) -> int:
