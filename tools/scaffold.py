@@ -421,16 +421,22 @@ def alone(template: Path) -> Iterator[None]:
             if fcntl is not None:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            time.sleep(0.05)  # until it has written its name
-            lock.seek(0)
-            who = lock.read() or "another process"
+            for _ in range(100):  # it may not have written its name yet
+                lock.seek(0)
+                if who := lock.read():
+                    break
+                time.sleep(0.02)
+            who = who or "another process"
             raise ScaffoldError(f"{template} is being made a project by {who}. Wait for its end.") from error
         except OSError:
             pass  # no locks here
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            lock.truncate(0)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from tests.kit.bench_project import git, make_project
 from tests.kit.meeting import can_be_elsewhere, command, elsewhere, together
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
@@ -73,11 +74,13 @@ def one_of(done: Sequence[Done], folder: Path, hosts: Hosts) -> int:
     return winner
 
 
-def check_whole(folder: Path) -> None:
-    """Checks that a run has ended well, with each of its steps once."""
+def check_whole(folder: Path, saved: int = 0) -> None:
+    """Checks that a run has ended well, with each step once; a kill may have lost rows of steps up to `saved`."""
     assert (record_of(folder)["status"], record_of(folder)["steps"]) == ("ok", STEPS)
     with (folder / "steps.csv").open(newline="") as stream:
-        assert [row["step"] for row in csv.DictReader(stream)] == [str(number) for number in range(1, STEPS + 1)]
+        steps = [int(row["step"]) for row in csv.DictReader(stream)]
+    assert steps == sorted(set(steps))
+    assert [step for step in steps if step > saved] == list(range(saved + 1, STEPS + 1))
     assert (folder / ".lock").read_text() == ""
 
 
@@ -117,10 +120,12 @@ def test_of_two_runs_in_one_folder_one_is_told_who_has_it(tmp_path: Path, hosts:
 @pytest.mark.parametrize("asked", ["auto", "the folder"])
 def test_of_two_that_resume_one_run_one_goes_on_with_it(tmp_path: Path, asked: str) -> None:
     folder = killed(tmp_path)
+    facts = checkpoint_trailer.facts_of(tmp_path / folder / "checkpoints" / "last.ckpt")
+    assert facts is not None
     resume = f"resume={'auto' if asked == 'auto' else folder}"
     done = both(tmp_path, LOCK, "train.py", [*fixed(tmp_path), resume])
     one_of(done, folder, (None, None))
-    check_whole(tmp_path / folder)
+    check_whole(tmp_path / folder, facts["step"])
     assert len(run_folders(tmp_path, "planted")) == 1
 
 
@@ -179,9 +184,7 @@ def test_two_plain_multiruns_of_the_same_second_have_folders_of_their_own(tmp_pa
 
 
 def test_of_two_tunes_of_one_name_one_tunes(tmp_path: Path) -> None:
-    short = ("tune.rounds=1", "tune.write=never")
-    arguments = {word.partition("=")[0]: word for word in test_tune.arguments(tmp_path, *short)}
-    done = both(tmp_path, LOCK, "tune.py", list(arguments.values()))
+    done = both(tmp_path, LOCK, "tune.py", test_tune.arguments(tmp_path, "tune.write=never"))
     one_of(done, test_tune.folder_of(tmp_path).relative_to(tmp_path), (None, None))
     assert json.loads((test_tune.folder_of(tmp_path) / "tune.json").read_text())["status"] == "done"
 

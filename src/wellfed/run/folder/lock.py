@@ -21,8 +21,8 @@ from wellfed.record import boot_id, is_alive, process_start
 FILE_NAME = ".lock"
 _held: dict[Path, bool] = {}
 """Folders that this process has locked -> whether it has named itself in the file, which may also be a user's own."""
-_NAMED_WITHIN_S = 1.0
-"""Seconds within which a process that gets the lock writes its name."""
+_NAMED_WITHIN_S = 2.0
+"""Seconds that a process which has just got the lock may take to write its name, on a busy machine."""
 _POLL_S = 0.05
 _MOST_TRIES = 100
 """Times that the lock file may be removed between opening and locking it."""
@@ -143,9 +143,8 @@ def _name(descriptor: int) -> bool:
     with suppress(OSError):  # a full disk
         if os.fstat(descriptor).st_size > 0 and _named(descriptor) is None:
             return False
-        os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, json.dumps(me).encode() + b"\n")
+        os.ftruncate(descriptor, os.write(descriptor, json.dumps(me).encode() + b"\n"))
         os.fsync(descriptor)  # or another machine would not see it
     return True
 
