@@ -388,13 +388,15 @@ def test_two_at_once_on_a_file_system_without_locks_do_not_disturb_each_other(tm
 def test_a_kind_that_is_cleared_before_its_lock_is_there_is_made_again(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def after_the_other(lock: Any, *words: Any, **more: Any) -> Any:
-        """filelock makes the folder, too, and `cache clear` removes it right after that."""
-        monkeypatch.undo()
-        (tmp_path / "cache" / "images").rmdir()
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tmp_path / "cache" / "images"))
+    real = os.open
 
-    monkeypatch.setattr(module.FileLock, "acquire", after_the_other)
+    def after_the_other(path: Any, *given: Any, **more: Any) -> int:
+        if str(path).endswith(".lock"):
+            monkeypatch.undo()
+            (tmp_path / "cache" / "images").rmdir()
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", after_the_other)
     assert (prepared(tmp_path / "cache", "images", [source], {}, Builder()) / "pixels").exists()
 
 
