@@ -223,12 +223,12 @@ def watch_a_week(folder: Path, hours: float) -> None:
     from wellfed.observe.telemetry.sampler import Sampler
     from wellfed.observe.telemetry.series import Sample, Summary
     from wellfed.record import RunRecord
-    from wellfed.run.folder.lock import made
 
+    folder.mkdir(parents=True, exist_ok=True)
     now_s, taken = [0.0], threading.Semaphore(0)
     record = RunRecord.start(folder.name)
     record.workload = "long"
-    journal, progress = Journal(record, made(folder)), Progress(time_s=lambda: now_s[0])
+    journal, progress = Journal(record, folder), Progress(time_s=lambda: now_s[0])
     journal.save()
     summary = Summary(progress.trained_s)
 

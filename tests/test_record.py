@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellfed
+from tests.kit.meeting import together
 from wellfed import record
 from wellfed.record import RunRecord, TimeEntry, differences, git_state, process_start, read, write_atomically
 
@@ -167,6 +168,25 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, 
             write_atomically(tmp_path / "f", "new")
         assert [path.name for path in tmp_path.iterdir()] == ["f"]
         assert (tmp_path / "f").read_text() == "old"
+
+
+WRITE = """
+import os
+from pathlib import Path
+from tests.kit.meeting import meet_before
+from wellfed.record import write_atomically
+os.getpid = lambda: 1
+meet_before("pathlib.Path.replace", "written")
+write_atomically(Path("f"), os.environ["MEETING_ME"] * 100_000)
+"""
+"""Writes as process 1, as each container has one."""
+
+
+def test_two_containers_write_a_file_at_the_same_time(tmp_path):
+    done = together([WRITE, WRITE], tmp_path / "meeting", cwd=tmp_path)
+    assert [each.code for each in done] == [0, 0], done
+    assert (tmp_path / "f").read_text() in ("0" * 100_000, "1" * 100_000)
+    assert {path.name for path in tmp_path.iterdir()} == {"f", "meeting"}
 
 
 def git(folder, *words):

@@ -17,14 +17,21 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 THIN = "{{cookiecutter.project_slug}}/"
@@ -379,20 +386,57 @@ def new(template: Path, name: str, given: Iterable[str]) -> Answers:
     Raises:
         ScaffoldError: the answers, or a tree with changes that git could not bring back.
     """
-    answers = answers_for(template, name, given)
     if not (template / ".git").exists():
         raise ScaffoldError(
             f"{template} is no git repository, so nothing could be undone. First: git init, commit all."
         )
-    if changes := git(template, "status", "--porcelain").splitlines():
-        raise ScaffoldError(
-            f"{len(changes)} files have changes that are not committed ({changes[0][3:]}). Commit or stash them first."
-        )
-    source = read(template)
-    files = project_files(source, answers)
-    write(files, template)
-    remove(source.keys() - files.keys(), template)
+    with alone(template):
+        if changes := git(template, "status", "--porcelain").splitlines():
+            raise ScaffoldError(
+                f"{len(changes)} files have changes that are not committed ({changes[0][3:]}). "
+                "Commit or stash them first."
+            )
+        answers = answers_for(template, name, given)
+        source = read(template)
+        files = project_files(source, answers)
+        write(files, template)
+        remove(source.keys() - files.keys(), template)
     return answers
+
+
+@contextmanager
+def alone(template: Path) -> Iterator[None]:
+    """Keeps a second `make new` out of the repository within the block, where the system has locks.
+
+    Raises:
+        ScaffoldError: another process is at it, or the repository can't be written.
+    """
+    path = Path(git(template, "rev-parse", "--absolute-git-dir").rstrip("\n")) / "make-new.lock"
+    try:
+        lock = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ScaffoldError(f"{path} can't be written: {error.strerror}. Check the disk and rights.") from error
+    with lock:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            for _ in range(100):  # it may not have written its name yet
+                lock.seek(0)
+                if who := lock.read():
+                    break
+                time.sleep(0.02)
+            who = who or "another process"
+            raise ScaffoldError(f"{template} is being made a project by {who}. Wait for its end.") from error
+        except OSError:
+            pass  # no locks here
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        try:
+            yield
+        finally:
+            lock.truncate(0)
 
 
 def main(arguments: list[str] | None = None) -> int:

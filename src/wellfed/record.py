@@ -583,9 +583,10 @@ class RunRecord:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a temporary file, flushes it to disk and renames it over ``path``; removes it on failure."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two processes in two containers, or on two machines, may have the same id.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
+        with temporary.open("x", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -1,6 +1,7 @@
 """Prepared data on disk, with real processes, a real full disk and real damage."""
 
 import contextlib
+import errno
 import importlib
 import os
 import shutil
@@ -16,7 +17,17 @@ from typing import Any
 import pytest
 
 import wellfed
-from wellfed.data.prepared import BLOCK_BYTES, MANIFEST, NUM_BLOCKS, digest, nobody_uses, prepared, read_manifest
+from tests.kit.meeting import together
+from wellfed.data.prepared import (
+    BLOCK_BYTES,
+    MANIFEST,
+    NUM_BLOCKS,
+    digest,
+    nobody_uses,
+    prepared,
+    read_manifest,
+    remove,
+)
 from wellfed.errors import DataError
 
 module = importlib.import_module("wellfed.data.prepared")  # `wellfed.data.prepared` is the function
@@ -342,6 +353,73 @@ def test_a_file_system_without_locks_will_do(tmp_path: Path, source: Path, monke
     assert (prepared(tmp_path, "images", [source], {}, Builder()) / "pixels").exists()
     with nobody_uses(tmp_path / "images" / digest([source], {})) as is_free:
         assert is_free
+
+
+WITHOUT_LOCKS = """
+from importlib import import_module
+from pathlib import Path
+from filelock import FileLock
+from tests.kit.meeting import meet
+
+def refuse(*words, **more):
+    raise NotImplementedError
+
+def build(folder):
+    (folder / "half").write_bytes(b"a")
+    meet("half")
+    (folder / "whole").write_bytes(b"ab")
+
+FileLock.acquire = refuse
+module = import_module("wellfed.data.prepared")
+module.fcntl = None
+print(module.prepared(Path("cache"), "images", [], {}, build))
+"""
+
+
+def test_two_at_once_on_a_file_system_without_locks_do_not_disturb_each_other(tmp_path: Path):
+    done = together([WITHOUT_LOCKS, WITHOUT_LOCKS], tmp_path / "meeting", cwd=tmp_path)
+    assert [each.code for each in done] == [0, 0], done
+    assert "damaged" not in done[0].err + done[1].err
+    (folder,) = {each.out.strip() for each in done}
+    assert {path.name for path in Path(folder).iterdir()} == {"half", "whole", MANIFEST}
+    assert [path.name for path in Path(folder).parent.iterdir() if path.is_dir()] == [Path(folder).name]
+
+
+def test_a_kind_that_is_cleared_before_its_lock_is_there_is_made_again(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real = os.open
+
+    def after_the_other(path: Any, *given: Any, **more: Any) -> int:
+        if str(path).endswith(".lock"):
+            monkeypatch.undo()
+            (tmp_path / "cache" / "images").rmdir()
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", after_the_other)
+    assert (prepared(tmp_path / "cache", "images", [source], {}, Builder()) / "pixels").exists()
+
+
+@pytest.mark.skipif(module.fcntl is None, reason="fcntl is of POSIX")
+def test_without_locks_no_file_is_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file would stay after its process on another machine is dead, and all others would wait for it."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    with module.only_builder(tmp_path / "images" / f"{0:016x}") as is_alone:
+        assert not is_alone
+
+
+def test_what_another_command_has_removed_is_removed(tmp_path: Path, source: Path):
+    folder = prepared(tmp_path / "cache", "images", [source], {}, Builder())
+    module._in_use.cache_clear()
+    assert remove(folder)
+    assert remove(folder)
+    assert not list(folder.parent.iterdir())
+    folder.parent.rmdir()
+    assert remove(folder)
 
 
 # -- in use -----------------------------------------------------------------------------------------------------------

@@ -257,7 +257,8 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(tmp_path: Path) -> None:
         until(lambda: hanging(tmp_path), process)
         second = run("train.py", *arguments(tmp_path, *axes), cwd=tmp_path, PYTHONPATH=PATH)
         assert second.code == 2
-        assert f"{folder_of(tmp_path).relative_to(tmp_path)}: another process is writing to it." in second.err
+        told = f"another process is writing to it (process {process.pid} on "
+        assert f"{folder_of(tmp_path).relative_to(tmp_path)}: {told}" in second.err
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import sys
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tests.kit.few import few, slow
+from tests.kit.meeting import together
 from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
 
 AWKWARD = {
@@ -367,6 +369,29 @@ def test_in_place_refusals_change_nothing(arguments: list[str], message: str, un
     assert message in done.err
     assert "Traceback" not in done.err
     assert git(unchanged, "status", "--porcelain") == ""
+
+
+NEW = """
+import runpy, sys
+from tests.kit.meeting import meet
+found = runpy.run_path("tools/scaffold.py")
+shared = found["new"].__globals__
+read = shared["read"]
+shared["read"] = lambda template: (meet("clean"), read(template))[1]
+sys.exit(found["main"](["new", "%s"]))
+"""
+
+
+def test_of_two_in_the_same_folder_one_makes_its_project_and_the_other_is_told(own_template: Path, tmp_path: Path):
+    alone = Path(shutil.copytree(own_template, tmp_path / "alone"))
+    done = together([NEW % "My Nets", NEW % "Your Nets"], tmp_path / "meeting", cwd=own_template)
+    assert sorted(each.code for each in done) == [0, 1], done
+    (lost,) = [each for each in done if each.code == 1]
+    assert lost.err.startswith(f"{own_template} is being made a project by process ")
+    assert lost.err.endswith(f" on {socket.gethostname()}. Wait for its end.\n")
+    name = ("My Nets", "Your Nets")[done.index(lost) - 1]
+    assert make_new(alone, f"NAME={name}").code == 0
+    assert tree(own_template) == tree(alone)
 
 
 def test_in_place_needs_a_clean_tree(own_template: Path):

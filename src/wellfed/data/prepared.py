@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -43,9 +44,14 @@ NUM_BLOCKS = 16
 MOST_HELD = 64
 """Maximum number of entries that a process marks as in use, the latest requests."""
 SILENT_WAIT_S = 5.0
+_MOST_TRIES = 100
+"""Times that the folder of the kind may be removed before the lock in it is there."""
 _CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # the last: /proc
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_HAS_FALLBACK = "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
+_LOCK_OPTIONS: dict[str, Any] = {"fallback_to_soft": False} if _HAS_FALLBACK else {}
+"""Options of `FileLock`. Without locks it would take a file for one, which a dead process of another host may keep."""
 
 
 def prepared(
@@ -80,10 +86,9 @@ def prepared(
     if _is_whole(folder):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _only_builder(folder):
+        with only_builder(folder) as is_alone:
             if not _is_whole(folder):  # another process may have built it
-                _remove_remains(folder)
+                _remove_remains(folder, is_alone=is_alone)
                 _build(folder, build, sources, settings)
                 _is_whole(folder)  # marks it as in use
     except OSError as error:
@@ -123,22 +128,44 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 
 
 @contextlib.contextmanager
-def _only_builder(folder: Path) -> Iterator[None]:
-    """Waits until no other process builds this entry. Continues at once on a file system without locks."""
-    lock = FileLock(_lock_file(folder))
-    with contextlib.ExitStack() as held:
+def only_builder(folder: Path, *, is_patient: bool = True) -> Iterator[bool]:
+    """Waits until no other process builds or removes this entry. Yields whether that is sure (see `_locked`).
+
+    Args:
+        is_patient: whether to wait longer than `SILENT_WAIT_S`, and not to go on without the lock.
+    """
+    lock = None
+    try:
+        lock = _locked(folder, SILENT_WAIT_S)
+    except Timeout:
+        if is_patient:
+            print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
+            lock = _locked(folder)
+    with lock or contextlib.nullcontext():
+        yield lock is not None
+
+
+def _locked(folder: Path, timeout_s: float = -1) -> contextlib.AbstractContextManager[Any] | None:
+    """Returns the lock of an entry once it is free, and makes the folder for it; None on a file system without locks.
+
+    Raises:
+        Timeout: another process holds it.
+        OSError: the folder can't be written.
+    """
+    lock = FileLock(_lock_file(folder), **_LOCK_OPTIONS)
+    for _ in range(_MOST_TRIES):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            try:
-                held.enter_context(lock.acquire(timeout=SILENT_WAIT_S))
-            except Timeout:
-                print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
-                held.enter_context(lock.acquire())
+            return lock.acquire(timeout=timeout_s)
+        except FileNotFoundError:  # `cache clear` has just removed the folder
+            continue
         except NotImplementedError:
-            pass
+            return None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        yield
+            return None
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder.parent))
 
 
 def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
@@ -188,12 +215,12 @@ def _first(sources: Sequence[Path]) -> str:
     return str(_seen(sources[0])[0]) if sources else ""
 
 
-def _remove_remains(folder: Path) -> None:
-    """Removes a damaged entry, and folders left by processes killed while building it."""
-    if folder.exists():
+def _remove_remains(folder: Path, *, is_alone: bool) -> None:
+    """Removes a damaged entry and, if no other process can be building it, folders left by killed builders."""
+    if folder.exists() and not _is_whole(folder):  # without locks another process may have just built it
         warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
         shutil.rmtree(folder)
-    for partial in folder.parent.glob(f"{folder.name}.*-*"):
+    for partial in folder.parent.glob(f"{folder.name}.*-*") if is_alone else ():
         shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -273,10 +300,9 @@ def _in_use(manifest: Path, inode: int) -> _InUse | None:
 @contextlib.contextmanager
 def nobody_uses(folder: Path) -> Iterator[bool]:
     """Yields whether no process uses or builds an entry, and blocks building meanwhile."""
-    lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(lock.acquire(timeout=0))
+            held.enter_context(_locked(folder, 0) or contextlib.nullcontext())
             if fcntl is not None and (folder / MANIFEST).exists():
                 descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # a network file system locks no other
                 held.callback(os.close, descriptor)
@@ -284,8 +310,6 @@ def nobody_uses(folder: Path) -> Iterator[bool]:
         except (Timeout, BlockingIOError):
             yield False
             return
-        except NotImplementedError:
-            pass
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -302,8 +326,9 @@ def remove(folder: Path) -> bool:
     with nobody_uses(entry) as is_free:
         if is_free:
             away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
-            folder.rename(away)  # atomic, so no process finds half of it
-            shutil.rmtree(away)
+            with contextlib.suppress(FileNotFoundError):  # another command has removed it
+                folder.rename(away)  # atomic, so no process finds half of it
+                shutil.rmtree(away)
             if not entry.exists():
                 _lock_file(entry).unlink(missing_ok=True)
         return is_free

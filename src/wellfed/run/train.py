@@ -222,7 +222,7 @@ class _Start:
             folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
         else:
             folder = run_folder.create(Path(self._config.paths.log_dir), self._config.workload.name)
-        with only_one(folder.path):
+        with only_one(folder.path, make=folder.is_new and self.rank == 0):
             folder = folder.keep()
             try:
                 yield folder

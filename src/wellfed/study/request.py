@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.process import MAY_FORK
+from wellfed.run.folder.run_folder import new_name
 from wellfed.study import ledger
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.executor import Launch
@@ -45,6 +45,8 @@ class StudyRequest:
     """Overrides that all trials share."""
     way_on: str = SAME_COMMAND
     """Command that goes on where this one has stopped."""
+    is_named: bool = True
+    """False: the name is the time, and the folder is for this command alone."""
 
     @property
     def grid(self) -> Grid:
@@ -64,6 +66,20 @@ class StudyRequest:
         for share in (0.0, 1.0, 0.5):
             values = {name: axis.at(share) for name, axis in self.space.items()}
             yield point_of(values, self.fixed)
+
+    def claim(self) -> bool:
+        """Makes the folder, unless it is named, and returns False if another command has made it before.
+
+        A folder that can't be made is left to the study, which reports it.
+        """
+        try:
+            if not self.is_named:
+                self.folder.mkdir(parents=True)
+        except FileExistsError:
+            return not self.folder.is_dir()
+        except OSError:
+            pass
+        return True
 
 
 def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> StudyRequest:
@@ -106,7 +122,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     options, chosen = config.search, f"search={option}" if option else "-m"
     is_grid = options.sampler is SearchSampler.grid
     varied, fixed = multirun.varied(may_be_interval=not is_grid)
-    name = options.name or option or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    name = options.name or option or new_name()
     folder = _folder("search", name, multirun, config, varied)
     space = space_of(varied)
     if option and not space:
@@ -129,7 +145,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     is_named = bool(option or options.name or multirun.typed_dir)
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
     own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
-    return StudyRequest(name, folder, space, own, way_on)
+    return StudyRequest(name, folder, space, own, way_on, is_named)
 
 
 def probes_of(

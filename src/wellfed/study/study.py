@@ -24,7 +24,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError, WellfedError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import Stopped, StopRequest, exit_code_of
-from wellfed.run.folder.lock import made, only_one
+from wellfed.run.folder.lock import holds_nothing, only_one
 from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
 from wellfed.study.ledger import FILE_NAME, Ledger
 from wellfed.study.points.grid import GridPoint
@@ -45,6 +45,8 @@ class Study(ABC):
     """Command that goes on where this one has stopped."""
     trials: Trials | None = field(default=None, init=False)
     """Trials and their rows; there once the study runs."""
+    is_claimed: bool = field(default=False, init=False)
+    """Whether the folder was made for this command alone."""
     _is_finished: bool = field(default=False, init=False)
 
     @abstractmethod
@@ -104,8 +106,9 @@ class Study(ABC):
         Raises:
             WellfedError: no study can be made of the command; a folder made for it is removed.
         """
-        is_new = not self.folder.exists()
-        with only_one(made(self.folder)), self.stop.listening():
+        is_missing = self.is_claimed or not self.folder.exists()
+        with only_one(self.folder, make=True), self.stop.listening():
+            is_new = is_missing and holds_nothing(self.folder)  # another command may have come and gone since
             try:
                 self.run()
                 exit_code = self.finish()

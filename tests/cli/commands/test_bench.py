@@ -20,6 +20,8 @@ from tests.end_to_end.commands import ROOT, environment
 from tests.kit.bench_project import git, make_project
 from wellfed.cli import main as cli
 from wellfed.cli.commands import bench
+from wellfed.errors import ConfigError
+from wellfed.run.folder import run_folder
 
 TYPED = ("workload=forecast", "gpu=cpu")
 
@@ -81,6 +83,24 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
             assert record["throughput"]["samples_per_s"] == each["samples_per_s"][letter]
             assert (project / folder).parent.parent == project / "logs" / "forecast" / "benches"
     assert is_clean(project)
+
+
+def test_two_benches_of_the_same_instant_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instants = iter([0, 10, 500_000])  # the first two in the same 65,536th of a second
+
+    class Frozen(run_folder.datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Frozen":
+            return cls(2026, 1, 2, 3, 4, 5, next(instants))
+
+    monkeypatch.setattr(run_folder, "datetime", Frozen)
+    names = [bench._new_in(tmp_path / "benches").name for _ in range(2)]
+    assert names == ["2026-01-02_03-04-05_0000", "2026-01-02_03-04-05_8000"]
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"paths.log_dir: .*file can't be written: File exists"):
+        bench._new_in(tmp_path / "file")
 
 
 def test_other_overrides_run_the_same_tree(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

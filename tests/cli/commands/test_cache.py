@@ -11,7 +11,7 @@ import pytest
 import wellfed
 from wellfed.cli import main as cli
 from wellfed.cli.commands.cache import FOOTPRINT
-from wellfed.data.prepared import digest, nobody_uses, prepared
+from wellfed.data.prepared import digest, nobody_uses, only_builder, prepared
 from wellfed.train.memory import remembered_sizes
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
@@ -135,6 +135,16 @@ def test_what_a_killed_or_failed_build_left_is_removed(cache: Path, tmp_path: Pa
     with pytest.raises(ZeroDivisionError):
         prepared(cache, "images", [], {}, lambda folder: print(1 // 0))
     assert shown(capsys, "list") == ".cache: nothing is kept there.\n"  # a lock is nothing
+
+
+def test_sizes_that_a_run_is_writing_stay(cache: Path, capsys: pytest.CaptureFixture[str]):
+    file = remembered_sizes.file_for(cache, "a plan")
+    remembered_sizes.remember(file, "memory.micro_batch", remembered_sizes.Lowered(4, 8, "2026-11-22", "NAME"))
+    with only_builder(file.parent):
+        assert f"{Path('.cache', 'memory', file.parent.name)} stays: it is in use" in shown(capsys, "clear", "memory")
+    assert file.exists()
+    shown(capsys, "clear", "memory")
+    assert not file.exists()
 
 
 def test_other_folders_are_left_alone(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

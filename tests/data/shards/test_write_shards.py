@@ -154,3 +154,19 @@ def test_a_packing_that_was_killed_is_named_to_the_next(source, tmp_path):
     remains = tmp_path / "out.part-0a1b"
     remains.mkdir()
     assert write_shards(source, tmp_path / "out").remains == (remains,)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["a new folder", "an empty folder"])
+def test_a_folder_that_another_packing_fills_meanwhile_stays_as_it_is(source, tmp_path, is_there):
+    out = tmp_path / "out"
+    if is_there:
+        out.mkdir()
+
+    def other(done, total):
+        if done == total:
+            write_shards(source, out, num=1)
+
+    with pytest.raises(ConfigError, match=r"--out .*/out: was filled by another process meanwhile\. Name a new folder"):
+        write_shards(source, out, num=4, on_file=other)
+    assert [path.name for path in sorted(out.glob("*.tar"))] == ["0000.tar"]
+    assert not list(tmp_path.glob("out.part-*"))

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import os
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -444,10 +445,31 @@ def test_auto_takes_a_run_whose_number_another_process_has_now(runs):
     assert auto(runs) == "2026-01-01_00-00-00_aaaa"
 
 
-def test_auto_leaves_a_run_alone_whose_lock_is_held(runs):
+def test_auto_leaves_a_run_alone_whose_lock_is_held(runs, capsys):
     """As one in another container is, whose process is not seen here."""
     folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="another")
     assert auto(runs) == folder.name
-    with holder(folder):
+    with holder(folder) as other:
         assert auto(runs) is None
+        assert f"{folder} is running (process {other.pid} on {socket.gethostname()})" in capsys.readouterr().err
+        told = message(locate, folder)
+        assert told.endswith(f"is still running (process {other.pid} on {socket.gethostname()}). Wait, or stop it.")
     assert auto(runs) == folder.name
+
+
+def test_a_run_of_another_machine_that_may_be_dead_is_gone_on_with_elsewhere(tmp_path):
+    folder = run(tmp_path / "run", status="running", host_name="there")
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    way_out = f"If it was killed there, go on in a new folder: resume={checkpoint}"
+    assert message(locate, folder).endswith(f"on there). Wait, or stop it. {way_out}")
+    assert not locate(checkpoint).in_place
+    with holder(folder):  # so it lives
+        assert message(locate, folder).endswith("Wait, or stop it.")
+
+
+def test_only_a_readable_checkpoint_of_a_run_of_another_machine_is_named(tmp_path):
+    names = ("last", "last-1")
+    folder = run(tmp_path / "a", status="running", host_name="there", checkpoints=names, cut=("last",))
+    assert message(locate, folder).endswith(f"resume={folder / 'checkpoints' / 'last-1.ckpt'}")
+    folder = run(tmp_path / "b", status="running", host_name="there", checkpoints=names, cut=names)
+    assert message(locate, folder).endswith("Wait, or stop it.")

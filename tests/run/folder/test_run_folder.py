@@ -6,6 +6,7 @@ import pytest
 from wellfed.errors import ConfigError
 from wellfed.record import write_atomically
 from wellfed.run.folder import run_folder
+from wellfed.run.folder.lock import only_one
 from wellfed.run.folder.run_folder import create, keep_log_of_rank, of_rank, open_given
 
 
@@ -64,7 +65,7 @@ def test_a_folder_that_was_named(tmp_path):
 def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
-        open_given(tmp_path, resume=False)
+        open_given(tmp_path, resume=False).keep()
     assert f"resume={tmp_path}" in str(caught.value)
     made = open_given(tmp_path, resume=True)
     assert not made.is_new
@@ -141,3 +142,32 @@ def test_undo_leaves_a_users_own_folder_alone(tmp_path):
 def test_folders_of_the_same_second_sort_as_they_were_made(tmp_path):
     made = [run_folder.create(tmp_path, "w").path for _ in range(40)]
     assert sorted(made) == made
+
+
+def test_a_run_that_another_process_has_put_there_since_is_neither_replaced_nor_removed(tmp_path):
+    late = open_given(tmp_path / "a", resume=False)
+    assert late.is_new
+    (tmp_path / "a" / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path / 'a'}: holds a run already.")):
+        late.keep()
+    assert (tmp_path / "a" / "run.json").read_text() == "{}"
+
+
+def test_undo_leaves_what_another_process_has_written_since_the_folder_was_made(tmp_path):
+    late = open_given(tmp_path / "a", resume=False)
+    (tmp_path / "a" / "notes.txt").write_text("keep me")
+    late = late.keep()
+    (tmp_path / "a" / "run.json").write_text("{}")
+    late.undo()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]
+
+
+def test_undo_removes_the_lock_of_a_users_folder_but_no_file_of_the_users(tmp_path):
+    (tmp_path / "notes.txt").write_text("keep me")
+    for content in (None, "mine"):
+        if content is not None:
+            (tmp_path / ".lock").write_text(content)
+        with only_one(tmp_path):
+            open_given(tmp_path, resume=False).keep().undo()
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == ({"notes.txt"} if content is None else {"notes.txt", ".lock"})

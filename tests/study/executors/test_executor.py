@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.made_trials import made_settings, made_trial
+from tests.run.folder.test_lock import holder
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import TrialEnd
+from wellfed.study.executors.launchers import OtherLauncher
 from wellfed.study.executors.remote import RemoteExecutor, Sent
 from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.row import Row
@@ -123,3 +125,17 @@ def test_the_file_that_says_the_study_runs_goes_with_it(tmp_path: Path) -> None:
     with Nowhere(settings):
         assert [path.name.startswith("alive_") for path in settings.scratch.iterdir()] == [True]
     assert list(settings.scratch.iterdir()) == []
+
+
+def test_a_trial_whose_folder_is_held_fails_alone_under_another_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wellfed.study.executors.launchers.FREE_WITHIN_S", 0.0)
+    launched: list[str] = []
+    (tmp_path / "a").mkdir()
+    executor = OtherLauncher(made_settings(tmp_path), lambda jobs: launched.extend(words[-1] for words in jobs))
+    with holder(tmp_path / "a") as other:
+        rows = {trial.key: row for trial, row in executor.run([made_trial("a"), made_trial("b")])}
+    assert launched == ["hydra.sweep.subdir=b"]
+    assert rows["a"].status == "failed"
+    assert f"another process is writing to it (process {other.pid} on " in (rows["a"].error or {})["message"]

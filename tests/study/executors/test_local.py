@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,12 @@ import pytest
 
 from tests.kit import machines
 from tests.kit.made_trials import made_settings, made_trial
+from tests.run.folder.test_lock import holder
 from wellfed.config.schema import RunConfig
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.executor import Trial, TrialEnd
-from wellfed.study.executors.local import LocalExecutor
+from wellfed.study.executors.local import LocalExecutor, open_trial_folder
 from wellfed.study.executors.point_plans import ForkServers, PointPlans, Task
 from wellfed.study.row import Row
 
@@ -75,7 +77,7 @@ class Local(LocalExecutor):
         plans.tasks, plans.machine = self.tasks, machines.machine(*map(machines.card, range(self._num)))
 
     def _open(self, folder: Path) -> None:
-        folder.mkdir()
+        open_trial_folder(folder)
         self.on_start(folder.name)
 
     def _made(self, row: Row, end: TrialEnd, folder: Path) -> Row:
@@ -303,3 +305,88 @@ def test_a_trial_that_asks_is_replied_to(local: Make) -> None:
 
     runs.go(*[runs.trial(key, 3) for key in ("1", "2")], prune=prune)
     assert runs.codes == {"1": 9, "2": 12}
+
+
+# -- folders of trials -------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_attempt_is_kept_beside_the_next(tmp_path: Path) -> None:
+    folder, checked = tmp_path / "point", []
+    for number in range(3):
+        open_trial_folder(folder, lambda: checked.append(folder.exists()))
+        assert [*folder.iterdir()] == []
+        (folder / "number").write_text(str(number))
+    assert {path.name: (path / "number").read_text() for path in tmp_path.iterdir()} == {
+        "point": "2",
+        "point.attempt1": "0",
+        "point.attempt2": "1",
+    }
+    assert checked[0] is False
+    assert checked[1] is True
+
+
+@pytest.mark.parametrize("may_rename_open", [True, False])
+def test_a_trial_that_a_user_resumes_is_not_moved_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_rename_open: bool
+) -> None:
+    monkeypatch.setattr("wellfed.study.executors.local._MAY_RENAME_OPEN", may_rename_open)
+    folder = tmp_path / "point"
+    folder.mkdir()
+    with holder(folder) as other, pytest.raises(ConfigError, match=rf"writing to it \(process {other.pid} on "):
+        open_trial_folder(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["point"]
+
+
+@pytest.mark.parametrize("may_rename_open", [True, False])
+def test_no_file_is_open_in_a_folder_that_windows_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_rename_open: bool
+) -> None:
+    monkeypatch.setattr("wellfed.study.executors.local._MAY_RENAME_OPEN", may_rename_open)
+    folder, rename, is_open = tmp_path / "point", Path.rename, []
+    folder.mkdir()
+
+    def seen(path: Path, target: Path) -> Path:
+        is_open.append(str(folder / ".lock") in {each.path for each in psutil.Process().open_files()})
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", seen)
+    open_trial_folder(folder)
+    assert is_open == [may_rename_open]
+    assert {path.name for path in tmp_path.iterdir()} == {"point", "point.attempt1"}
+
+
+def test_a_trial_whose_folder_is_held_comes_last_and_others_go_on(local: Make, tmp_path: Path) -> None:
+    """The process of a killed study ends late, or a user has resumed the trial there."""
+    runs = local(lambda prepared, task, ask: 0)
+    (tmp_path / "a").mkdir()
+    with holder(tmp_path / "a") as other:
+
+        def let_go(key: str) -> None:
+            other.kill()
+            other.wait()
+
+        runs.on_start = let_go
+        assert runs.go(runs.trial("a"), runs.trial("b"), runs.trial("c")) == ["b", "c", "a"]
+    assert runs.codes == {"a": 0, "b": 0, "c": 0}
+    assert {path.name for path in tmp_path.glob("a*")} == {"a", "a.attempt1"}
+
+
+def test_a_trial_whose_folder_stays_held_fails_alone(
+    local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wellfed.study.executors.local.FREE_WITHIN_S", 1.0)
+    runs = local(lambda prepared, task, ask: 0)
+    (tmp_path / "a").mkdir()
+    left = [runs.trial("a"), runs.trial("b")]
+    with holder(tmp_path / "a") as other:
+        assert runs.go(more=lambda: left.pop(0) if left else None) == ["b", "a"]
+    assert runs.codes == {"b": 0}
+    assert runs.ends["a"].not_started == "failed"
+    assert runs.ends["a"].message == (
+        f"{tmp_path / 'a'}: another process is writing to it (process {other.pid} on {socket.gethostname()}). Wait for "
+        "its end, stop it, or take another folder."
+    )
+    assert not list(tmp_path.glob("a.*"))
+    with holder(tmp_path / "a"):  # nor does it keep a study that is to end
+        runs.on_start = lambda key: runs.start_no_more()
+        assert runs.go(runs.trial("a"), runs.trial("c")) == ["c"]

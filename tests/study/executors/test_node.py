@@ -1,12 +1,15 @@
 """The process that runs a trial on another machine: what it makes sure of before it reads the trial."""
 
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kit.made_trials import made_settings, made_trial
+from tests.run.folder.test_lock import holder
+from wellfed.config.compose import compose
 from wellfed.process import MAY_FORK
 from wellfed.project import root, source_digest
 from wellfed.study.executors import node
@@ -59,3 +62,21 @@ def test_the_process_is_started_with_the_code_of_this_checkout() -> None:
     start = process_start()
     assert start.python_path[0] == str(root() / "src")
     assert all(Path(folder).is_absolute() for folder in start.python_path)
+
+
+@pytest.mark.slow
+def test_a_trial_whose_folder_is_held_is_a_row_and_its_machine_stays_fit(needs: Needs) -> None:
+    """A user has resumed it there by hand."""
+    trial = made_trial("a")
+    composed = compose(["workload=forecast", "gpu=cpu", "loader=baseline", "logger=none", "telemetry=none"])
+    settings, folder = made_settings(Path(needs.study)), Path(needs.study) / "a"
+    folder.mkdir()
+    soon = f"from wellfed.study.executors import local; local.FREE_WITHIN_S = 1; {process_start().program}"
+    with holder(folder) as other:
+        order = order_of(needs, settings, replace(trial, composed=composed))
+        answer = run_process(replace(process_start(), program=soon), order)
+    assert not answer.is_unfit, answer.problem
+    assert answer.content is not None
+    row = pickle.loads(answer.content)
+    assert row.status == "failed"
+    assert f"another process is writing to it (process {other.pid} on " in row.error["message"]

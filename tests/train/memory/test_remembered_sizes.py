@@ -1,12 +1,14 @@
 """What a run had to lower, written and read: nothing that lies in the file can end a run."""
 
 import datetime
+import importlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.kit.meeting import together
 from wellfed.train.memory import remembered_sizes
 from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, Lowered, file_for, from_event, recall, remember
 
@@ -108,6 +110,36 @@ def test_who_reads_meanwhile_finds_a_whole_file(file):
         writing.result()
     assert recall(file)[MICRO_BATCH].value == 1
     assert os.listdir(file.parent) == [remembered_sizes.FILE_NAME]
+
+
+REMEMBER = """
+import os
+from pathlib import Path
+from tests.kit.meeting import meet, meet_before
+from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, Lowered, remember
+
+meet_before("wellfed.train.memory.remembered_sizes.write_atomically", "write", at_most_s=1)
+knob, lowered = [(MICRO_BATCH, Lowered(4, 8, "2026-11-22", "a")), (FOREACH, Lowered(False, None, "2026-11-22", "b"))][
+    int(os.environ["MEETING_ME"])
+]
+meet("start")
+remember(Path("memory") / "0123456789abcdef" / "remembered.json", knob, lowered)
+"""
+
+
+def test_two_runs_that_go_down_at_the_same_time_are_both_remembered(tmp_path):
+    done = together([REMEMBER, REMEMBER], tmp_path / "meeting", cwd=tmp_path)
+    assert [each.code for each in done] == [0, 0], done
+    found = recall(tmp_path / "memory" / "0123456789abcdef" / "remembered.json")
+    assert {knob: one.run for knob, one in found.items()} == {MICRO_BATCH: "a", FOREACH: "b"}
+
+
+def test_a_lock_that_stays_held_stops_no_training(file, monkeypatch):
+    prepared = importlib.import_module("wellfed.data.prepared")  # `wellfed.data.prepared` is the function
+    monkeypatch.setattr(prepared, "SILENT_WAIT_S", 0.1)
+    with ThreadPoolExecutor(1) as pool, prepared.only_builder(file.parent):
+        pool.submit(remember, file, MICRO_BATCH, FOUR).result(timeout=30)
+        assert recall(file) == {MICRO_BATCH: FOUR}
 
 
 @pytest.mark.parametrize(

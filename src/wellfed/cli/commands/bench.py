@@ -20,7 +20,6 @@ from wellfed.explain.report.text_table import TextColumn, TextTable, console_wid
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, plain
 from wellfed.run.folder import run_folder
-from wellfed.run.folder.lock import made
 from wellfed.study.bench.bench_rounds import RESULT, ROUNDS, Bench, BenchRound
 from wellfed.study.bench.bench_sides import BenchSide, other_overrides, two_sides
 from wellfed.study.points.guided.change import with_overrides
@@ -43,7 +42,7 @@ def _bench(asked: argparse.Namespace) -> int:
     if others is not None:
         _check(others)
         _check_learning(compose(with_overrides(typed, others)), composed)
-    folder = Path(composed.config.paths.log_dir) / composed.config.workload.name / "benches" / run_folder.new_name()
+    benches = Path(composed.config.paths.log_dir) / composed.config.workload.name / "benches"
     terminal, stop = Answer(width=console_width()), StopRequest()
     unit = composed.config.workload.sample_unit
     bench: Bench | None = None
@@ -58,7 +57,7 @@ def _bench(asked: argparse.Namespace) -> int:
             print_text(terminal, line)
 
     with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
-        bench = Bench(sides, asked.rounds, made(folder), ended, stop)
+        bench = Bench(sides, asked.rounds, _new_in(benches), ended, stop)
         for side in sides:
             print_text(terminal, f"{side.letter}: {_described(side)}")
         print_text(terminal, f"{counted(asked.rounds, 'round')} in turns, after one that does not count.")
@@ -95,6 +94,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_max_slower(parser, "exit code 1 if it is slower than the reference by more than this, beyond noise: 5%%")
     return parser
+
+
+def _new_in(benches: Path) -> Path:
+    """Returns a new folder that no other bench has."""
+    try:
+        return run_folder.new_in(benches)
+    except OSError as error:
+        problem = f"{benches} can't be written: {error.strerror}."
+        raise ConfigError.of("paths.log_dir", problem, "Name a folder that can be written.") from error
 
 
 def _check(overrides: Sequence[str]) -> None:

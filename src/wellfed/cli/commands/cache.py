@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -185,7 +184,7 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
     kept: list[tuple[CacheEntry, str]] = []
     for entry in found:
         try:
-            is_gone = _removed(home / entry.kind / entry.name)
+            is_gone = remove(home / entry.kind / entry.name)
         except OSError as error:
             kept.append((entry, f"can't be removed ({error.strerror or error})"))
         else:
@@ -204,10 +203,3 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
         for line in lines:
             print_text(terminal, line)
     return EXIT_FAILED if any(why != "is in use" for _, why in kept) else EXIT_OK
-
-
-def _removed(folder: Path) -> bool:
-    if not any((folder / name).is_file() for name in _ONE_FILE):
-        return remove(folder)
-    shutil.rmtree(folder)
-    return True

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
     heading = _heading(asked.name, board, entry, found, folder)
     texts = {path: option_text(group, found, heading) for group, path in paths.items()}
-    write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
+    way_out = "Free space, or make configs/ writable."
+    write_files(texts, f"--name {asked.name}", way_out, may_replace=lambda path: asked.force)
     shown = [f"{entry.point}: {score_text(board, entry)}", tie_text(board, entry)]
     shown.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _GROUPS]

@@ -66,7 +66,7 @@ def write_experiment(
     defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
     way_out = "Free space or make its folder writable; without --write the plan is shown alone."
-    write_files({path: "\n".join(lines) + "\n"}, f"--write {name}", way_out)
+    write_files({path: "\n".join(lines) + "\n"}, f"--write {name}", way_out, may_replace=lambda path: replaces)
     return path
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,24 +71,42 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield from yaml_lines(entry, indent + "  ")
 
 
-def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
+def write_files(
+    texts: Mapping[Path, str], asked: str, way_out: str, *, may_replace: Callable[[Path], bool] = lambda path: True
+) -> None:
     """Writes all files in order, or none. On failure the old files stay and new folders are removed.
 
+    Of two processes that write the same file at the same time, one is refused.
+
+    Args:
+        may_replace: returns whether a file may be replaced. Asked once no other process writes that file.
+
     Raises:
-        ConfigError: a file can't be written; the message names ``asked``.
+        ConfigError: a file can't be written, or may not be replaced; the message names ``asked``.
     """
-    at = Path()
+    at, claimed, made = Path(), set[Path](), list[Path]()
     with ExitStack() as undo:
+        undo.callback(_remove, claimed, made)
         try:
-            for at, text in texts.items():
+            for at in texts:
                 if not at.parent.exists():
-                    at.parent.mkdir(parents=True)
-                    undo.callback(shutil.rmtree, at.parent, ignore_errors=True)
-                undo.callback(_put_back, _temporary(at), None)
-                _temporary(at).write_text(text, encoding="utf-8")
+                    at.parent.mkdir(parents=True, exist_ok=True)
+                    made.append(at.parent)
+            for at, text in texts.items():
+                with _temporary(at).open("x", encoding="utf-8") as stream:  # fails if another process has it
+                    claimed.add(_temporary(at))
+                    stream.write(text)
+            if there := [str(at) for at in texts if at.exists() and not may_replace(at)]:
+                raise ConfigError.of(asked, f"{' and '.join(there)}: there already.", "Take another name.")
             for at in texts:
                 undo.callback(_put_back, at, at.read_bytes() if at.exists() else None)
                 _temporary(at).replace(at)
+                claimed.remove(_temporary(at))
+        except FileExistsError as error:
+            made.clear()  # the other process may be about to write there
+            problem = f"{at} can't be written: another process writes it, or was killed while it did."
+            way_out = f"Try again. If nothing else runs, remove {_temporary(at)}."
+            raise ConfigError.of(asked, problem, way_out) from error
         except OSError as error:
             raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
         undo.pop_all()
@@ -97,6 +114,16 @@ def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
+
+
+def _remove(files: Iterable[Path], folders: Iterable[Path]) -> None:
+    """Removes files, and folders that are empty then."""
+    for path in files:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _put_back(path: Path, content: bytes | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import io
 import json
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,10 +98,13 @@ def write_shards(
         for list_of_a_split in LISTS:
             if (source / list_of_a_split).is_file():
                 shutil.copyfile(source / list_of_a_split, partial / list_of_a_split)
-        if out.exists():
+        with suppress(OSError):  # not empty any more: then the next line fails
             out.rmdir()
         partial.rename(out)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            problem = "was filled by another process meanwhile."
+            raise ConfigError.of(f"--out {out}", problem, "Name a new folder, if that is not what you want.") from error
         raise DataError(
             f"{out} can't be written: {error.strerror or error}. Free space, or name another folder."
         ) from error

@@ -115,9 +115,13 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
     assert earlier is not None
-    if _is_running(path, earlier) and not may_run:
-        problem = f"is still running (process {earlier.pid} on {earlier.host_name})."
-        raise ConfigError.of(where, problem, "Wait, or stop it.")
+    if not may_run and (writer := _writer(path, earlier)) is not None:
+        way_out = "Wait, or stop it."
+        may_be_dead = earlier.host_name != socket.gethostname() and lock.held_by(path) is None
+        saved = latest_checkpoint(path) if may_be_dead else None
+        if saved is not None:
+            way_out += f" If it was killed there, go on in a new folder: resume={saved}"
+        raise ConfigError.of(where, f"is still running ({writer}).", way_out)
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
@@ -191,8 +195,8 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
             continue
         if earlier.status == "ok":
             continue
-        if _is_running(folder, earlier):
-            passed_over.append(f"{folder} is running (process {earlier.pid} on {earlier.host_name})")
+        if (writer := _writer(folder, earlier)) is not None:
+            passed_over.append(f"{folder} is running ({writer})")
         elif any(map(is_readable, checkpoints)):
             return folder, passed_over
         elif checkpoints:
@@ -210,8 +214,11 @@ def _damaged(folder: Path, problem: str, way_out: str) -> ConfigError:
     return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out[0].upper() + way_out[1:])
 
 
-def _is_running(folder: Path, earlier: RunRecord) -> bool:
-    """Returns whether that run may still be running. Unknown for other hosts, unless this is its requeued attempt."""
+def _writer(folder: Path, earlier: RunRecord) -> str | None:
+    """Returns the process that may still write to a run folder, as text; None if none does.
+
+    Unknown for other hosts, so the process of the record counts, unless this is its requeued attempt.
+    """
     launch, before = launched(), earlier.launch
     is_next = (
         launch is not None
@@ -222,7 +229,10 @@ def _is_running(folder: Path, earlier: RunRecord) -> bool:
         and launch.attempt > before["attempt"]
     )
     # The lock also works across containers on one machine, which don't see each other's processes.
-    return lock.is_held(folder) or (earlier.status == "running" and not is_next)
+    holder = lock.held_by(folder)
+    if holder is None and earlier.status == "running" and not is_next:
+        return f"process {earlier.pid} on {earlier.host_name}"
+    return holder
 
 
 def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:

@@ -34,24 +34,32 @@ class RunFolder:
     """Content of the folder before the run: sizes of files, None for folders."""
     stays: bool = False
     """The run has begun, so its files are kept."""
+    is_resumed: bool = False
+    """It holds the run that goes on, otherwise at most a user's other files."""
 
     def keep(self) -> RunFolder:
-        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock."""
-        if self.is_new:
+        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock.
+
+        Raises:
+            ConfigError: it holds another run already.
+        """
+        if not self.is_resumed and (self.path / record.FILE_NAME).exists():
+            way_out = f"Name another folder, or go on with that run: resume={self.path}"
+            raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
+        if self.is_new and lock.holds_nothing(self.path):
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        is_run = (self.path / record.FILE_NAME).exists()  # otherwise a user's folder with other files
-        paths = self.path.rglob("*") if is_run else self.path.iterdir()
+        paths = self.path.rglob("*") if self.is_resumed else self.path.iterdir()
         found = {path.relative_to(self.path): path for path in paths}
         sizes = {name: path.stat().st_size if path.is_file() else None for name, path in found.items()}
         for name, size in sizes.items():
-            is_kept = is_run and size is not None and not found[name].is_symlink()
+            is_kept = self.is_resumed and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
                 kept = self.path / _KEPT / name
                 with suppress(OSError):  # read-only or full: the next write reports it
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     _link(found[name], kept)
-        return replace(self, before=sizes)
+        return replace(self, is_new=False, before=sizes)
 
     def done(self) -> None:
         """Removes what `undo` needs."""
@@ -69,15 +77,14 @@ class RunFolder:
                 os.truncate(kept, size)  # it may have grown under both its names
                 kept.replace(self.path / name)
         self.done()
-        is_run = Path(record.FILE_NAME) in self.before
-        for path in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+        for path in list(self.path.rglob("*") if self.is_resumed else self.path.iterdir()):
             if path.relative_to(self.path) in self.before or path.name == lock.FILE_NAME:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
+        if not self.is_resumed and lock.is_ours(self.path):
             (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 
 
@@ -140,7 +147,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
     """
     runs = log_dir / workload / "runs"
     try:
-        return RunFolder(_create_in(runs), is_new=True)
+        return RunFolder(new_in(runs), is_new=True)
     except OSError as error:
         # Users are kept apart in a shared temporary directory.
         user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
@@ -148,7 +155,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
         where, problem = f"paths.log_dir={log_dir}", f"can't be written ({error.strerror or error})"
         way_out = "Set paths.log_dir to a folder that can be written."
         try:
-            path = _create_in(fallback)
+            path = new_in(fallback)
         except OSError as second:
             problem += f", nor can {fallback} ({second.strerror or second})."
             raise ConfigError.of(where, problem, way_out) from second
@@ -159,13 +166,10 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     """Opens the folder that the user named (hydra.run.dir), a multirun job's folder, or the one to resume in.
 
     Raises:
-        ConfigError: it holds another run already, or can't be created.
+        ConfigError: it can't be created.
     """
     if resume:
-        return RunFolder(path, is_new=False)
-    if (path / record.FILE_NAME).exists():
-        way_out = f"Name another folder, or go on with that run: resume={path}"
-        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
+        return RunFolder(path, is_new=False, is_resumed=True)
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -181,10 +185,15 @@ def new_name() -> str:
     return f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
 
 
-def _create_in(runs: Path) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
+def new_in(parent: Path) -> Path:
+    """Makes a folder that no other process has, by `new_name`, and returns it.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = runs / new_name()
+        path = parent / new_name()
         try:
             path.mkdir()
         except FileExistsError:

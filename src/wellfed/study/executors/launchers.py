@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from wellfed.config.quoting import assigned
-from wellfed.study.executors.executor import Ended, Executor, Launch, StudySettings, Trial, TrialEnd
-from wellfed.study.executors.local import LocalExecutor, open_trial_folder
+from wellfed.errors import ConfigError
+from wellfed.run.folder.lock import held_by
+from wellfed.study.executors.executor import TICK_S, Ended, Executor, Launch, StudySettings, Trial, TrialEnd
+from wellfed.study.executors.local import FREE_WITHIN_S, LocalExecutor, open_trial_folder
 from wellfed.study.executors.ray import RayExecutor
 from wellfed.study.executors.submitit import SubmititExecutor
 from wellfed.study.trial_end import complete_record
@@ -52,9 +55,17 @@ class OtherLauncher(Executor):
         self._launch = launch
 
     def _start(self, trial: Trial) -> Ended:
-        open_trial_folder(self.settings.folder / trial.row.folder)
-        self._running[trial.key] = trial
-        yield from ()
+        folder, end_s = self.settings.folder / trial.key, time.monotonic() + FREE_WITHIN_S
+        while held_by(folder) is not None and time.monotonic() < end_s:  # nothing runs yet
+            self.settings.tick()
+            time.sleep(TICK_S)
+        try:
+            open_trial_folder(folder)
+        except ConfigError as error:  # another process still writes to it
+            message = str(error.faults[0])
+            yield trial, self._row(trial, TrialEnd(not_started="failed", message=message))
+        else:
+            self._running[trial.key] = trial
 
     def _wait(self) -> Ended:
         sweep_dir = assigned("hydra.sweep.dir", str(self.settings.folder.absolute()))

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -16,6 +17,8 @@ from pathlib import Path
 import wellfed.process
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError
+from wellfed.run.folder.lock import held_by, only_one, refusal
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -23,6 +26,12 @@ from wellfed.study.executors.point_plans import ForkServers, PointPlans
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
+
+FREE_WITHIN_S = 95
+"""Seconds within which the lock of a dead process ends. An NFS server keeps locks of a machine without power for 90 s
+by default (``nfsd`` of Linux)."""
+_MAY_RENAME_OPEN = os.name != "nt"
+"""Whether a folder can be renamed while a file in it is open."""
 
 
 @dataclass
@@ -58,6 +67,10 @@ class LocalExecutor(Executor):
         self._slots = Slots((), None)
         self._last_num_gpus = 0
         self._running: dict[str, _RunningTrial] = {}
+        self._held: dict[str, tuple[Trial, str]] = {}
+        """Trials that can't start, since another process writes to their folder, with the message; by key."""
+        self._held_since: dict[str, float] = {}
+        """Times at which that was first seen."""
 
     def _reach(self) -> None:
         with wellfed.process.without_collections():
@@ -90,6 +103,14 @@ class LocalExecutor(Executor):
         left = [trial for trial in trials if trial.row.point not in refused]
         yield from super().run(left, more, alone=alone, prune=prune)
 
+    def start_no_more(self) -> None:
+        """Drops the trials that wait, as `Executor.start_no_more` says, also for their folder."""
+        super().start_no_more()
+        self._held.clear()
+
+    def _has_begun(self) -> bool:
+        return bool(self._running or self._held)
+
     def _has_room(self, trial: Trial | None) -> bool:
         if self._alone and self._running:
             return False
@@ -111,6 +132,7 @@ class LocalExecutor(Executor):
         yield from self._serve(server)
 
     def _wait(self) -> Ended:
+        yield from self._retry()
         servers = {each.server.connection: each.server for each in self._running.values()}
         wait(list(servers), TICK_S)
         for server in servers.values():
@@ -136,10 +158,14 @@ class LocalExecutor(Executor):
 
     def _begin(self, server: ForkServer) -> None:
         """Starts the trials of a server that have waited for it."""
-        for each in self._running.values():
+        for each in list(self._running.values()):
             if each.server is server and each.began_s is None:
                 trial, folder = each.trial, self.settings.folder / each.trial.row.folder
-                self._open_folder(folder)
+                try:
+                    self._open_folder(folder)
+                except ConfigError as error:
+                    self._put_aside(each, str(error.faults[0]))
+                    continue
                 task = self.plans.task(trial, replace(trial.composed, run_dir=folder))
                 try:
                     limit_s = self.settings.timeout_s
@@ -148,6 +174,26 @@ class LocalExecutor(Executor):
                     folder.rmdir()
                     raise
                 each.began_s = time.monotonic()
+
+    def _put_aside(self, each: _RunningTrial, problem: str) -> None:
+        """Lets the other trials go first, since another process writes to the folder of this one."""
+        key = each.trial.key
+        del self._running[key]
+        self._slots.give_back(each.slot)
+        if self._is_open:
+            self._held[key] = each.trial, problem
+            self._held_since.setdefault(key, time.monotonic())
+
+    def _retry(self) -> Ended:
+        """Once no other trial is left, queues held trials whose folder is free, and ends those held for too long."""
+        if self._queue or self._running:
+            return
+        now_s = time.monotonic()
+        late = [self._held.pop(key) for key in list(self._held) if now_s > self._held_since[key] + FREE_WITHIN_S]
+        free = [key for key, (trial, _) in self._held.items() if held_by(self.settings.folder / trial.key) is None]
+        self._queue.extend(self._held.pop(key)[0] for key in free)
+        for trial, problem in late:
+            yield trial, self._row(trial, TrialEnd(not_started="failed", message=problem))
 
     def _lost(self, server: ForkServer, failed: ForkServerFailed, *, was_ready: bool) -> Ended:
         """Ends the trials of a server that has failed; those that had not begun are tried again if it was ready."""
@@ -181,9 +227,22 @@ def prepare_to_fork(config: RunConfig) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation
 
 
-def open_trial_folder(folder: Path) -> None:
-    """Makes the folder of a trial. One of an earlier attempt is kept beside it."""
+def open_trial_folder(folder: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Makes the folder of a trial. One of an earlier attempt is kept beside it, once no other process writes to it.
+
+    Args:
+        check: called before anything is changed; may raise.
+
+    Raises:
+        ConfigError: another process writes to it, such as a run that was resumed there.
+    """
     if folder.exists():
-        asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
-        folder.rename(next(aside for aside in asides if not aside.exists()))
+        holder = held_by(folder)
+        if holder is not None:
+            raise refusal(folder, holder)
+        with only_one(folder) if _MAY_RENAME_OPEN else nullcontext():
+            check()
+            asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
+            folder.rename(next(aside for aside in asides if not aside.exists()))
+    check()
     folder.mkdir()

@@ -15,15 +15,13 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from wellfed import project
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError
 from wellfed.process import MAY_FORK, StopRequest, die_with_parent
 from wellfed.record import engine_state
-from wellfed.run.folder.lock import FILE_NAME as LOCK
-from wellfed.run.folder.lock import only_one
 from wellfed.run.train import own_git_state
 from wellfed.study.executors.executor import StudySettings, Trial
 from wellfed.study.executors.local import LocalExecutor, open_trial_folder, prepare_to_fork
@@ -32,7 +30,6 @@ from wellfed.study.trial_end import code_version
 
 _SEEN_WITHIN_S = 15
 """Time for a new file to appear on another machine. After it the folder is taken for another one."""
-_FREE_WITHIN_S = 60
 
 
 @dataclass(frozen=True)
@@ -138,23 +135,11 @@ def _run(settings: StudySettings, trial: Trial, alive: Path) -> object:
         if not alive.exists():
             sys.exit("the study is over.")
 
-    def open_folder(own: Path) -> None:
-        """Waits until a trial of an earlier study that was killed has let go of the folder."""
-        end_s = time.monotonic() + _FREE_WITHIN_S
-        while (own / LOCK).exists() and time.monotonic() < end_s:
-            try:
-                with only_one(own):
-                    break
-            except ConfigError:
-                time.sleep(0.5)
-        check_alive()  # this may be that trial itself
-        open_trial_folder(own)
-
     prepare_to_fork(RunConfig())
     try:
         with tempfile.TemporaryDirectory(prefix="wellfed-node-") as scratch:
             here = replace(settings, scratch=Path(scratch), tick=check_alive)
-            with LocalExecutor(here, open_folder, lambda number: log) as executor:
+            with LocalExecutor(here, partial(open_trial_folder, check=check_alive), lambda number: log) as executor:
                 ((_, row),) = executor.run([trial])
         return row
     finally:

@@ -51,11 +51,15 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
         ConfigError: no search can be made of this; nothing was run.
     """
     base = multirun.base()
-    asked = search_request(multirun, base, launch)
-    is_grid = base.config.search.sampler is SearchSampler.grid
-    probes = probes_of(asked, multirun.compose, is_grid=is_grid)
+    while True:
+        asked = search_request(multirun, base, launch)
+        is_grid = base.config.search.sampler is SearchSampler.grid
+        probes = probes_of(asked, multirun.compose, is_grid=is_grid)
+        if asked.claim():
+            break
     screen = StudyScreen(of_metric("", higher_is_better=True), list(asked.space))
     study = SearchStudy(asked.folder, screen, multirun, base.config, asked, launcher, launch)
+    study.is_claimed = not asked.is_named
     study.probes = probes
     return study.go()
 

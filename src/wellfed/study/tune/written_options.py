@@ -225,7 +225,7 @@ class TuneOptions:
             for group in _GROUPS
         }
         try:
-            write_files(texts, f"tune.name={self.name}", "")
+            write_files(texts, f"tune.name={self.name}", "", may_replace=self._may_replace)
         except ConfigError as error:
             return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
         options = [f"{group}={self.name}" for group in _GROUPS]

@@ -79,17 +79,23 @@ def recall(file: Path) -> dict[str, Lowered]:
 def remember(file: Path, knob: str, lowered: Lowered) -> None:
     """Adds a value to a file; of two sizes the smaller one stays. A damaged file is replaced.
 
+    Runs that do so at the same time wait for each other, but not for long, since this runs within a step: after
+    `SILENT_WAIT_S` of `wellfed.data.prepared` the file is written anyway.
+
     Raises:
         OSError: it can't be written.
     """
-    kept: Mapping[str, Lowered] = {}
-    with suppress(ValueError):
-        kept = recall(file)
-    if knob in kept and kept[knob].value <= lowered.value:
-        return
-    entries = {name: asdict(one) for name, one in {**kept, knob: lowered}.items()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps({"format": _FORMAT, "lowered": entries}, indent=1) + "\n")
+    from wellfed.data.prepared import only_builder  # imports filelock, which readers do not need
+
+    with only_builder(file.parent, is_patient=False):
+        kept: Mapping[str, Lowered] = {}
+        with suppress(ValueError):
+            kept = recall(file)
+        if knob in kept and kept[knob].value <= lowered.value:
+            return
+        entries = {name: asdict(one) for name, one in {**kept, knob: lowered}.items()}
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, json.dumps({"format": _FORMAT, "lowered": entries}, indent=1) + "\n")
 
 
 def from_event(kind: str, facts: Mapping[str, Any], *, on: date, run: str) -> tuple[str, Lowered] | None:

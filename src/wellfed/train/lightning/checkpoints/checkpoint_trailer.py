@@ -9,10 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
+
+if sys.platform != "win32":
+    import fcntl
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 """Names of checkpoint files."""
@@ -69,28 +74,59 @@ class _Hashing:
         self._put(memoryview(self._hash.hexdigest().encode()))
 
 
-def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> None:
+def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any], *, is_shared: bool = False) -> None:
     """Writes a file with a trailer beside its target, flushes it to disk and renames it. Removes it on failure.
 
     Args:
         save: writes a zip archive without a comment to the given file.
+        is_shared: whether another run may write the same path at the same time.
     """
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")  # one name, so that killed runs leave one file at most
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            hashing = _Hashing(file)
+    name = f".{path.name.lstrip('.')}"
+    # One name, or `_own_file` removes the others: killed runs leave one file at most.
+    with _own_file(path.parent, name) if is_shared else nullcontext(path.with_name(f"{name}.tmp")) as temporary:
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                hashing = _Hashing(file)
+                try:
+                    save(hashing)
+                except Exception:
+                    hashing.end({})  # raises the cause, if writing failed
+                    raise
+                hashing.end(facts)
+                os.fsync(file.fileno())
+            replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _own_file(folder: Path, name: str) -> Iterator[Path]:
+    """Yields a new temporary file that no other process writes or removes within the block.
+
+    Removes such files of killed processes before. On Windows, and on a file system without locks, those stay.
+    """
+    if sys.platform == "win32":  # an open file can't be removed or renamed there
+        yield folder / f"{name}.{os.urandom(4).hex()}.tmp"
+        return
+    for left in folder.glob(f"{escape(name)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails as long as its writer lives
+            left.unlink()
+    while True:
+        temporary = folder / f"{name}.{os.urandom(4).hex()}.tmp"
+        with temporary.open("xb") as file:
             try:
-                save(hashing)
-            except Exception:
-                hashing.end({})  # raises the cause, if writing failed
-                raise
-            hashing.end(facts)
-            os.fsync(file.fileno())
-        replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_there = os.path.samestat(os.fstat(file.fileno()), temporary.stat())
+            except (BlockingIOError, FileNotFoundError):  # another process has just taken it for a remainder
+                continue
+            except OSError:  # no locks here
+                is_there = True
+            if is_there:
+                yield temporary
+                return
 
 
 def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:

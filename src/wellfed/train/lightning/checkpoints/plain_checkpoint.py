@@ -36,7 +36,7 @@ class DigestCheckpointIO(TorchCheckpointIO):
         is_users = not target.name.startswith(".")  # so that a removed run folder is not made again
         target.parent.mkdir(parents=is_users, exist_ok=True)
         facts = {"step": checkpoint.get("global_step"), **facts}
-        checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
+        checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts, is_shared=is_users)
 
 
 class PlainCheckpointIO(DigestCheckpointIO):
