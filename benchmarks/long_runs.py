@@ -60,7 +60,7 @@ from wellfed.study import ledger  # noqa: E402
 RECORDS = ROOT / "benchmarks" / "records"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- make long -->", "<!-- end of make long -->"
-EVERY_S, SAMPLING_FRAC = 0.1, 0.05
+EVERY_S, SAMPLING_FRAC = 0.1, 0.1
 """Seconds between samples, and the largest share of a core that sampling may take."""
 PARTS = 10
 LIMIT_S = 5.0
@@ -173,8 +173,8 @@ data: {{_target_: benchmarks.long_runs.datasets, steps: 100}}
 optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
 """
 PLANTS: Mapping[str, Callable[[int], Any]] = {
-    "memory": lambda step: b"x" * 16384,
-    "handles": lambda step: os.open(os.devnull, os.O_RDONLY) if step % 50 == 0 else None,
+    "memory": lambda step: bytes([step % 256]) * 4096,
+    "handles": lambda step: os.open(os.devnull, os.O_RDONLY) if step % 100 == 0 else None,
     "time": lambda step: time.sleep(1e-6 * step),
 }
 """Name of a fault -> what the step of this number keeps or does."""

@@ -98,7 +98,7 @@ def test_small_runs_are_watched_and_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("plant", "what"), [("memory", "uss_kib"), ("handles", "handles")])
 def test_a_planted_leak_is_found(plant: str, what: str, tmp_path: Path) -> None:
-    done, rows = measure(tmp_path / "record.json", "--only", "steps", "--steps", "24000", "--plant", plant)
+    done, rows = measure(tmp_path / "record.json", "--only", "steps", "--steps", "60000", "--plant", plant)
     assert done.returncode == 1
     assert what in [row["what"] for row in rows if row["verdict"] == "GROWS"], done.stdout
     assert f"steps: {what} GROWS" in done.stdout
