@@ -18,7 +18,6 @@ from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
 from wellfed.train.lightning.ceiling import replaced
-from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
@@ -41,11 +40,6 @@ class Learner:
     """Ranks share the batches of an evaluation. False for a LightningModule, whose log entries may be per rank."""
     own_best: tuple[str, Any] = field(default=("loss", "min"), init=False)
     """Name and direction of the metric that picks the best checkpoint, if the configuration names none."""
-
-    @property
-    def checkpoints(self) -> type[Checkpoints]:
-        """The callback that writes the checkpoints of its training."""
-        return LateCheckpoints
 
     def begin_pass(self) -> None:
         """Prepares the module before each pass over a split."""

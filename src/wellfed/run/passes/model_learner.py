@@ -17,8 +17,6 @@ from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
 from wellfed.run.passes.learner import Learner
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.users import timed_hooks_of
-from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
-from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.sharding import KeepWeights
 from wellfed.train.memory.step_down import MicroBatches
@@ -53,11 +51,6 @@ class ModelLearner(Learner):
             self.module = self._step_module()
             if self._whole.weights:
                 self.module.load_state_dict(self._whole.weights)
-
-    @property
-    def checkpoints(self) -> type[Checkpoints]:
-        """The callback that writes checkpoints. It waits for the validation if that is monitored."""
-        return LateCheckpoints if self.module.plain.is_monitored else Checkpoints
 
     def _trainer(
         self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]

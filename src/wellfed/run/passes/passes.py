@@ -53,6 +53,7 @@ from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
+from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
@@ -110,7 +111,7 @@ class Passes:
             self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, total_steps)
         self._eval_batches = EvalBatches(self._learner, rank)
         self.ceiling = CeilingPass(self._learner, self._loader)
-        self._checkpoints = self._learner.checkpoints(
+        self._checkpoints = LateCheckpoints(
             books.folder / CHECKPOINTS,
             CheckpointOptions(
                 trainer.checkpoint_every_steps,
