@@ -297,7 +297,7 @@ class RankEntry(RankSteps, total=False):
     steps: int
     """Steps behind the figures."""
     phase_steps: int | None
-    """Those whose phases were timed, as in `TimeEntry`."""
+    """Steps of these whose phases were timed, as in `TimeEntry`."""
     parameter_values: int
     """Trained values of its part of a watched script's model."""
     samples: float | None
