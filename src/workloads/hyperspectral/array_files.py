@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tokenize
 import zlib
 from pathlib import Path
@@ -20,6 +22,11 @@ Array = NDArray[Any]
 
 _OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NameError, NotImplementedError, zlib.error)
 """Errors from reading a damaged .mat file, besides scipy's own; scipy may read damaged bytes as types and names."""
+READ_MAT = "import sys; from scipy.io import loadmat; loadmat(sys.argv[1])"
+"""Reads a .mat file in a process of its own: damaged bytes may end it by SIGSEGV."""
+_RAISED = 1
+"""Exit code of Python after an exception, which this process then raises, too."""
+_ANEW = "Save it anew, in MATLAB with save(..., '-v7')."
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
@@ -67,12 +74,15 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
             "In Python, with h5py: numpy.save('X.npy', h5py.File('X.mat')[name][()].T), and the same for X_gt; then "
             "remove the .mat files."
         )
+    first = subprocess.run([sys.executable, "-c", READ_MAT, str(path)], capture_output=True, check=False)
+    if first.returncode not in (0, _RAISED):
+        raise DataError(f"{path}: is damaged: reading it ends the process. {_ANEW}")
     try:
         content = loadmat(path)
     except FileNotFoundError:
         raise
     except (*_OF_DAMAGE, MatReadError, MemoryError) as error:  # MemoryError: a damaged size
-        raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
+        raise DataError(f"{path}: {_damaged(error)} {_ANEW}") from error
     arrays, others = dict[str, Array](), list[str]()
     for name, value in content.items():
         if isinstance(value, np.ndarray) and _is_number(value):

@@ -28,7 +28,7 @@ class LateCheckpoints(Checkpoints):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_start(trainer, module)
         self._step = trainer.global_step
-        trainer.fit_loop.epoch_loop.when_over = self.save_if_due
+        trainer.fit_loop.epoch_loop.when_over = None
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         for metric, mode in monitored(trainer) if self.best_by_monitor and not trainer.sanity_checking else ():
@@ -40,10 +40,13 @@ class LateCheckpoints(Checkpoints):
         super().on_validation_end(trainer, module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        every = self._options.every_steps
-        is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
-        self._is_due = self._is_due or is_due
+        every, is_due = self._options.every_steps, False
+        if every is not None:
+            before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
+            is_due = self._step // every > before // every
+        if is_due or self._is_time(trainer):
+            self._is_due = True
+            trainer.fit_loop.epoch_loop.when_over = self.save_if_due
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due = self._is_due or self._options.every_steps is None
@@ -51,7 +54,7 @@ class LateCheckpoints(Checkpoints):
     def save_if_due(self, trainer: pl.Trainer) -> None:
         """Saves if due. Called after each batch within an epoch, and before the user's callbacks begin an epoch."""
         if self._is_due and not is_within_step(trainer):
-            self._is_due = False
+            self._is_due, trainer.fit_loop.epoch_loop.when_over = False, None
             self.save_last(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
