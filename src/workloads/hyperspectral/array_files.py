@@ -76,7 +76,8 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
         )
     first = subprocess.run([sys.executable, "-c", READ_MAT, str(path)], capture_output=True, check=False)
     if first.returncode not in (0, _RAISED):
-        raise DataError(f"{path}: is damaged: reading it ends the process. {_ANEW}")
+        by = f"signal {-first.returncode}" if first.returncode < 0 else f"exit code {first.returncode}"
+        raise DataError(f"{path}: reading it ends the process ({by}): it is damaged, or too large for memory. {_ANEW}")
     try:
         content = loadmat(path)
     except FileNotFoundError:

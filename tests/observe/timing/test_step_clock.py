@@ -320,32 +320,26 @@ def test_what_ranks_exchange_before_a_step_is_no_wait_and_counts_as_backward(has
         assert found == pytest.approx((3, 24, 2))
 
 
-def test_of_an_exchange_and_a_wait_behind_a_step_the_exchange_is_what_the_device_idles_in():
+@pytest.mark.parametrize(
+    ("wait", "exchange", "step", "expected"),
+    [
+        (0, 20, 100, (0, 0, 100, 0)),  # the device does not notice it
+        (10, 15, 12, (0, 0, 25, 0)),  # it idles for 13 of the 25 ms, all in the exchange
+    ],
+)
+def test_of_an_exchange_behind_a_step_counts_what_the_device_idles_in(wait, exchange, step, expected):
     host = Host(has_device=True)
-    for step in range(3):
+    for number in range(3):
         host.clock.ask()
-        host.sleep(10)
+        host.sleep(wait)
         host.clock.got()
-        host.sleep(15)
+        host.sleep(exchange)
         host.clock.exchanged()
         host.clock.copy_begins(epoch=0), host.clock.copied()
-        host.launch(12)
-        host.clock.end(step=step, samples=8, micro_batch=8, num_micro=1)
+        host.launch(step)
+        host.clock.end(step=number, samples=8, micro_batch=8, num_micro=1)
     host.idle()
-    assert shares(host.rows()[2]) == pytest.approx((0, 0, 25, 0))  # 13 of 25 ms idle, all in the exchange
-
-
-def test_an_exchange_that_the_device_does_not_notice_costs_nothing():
-    host = Host(has_device=True)
-    for step in range(3):
-        host.clock.ask(), host.clock.got()
-        host.sleep(20)
-        host.clock.exchanged()
-        host.clock.copy_begins(epoch=0), host.clock.copied()
-        host.launch(100)
-        host.clock.end(step=step, samples=8, micro_batch=8, num_micro=1)
-    host.idle()
-    assert shares(host.rows()[2]) == pytest.approx((0, 0, 100, 0))
+    assert shares(host.rows()[2]) == pytest.approx(expected)
 
 
 def test_the_device_times_the_phases_that_the_host_only_launches():

@@ -20,7 +20,9 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.finite_check import is_finite, no_longer_finite, unset_buffers
+from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -43,6 +45,21 @@ def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
         "last-2.ckpt": 6,
     }
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("has_own_loop", [True, False])
+def test_checkpoints_within_an_epoch_need_no_loop_of_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_loop: bool
+) -> None:
+    """Another version of Lightning may lack the modules that it builds on."""
+    if not has_own_loop:
+        monkeypatch.setitem(sys.modules, "wellfed.train.lightning.loop", None)  # its import fails
+    saved: list[int] = []
+    asked = CheckpointOptions(2, None, 9, "loss", "min")
+    told = {"on_saved": lambda step, name: saved.append(step)}
+    late = LateCheckpoints(tmp_path, asked, {}, lambda error, step: None, **told)
+    tiny.fit(tiny.module(), tmp_path, [BeforeUsers(late), late], max_steps=None, max_epochs=3)
+    assert saved == [2, 4, 6, 8, 9]
 
 
 def test_without_a_step_count_each_epoch_is_saved(tmp_path: Path) -> None:

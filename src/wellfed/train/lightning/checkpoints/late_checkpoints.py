@@ -24,10 +24,13 @@ class LateCheckpoints(Checkpoints):
     best_by_monitor = False
     """Whether the first validation metric that callbacks or schedulers monitor picks ``best.ckpt``."""
     _step, _is_due = 0, False
+    _is_asked = True
+    """Whether the loop asks for due checkpoints, as `StepLoop` does. Lightning's own does not."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_start(trainer, module)
         self._step = trainer.global_step
+        self._is_asked = hasattr(type(trainer.fit_loop.epoch_loop), "when_over")
         trainer.fit_loop.epoch_loop.when_over = None
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
@@ -47,6 +50,8 @@ class LateCheckpoints(Checkpoints):
         if is_due or self._is_time(trainer):
             self._is_due = True
             trainer.fit_loop.epoch_loop.when_over = self.save_if_due
+        if self._is_due and not self._is_asked:  # before the validation of this step, rather than never
+            self.save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due = self._is_due or self._options.every_steps is None
