@@ -137,6 +137,25 @@ def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPa
     assert stores[0].gather("last", 0) == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("served")
+def test_last_figures_of_an_attempt_before_a_restart_are_not_taken_for_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun keeps its store when it starts the ranks again."""
+    monkeypatch.setattr(ranks_of_script, "LATE_S", 0.3)
+    ranks = [RankOfScript(origin_s=0.0, store=TorchrunStore(launch(rank))) for rank in range(2)]
+    recorded: list[Any] = []
+    monkeypatch.setattr(ranks[0], "_take_ranks", recorded.append)
+    for rank in ranks:
+        rank.begin()
+        rank.steps(rows(), 2)
+    ranks[1].finish(ScriptEnd(0))
+    again = RankOfScript(origin_s=0.0, store=TorchrunStore(launch(1)))  # the same prefix, as after a restart
+    again.begin()
+    ranks[0].finish(ScriptEnd(0))
+    assert [one["rank"] for one in recorded[0]] == [0]
+
+
 def test_a_store_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of_script, "PATIENCE_S", 0.3)
     with socket.socket() as silent:

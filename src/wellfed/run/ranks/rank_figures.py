@@ -147,7 +147,8 @@ class RankFigures:
         self._step = self._apart = self._readings_left = 0
         self._reported_s = -math.inf
         with _logged():
-            self._others.publish(_KIND, None)
+            for kind in (_KIND, _LAST_KIND):
+                self._others.publish(kind, None)
 
     @property
     def on_batch(self) -> Callable[[Delivery], None] | None:
@@ -219,7 +220,7 @@ class RankFigures:
             RankEnded: a rank has failed. Its last report is recorded by `record_latest`.
         """
         if self._about is not None:
-            found = [one for one in self._others.gather(f"{_KIND} at the end", self._leave()) if one is not None]
+            found = [one for one in self._others.gather(_LAST_KIND, self._leave()) if one is not None]
             if found:
                 self._record(found)
 
@@ -257,6 +258,7 @@ class RankFigures:
 
 
 _KIND = "figures of ranks"
+_LAST_KIND = f"{_KIND} at the end"
 _MOST_READINGS = 3
 """Times that rank 0 looks for the reports of all ranks."""
 _MEASURED_STEPS = 64

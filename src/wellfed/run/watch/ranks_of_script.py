@@ -84,7 +84,7 @@ class TorchrunStore:
         self.publish(kind, own)
         until_s = time.monotonic() + LATE_S
         while True:
-            found = self.latest(kind)
+            found = [one for one in self.latest(kind) if one is not None]  # None: of a rank that has begun again
             is_over = self.launch.rank > 0 or len(found) == self.launch.world_size or time.monotonic() > until_s
             if is_over or self.problem is not None:
                 return found
