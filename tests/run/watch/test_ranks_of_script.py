@@ -76,7 +76,7 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
 def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: Path) -> None:
     alone = ended(*TORCHRUN, RANKS, "--rank-1", how, cwd=tmp_path)
     done = watched("--rank-1", how, cwd=tmp_path)
-    assert (alone.returncode, done.returncode) == (code, code), done.stderr
+    assert (alone.returncode, done.returncode) == (code, code), alone.stderr + done.stderr
     assert done.stdout == alone.stdout
     if how == "raises":
         assert "ValueError: of rank 1" in done.stderr

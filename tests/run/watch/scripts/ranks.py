@@ -59,6 +59,7 @@ def main():
             optimizer.step()
     if rank == 0:
         print(f"{sum(one.abs().sum().item() for one in model.parameters()):.6f}")
+    dist.barrier()  # else the first to end may close a connection that the other still reads from
     dist.destroy_process_group()
     if how == "ends late":
         time.sleep(15)
