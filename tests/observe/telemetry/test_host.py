@@ -253,12 +253,6 @@ def work(orders):
     orders.recv()
 
 
-def test_closing_holds_nothing_up():
-    host = Host()
-    host.source.close()
-    assert not host.source.waits_for_step_end
-
-
 @pytest.mark.parametrize(
     ("ours", "shown"),
     [

@@ -18,8 +18,9 @@ from wellfed.units import gib
 
 SHORTEST_S = 0.05
 """Minimum seconds between readings of CPU time, which is counted in ticks of 10 ms."""
-SEARCH_SHARE = 0.001
-"""Share of time for the search for new processes, which takes tens of milliseconds with many processes."""
+SEARCH_SHARE = 0.0003
+"""Share of time for the search for new processes, which takes tens of milliseconds with many processes. Data workers
+need no search."""
 
 
 class _CpuTimes(NamedTuple):
@@ -86,7 +87,7 @@ def _started() -> set[int]:
 
 
 class HostSource(Source):
-    """Source of CPU time and resident memory by psutil. New and ended processes are noticed within seconds."""
+    """Source of CPU time and resident memory by psutil. New data workers and ended processes are noticed at once."""
 
     name = "host"
 
