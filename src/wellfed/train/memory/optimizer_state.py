@@ -73,10 +73,12 @@ def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
     for held in (*groups, *optimizer.state.values()):
         for value in held.values():
             kind = type(value)
-            if kind is Tensor or (kind not in _MOSTLY and isinstance(value, Tensor)):
+            if kind is Tensor:
                 found.append(value._version)
             elif kind is float or kind is int:
                 found.append(value)
+            elif kind not in _MOSTLY and isinstance(value, Tensor):
+                found.append(value._version)
     return found
 
 
