@@ -1,12 +1,13 @@
 import random
 import statistics
+import threading
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.sample_rng import SampleRng, seed_from
+from wellfed.sample_rng import SampleRng, rng_of_batch, seed_from
 
 INDICES = torch.arange(20_000)
 small = st.integers(0, 2**40)
@@ -104,3 +105,36 @@ def test_draws_in_sequence_belong_to_the_batch():
     assert draws(1, 2, 3, 4) == draws(1, 2, 3, 4)
     places = [(1, 2, 3, 4), (0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)]
     assert len({tuple(draws(*place)) for place in places}) == 5
+
+
+def test_the_generator_of_a_batch_is_used_again_and_equals_a_new_one():
+    first = rng_of_batch(1, 2, 3, 4)
+    first.kept = "of this batch"
+    torch.rand(5, generator=first), torch.randn(1, generator=first)  # half of a pair of normal numbers is left
+    identity = id(first)
+    del first
+    second = rng_of_batch(1, 2, 4, 4)
+    assert id(second) == identity
+    assert not hasattr(second, "kept")
+    new = SampleRng(1, 2, 4, 4)
+    assert second.epoch_seed == new.epoch_seed
+    assert torch.randn(5, generator=second).equal(torch.randn(5, generator=new))
+
+
+def test_a_generator_that_is_kept_is_not_used_again():
+    kept = rng_of_batch(1, 2, 3, 4)
+    before, other = kept.get_state(), rng_of_batch(1, 2, 4, 4)
+    assert other is not kept
+    assert kept.get_state().equal(before)
+    assert rng_of_batch(1, 2, 3, 4, torch.device("cpu")) is not other
+
+
+def test_each_thread_has_its_own_generator():
+    own, found = rng_of_batch(1, 2, 3, 4), []
+    number = id(own)
+    del own
+    thread = threading.Thread(target=lambda: found.append(id(rng_of_batch(1, 2, 3, 4))))
+    thread.start()
+    thread.join()
+    assert found != [number]
+    assert id(rng_of_batch(1, 2, 3, 4)) == number

@@ -10,7 +10,6 @@ import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
@@ -369,7 +368,11 @@ class Delivery:
     took: BuildTime | None = None
     """None = built by the user's DataLoader, or from the samples left at the end of a stream."""
 
-    @cached_property
+    _size: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
+
+    @property
     def size(self) -> int:
-        """Samples of the batch. Cached, since counting them visits every tensor."""
-        return batch_size(self.batch) if self.num_samples is None else self.num_samples
+        """Samples of the batch. Counted once, since that visits every tensor."""
+        if self._size is None:
+            self._size = batch_size(self.batch) if self.num_samples is None else self.num_samples
+        return self._size

@@ -87,10 +87,8 @@ class Heard:
 class ScriptedSource:
     """A source that gives ``{"x": number of the reading}``, hangs while ``gate`` is shut and does ``then`` before."""
 
-    def __init__(
-        self, gpu: int = 0, *, waits: bool = False, then: Callable[[], object] = lambda: None, name: str = "gpu"
-    ) -> None:
-        self.name, self.waits_for_step_end = name, waits
+    def __init__(self, gpu: int = 0, *, then: Callable[[], object] = lambda: None, name: str = "gpu") -> None:
+        self.name = name
         self._gpu, self._then = gpu, then
         self.reads: list[bool | str] = []
         self.gate, self.is_closed = threading.Event(), threading.Event()

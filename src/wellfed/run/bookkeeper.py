@@ -213,6 +213,7 @@ class Bookkeeper:
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Records the progress of training; ``samples`` are those of this step."""
+        self.progress.step_done(steps)
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
         if self._lowered:

@@ -66,7 +66,6 @@ def test_without_gpm_pcie_is_the_drivers_and_the_rest_is_absent(watch):
     assert (figures["pcie_rx_mb_s"], figures["pcie_tx_mb_s"]) == (2048, 307.2)
     (event,) = watched.events
     assert event == {"kind": "metric_absent", "gpu": 0, "metrics": list(GPM_FIGURES)[:4], "reason": ABSENT}
-    assert not watched.source.waits_for_step_end
 
 
 def test_gpus_are_told_apart_by_uuid(watch):
@@ -98,7 +97,6 @@ def test_the_first_readings_ask_for_everything_also_when_gpm_has_the_rest(watch)
     watched.later(0.5, slow=False)
     assert set(watched.later(0.5, slow=False)[0]) == {"util_pct", "mem_util_pct", "mem_used_gib", *GPM_FIGURES}
     assert watched.events == []
-    assert watched.source.waits_for_step_end
 
 
 def test_gpm_that_is_late_to_answer_is_not_forestalled(watch):
@@ -192,7 +190,6 @@ def test_gpm_that_refuses_everything_is_no_gpm(watch):
         figures = watched.later()[0]
     assert set(figures) == EVERY - GPM_ALONE
     assert set(absent_of(watched)[ABSENT]) == GPM_ALONE
-    assert not watched.source.waits_for_step_end
 
 
 def test_gpm_with_pcie_alone(watch):
@@ -345,11 +342,8 @@ def test_a_gpu_is_not_back_while_only_its_handle_is(watch):
     away = dict.fromkeys(["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUUID"], Failing(15, 20, 70))
     watched = watch(Scenario([h200(errors=away)]))
     watched.later(15)
-    assert watched.source.waits_for_step_end is False
     watched.later(1)
-    assert watched.source.waits_for_step_end
     watched.later(5)
-    assert not watched.source.waits_for_step_end
     for _ in range(70):
         watched.later(1.0)
     assert watched.kinds() == ["gpu_lost", "gpu_back"]

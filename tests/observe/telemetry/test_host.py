@@ -9,7 +9,6 @@ import pytest
 
 from wellfed.observe.telemetry.host import HostSource, WholeHostSource
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Reading
 
 BURNED_S = 0.4
 """The system counts in ticks of 10 ms, so a little less may show."""
@@ -253,29 +252,28 @@ def work(orders):
     orders.recv()
 
 
-def test_closing_holds_nothing_up():
-    host = Host()
-    host.source.close()
-    assert not host.source.waits_for_step_end
+WORKING = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
 
 
 @pytest.mark.parametrize(
-    ("ours", "shown"),
+    ("after", "after_s", "shown"),
     [
         (
-            {"cpu_pct": 3.0, "rss_gib": 0.1, "others_cpu_pct": 150.0, "iowait_pct": 2.0},
-            {"cpu_pct": 153.0, "iowait_pct": 2.0},
+            WORKING._replace(user=114.5, system=10.8, idle=584.3, iowait=20.4),
+            10.0,
+            {"cpu_pct": 153.0, "iowait_pct": 0.4},
         ),
-        ({"rss_gib": 0.1}, {}),
-        ({"cpu_pct": 3.0, "rss_gib": 0.1}, {}),
-        (None, {}),
+        (WORKING, 10.0, {}),  # counts nothing at all
+        (WORKING._replace(user=101), 0.01, {}),
     ],
 )
-def test_the_whole_host_is_all_processes_and_its_memory(monkeypatch, ours, shown):
-    """CPU time is absent at the first reading, or where the system does not count it."""
-    monkeypatch.setattr(HostSource, "read", lambda self, *, slow: [] if ours is None else [Reading(HOST, ours)])
-    source = WholeHostSource()
-    ((gpu, values),) = source.read(slow=True)
-    assert 0 < values.pop("mem_used_gib") < psutil.virtual_memory().total / 2**30
-    assert (gpu, values) == (HOST, shown)
+def test_the_whole_host_is_all_processes_and_its_memory(after, after_s, shown):
+    """CPU time is absent at the first reading, after a moment, or where the system does not count it."""
+    now_s = [0.0]
+    source = WholeHostSource(now_s=lambda: now_s[0], machine=machines(WORKING, after))
+    for expected in ({}, shown):
+        ((gpu, values),) = source.read(slow=True)
+        assert 0 < values.pop("mem_used_gib") < psutil.virtual_memory().total / 2**30
+        assert (gpu, values) == (HOST, pytest.approx(expected))
+        now_s[0] += after_s
     assert source.read(slow=False, edge=True) == []

@@ -1,9 +1,7 @@
-import threading
 import time
 
 import pytest
 
-from tests.kit.watched import until
 from wellfed.observe.telemetry.run_progress import Progress
 
 
@@ -80,32 +78,6 @@ def test_the_time_in_each_phase_is_counted_and_how_often_it_came():
     assert spent["train"][0] == 7
     assert spent["validate"] == (2, 2)
     assert spent["checkpoint"] == (1, 2)
-
-
-def awaiting(progress, timeout_s):
-    """A thread that awaits the end of a step; it has begun to."""
-    thread = threading.Thread(target=progress.await_step_end, args=(timeout_s,))
-    thread.start()
-    until(lambda: progress._is_awaited)
-    return thread
-
-
-@pytest.mark.parametrize("wake", [lambda progress: progress.step_done(3), lambda progress: progress.wake()])
-def test_who_awaits_a_step_wakes_as_it_ends_and_when_told(wake):
-    progress = Progress()
-    thread = awaiting(progress, 30)
-    assert thread.is_alive()
-    wake(progress)
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_a_step_that_takes_long_is_not_awaited():
-    progress = Progress()
-    progress.step_done(1)  # an earlier one does not count
-    began_at_s = time.monotonic()
-    progress.await_step_end(0.03)
-    assert time.monotonic() - began_at_s >= 0.025
 
 
 def test_a_step_costs_the_training_loop_next_to_nothing():

@@ -158,66 +158,6 @@ def test_the_last_stretch_counts_when_training_is_cut_short(heard, monkeypatch):
     assert len(heard.samples) == 3
 
 
-# ---- Ends of steps ----
-
-
-@pytest.fixture
-def stepping(heard, monkeypatch):
-    """A progress in training, and a source that is read where steps end, however long that takes."""
-    monkeypatch.setattr(sampler_file, "STEP_END_SHARE", 1e6)
-    monkeypatch.setattr(sampler_file, "STEP_END_S", 30.0)
-    patient(monkeypatch)
-    progress = Progress()
-    progress.enter("train")
-    return progress, ScriptedSource(waits=True)
-
-
-def test_means_are_taken_where_steps_end(heard, stepping):
-    progress, source = stepping
-    with sampling(heard, source, progress=progress):
-        until(lambda: progress._is_awaited)
-        assert source.reads == []
-        progress.step_done(1)
-        until(lambda: len(source.reads) == 1 and progress._is_awaited)
-        progress.step_done(2)
-        until(lambda: len(heard.samples) == 2)
-    assert [sample.step for sample in heard.samples[:2]] == [1, 2]
-
-
-def test_edges_and_the_end_do_not_wait_for_a_step(heard, stepping):
-    progress, source = stepping
-    began_at_s = time.monotonic()
-    with sampling(heard, source, progress=progress, interval_s=NEVER_S):
-        until(lambda: progress._is_awaited)
-        progress.enter("test")
-        until(lambda: heard.samples)
-        progress.enter("train")
-        until(lambda: heard.samples[-1].phase == "test")
-    assert heard.samples[0].phase == "train"
-    assert time.monotonic() - began_at_s < 15
-
-
-@pytest.mark.parametrize(("phase", "waits"), [("validate", True), ("train", False)])
-def test_only_means_over_training_wait_for_a_step(heard, stepping, phase, waits):
-    progress, source = stepping
-    progress.enter(phase)
-    source.waits_for_step_end = waits
-    with sampling(heard, source, progress=progress):
-        until(lambda: len(source.reads) >= 3)
-
-
-def test_a_step_is_awaited_for_a_share_of_the_interval_and_never_long(heard):
-    progress = Progress()
-    progress.enter("train")
-    waits_s = []
-    progress.await_step_end = waits_s.append
-    for interval_s in [0.004, NEVER_S]:
-        with sampling(heard, ScriptedSource(waits=True), progress=progress, interval_s=interval_s):
-            until(lambda: heard.samples)
-        heard.samples.clear()
-    assert (waits_s[0], waits_s[-1]) == (0.001, 0.5)
-
-
 # ---- Trouble ----
 
 

@@ -24,7 +24,7 @@ from wellfed.contract import Batch
 from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
-from wellfed.sample_rng import SampleRng, seed_from
+from wellfed.sample_rng import rng_of_batch, seed_from
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -135,7 +135,7 @@ class BatchBuilder:
             return self._without_failing(request, error)
 
     def _fetch(self, request: BatchRequest) -> Batch:
-        rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
+        rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
         try:
             # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
             return self.dataset.fetch(request.indices.clone(), rng)
@@ -227,7 +227,7 @@ class BatchBuilder:
         """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` = seed the process's generators too."""
         try:
             if self._takes_rng:
-                return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
+                return self.dataset.__getitem__(index, rng_of_batch(self.seed, epoch, index, 0))
             if seeds:
                 generators.seed_for_sample(seed_from(self.seed, epoch, index))
             return self.dataset[index]

@@ -6,13 +6,9 @@ import csv
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
@@ -22,15 +18,14 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepColumns, StepSummary, summarise
+from wellfed.observe.timing.readiness import StepColumns, StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
 from wellfed.record import EventKind, RunRecord, regular
 
 _LOG = logging.getLogger(__name__)
-_SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
-"""Columns that divide the time of a step."""
 STEP_COLUMNS = (
-    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", *_SHARES, "ready"),
+    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro"),
+    *("wait_ms", "copy_ms", "compute_ms", "host_ms", "ready"),
     *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
@@ -52,7 +47,7 @@ class Journal:
         """``earlier_s``: seconds of earlier processes of a resumed run, where ``time_s`` starts."""
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
-        self._rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
+        self._rows = StepTable(KEPT_STEPS)
         self.finished_steps: Callable[[], Iterable[StepRow]] = tuple
         """Returns the rows of steps that are finished and not written; called before rows are read."""
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, line=step_line, flush_s=_STEPS_S)
@@ -81,9 +76,7 @@ class Journal:
 
         Telemetry stays.
         """
-        rows = self.rows
-        while rows and rows[-1].step > step:
-            rows.pop()
+        self.rows.drop_after(step)
         for table in (self._steps, self._metrics):
             table.flush()  # otherwise they would be written later
             self._cut(table, step, step=step, time_s=time_s)
@@ -137,7 +130,7 @@ class Journal:
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Writes finished optimizer steps."""
         if finished := list(rows):
-            self._rows += finished
+            self._rows.extend(finished)
             self._steps.append(*finished)
 
     def _take_finished(self) -> None:
@@ -149,7 +142,7 @@ class Journal:
             _LOG.warning("The times of the last steps are lost: %s", first_line(error))
 
     @property
-    def rows(self) -> deque[StepRow]:
+    def rows(self) -> StepTable:
         """Rows of the latest steps, at most `KEPT_STEPS`."""
         self._take_finished()
         return self._rows
@@ -166,13 +159,17 @@ class Journal:
         """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``has_rate``: the rate and the
         time shares of recent steps join the same row of the sink, since each row costs wandb half a millisecond."""
         at, recent = {"step": step, "epoch": epoch}, self.recent(200) if has_rate else None
-        figures = [(split, name, value) for name, value in values.items()]
-        figures += [("throughput", name, value) for name, value in _throughput(recent).items()]
+        figures: list[tuple[str, str, float | None]] = [(split, name, value) for name, value in values.items()]
+        times: dict[str, float] = {}
+        if recent is not None:
+            figures.append(("throughput", "samples_per_s", recent.samples_per_s))
+            figures.append(("throughput", "readiness_frac", float(recent.ready.mean())))
+            times = {f"step/{name}": mean_ms for name, mean_ms in recent.means_ms().items()}
         if step == self._resumed_at:
             self._drop_written({(str(step), of, name) for of, name, _ in figures})
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **_times(recent)})
+        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
 
     def _drop_written(self, keys: set[tuple[str, ...]]) -> None:
         """Drops rows of an evaluation that a killed process had done at the step from which this one resumed."""
@@ -198,9 +195,8 @@ class Journal:
 
     def recent(self, number: int) -> StepColumns | None:
         """Returns the last steps, up to this number, without warm-up; None without any, or if they took no time."""
-        rows = [row for row in islice(reversed(self.rows), number) if not row.warmup]
-        recent = StepColumns.of(rows) if rows else None
-        return None if recent is None or recent.samples_per_s is None else recent
+        recent = StepColumns.of(self.rows).latest(number).steady()
+        return None if recent.samples_per_s is None else recent
 
     def flush(self) -> None:
         """Writes the rows of all tables to disk."""
@@ -229,19 +225,6 @@ class Journal:
 
 def _shortened(fact: Any) -> Any:
     return f"{fact[:_LONGEST_FACT]}..." if isinstance(fact, str) and len(fact) > _LONGEST_FACT else fact
-
-
-def _throughput(recent: StepColumns | None) -> dict[str, float]:
-    rate = None if recent is None else recent.samples_per_s
-    return {} if recent is None or rate is None else {"samples_per_s": rate, "readiness_frac": recent.readiness_frac}
-
-
-def _times(recent: StepColumns | None) -> dict[str, float]:
-    """Returns ``step/wait_ms`` and so on, the means of these steps."""
-    if recent is None:
-        return {}
-    found = {name: getattr(recent, name) for name in _SHARES} | dict(recent.phases_ms)
-    return {f"step/{name}": float(np.nanmean(times_ms)) for name, times_ms in found.items() if times_ms is not None}
 
 
 def telemetry_line(sample: Sample) -> str:

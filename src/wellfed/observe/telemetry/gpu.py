@@ -79,11 +79,6 @@ class GpuSource(Source):
         self._retry_at_s, self._retry_s = -math.inf, RETRY_S
         self._is_refusal_reported = False
 
-    @property
-    def waits_for_step_end(self) -> bool:
-        """Whether some figures are means between two readings, best taken at the end of a step."""
-        return any(gpu.has_gpm for gpu in self._gpus)
-
     def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
         """Yields a reading of each available GPU as soon as it is taken; none if NVML can't be used."""
         now_s = self._now_s()
@@ -136,15 +131,10 @@ class _Gpu:
             _GpuQuery(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
             for ask, metrics in gpu_queries().items()
         ]
-        self._gpm = next(query for query in self._queries if query.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
         self._absent: dict[str, str] = {}
         self._num_events: Counter[str] = Counter()
-
-    @property
-    def has_gpm(self) -> bool:
-        return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
         """Opens the GPU, at first or again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -31,14 +30,10 @@ class Progress:
         """Called when training begins or ends, with the phase that is over."""
         self.around: Callable[[Phase], AbstractContextManager[Any]] = lambda phase: nullcontext()
         """Context manager entered around the blocks of `during`."""
-        self._is_awaited = False
-        self._step_ended = threading.Event()
 
     def step_done(self, step: int) -> None:
         """Marks the end of an optimizer step."""
         self.step = step
-        if self._is_awaited:
-            self._step_ended.set()
 
     def enter(self, phase: Phase, *, is_more: bool = False) -> None:
         """Enters a phase; with ``is_more`` one that goes on, and counts once."""
@@ -78,14 +73,3 @@ class Progress:
                 yield
         finally:
             self._switch(before)
-
-    def wake(self) -> None:
-        """Ends the wait of `await_step_end`."""
-        self._step_ended.set()
-
-    def await_step_end(self, timeout_s: float) -> None:
-        """Blocks until the next step ends, or until the timeout."""
-        self._step_ended.clear()
-        self._is_awaited = True
-        self._step_ended.wait(timeout_s)
-        self._is_awaited = False

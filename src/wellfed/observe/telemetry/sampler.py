@@ -28,10 +28,6 @@ STOP_S = 1.0
 """Seconds that the end of a run waits for readings in progress."""
 LATE_ROUNDS = 3
 """Number of consecutive readings longer than the interval that is reported."""
-STEP_END_SHARE = 0.25
-"""Share of the interval that a reading may wait for the end of a step."""
-STEP_END_S = 0.5
-"""Maximum seconds of that wait. Must be less than `STOP_S`."""
 
 
 class Sampler:
@@ -143,7 +139,6 @@ class Sampler:
     def _on_edge(self, left: Phase) -> None:
         for watch in self.watches:
             watch.at_edge(left)
-        self.progress.wake()
 
 
 class _Watch:
@@ -177,8 +172,6 @@ class _Watch:
         for watch in self._sampler.watches:  # a hanging thread can't report itself
             watch.report_if_stuck()
         with self._guarded():
-            if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
-                self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
             edge = self._edges.popleft() if self._edges else None
             began_at_s = self._now_s()
             is_slow = edge is None and began_at_s >= self._slow_at_s

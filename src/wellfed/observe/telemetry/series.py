@@ -40,11 +40,6 @@ class Source(Protocol):
 
     name: str
 
-    @property
-    def waits_for_step_end(self) -> bool:
-        """Whether figures are means since the last reading, best taken at the end of a step."""
-        return False
-
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
         """Reads what is due. May block. Must not raise for a figure that is not offered. Expensive figures are read
         only if ``slow``. At an ``edge`` (training begins or ends) only counters are read."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +14,9 @@ from wellfed.observe.timing.step_clock import COMPUTE_PHASES, PHASE_COLUMNS, REA
 from wellfed.record import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
-_COMPLETE = ("samples", "wait_ms", "compute_ms", "host_ms", "asked_wait_ms")
-"""Columns without gaps."""
+_PLACES = {name: place for place, name in enumerate(StepRow._fields)}
+_WHOLE = frozenset({"step", "epoch", "samples", "micro_batch", "num_micro", "slowest_index"})
+"""Columns of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -84,104 +85,180 @@ class StepSummary:
         return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
-@dataclass(frozen=True)
-class StepColumns:
-    """Columns of several rows; all arrays have one entry a row, in milliseconds."""
+class StepTable(Sequence[StepRow]):
+    """Rows of the latest steps, held as one array: a run of many steps keeps no object for each figure."""
 
-    samples: Column
-    wait_ms: Column
-    copy_ms: Column | None
-    """None where there is no copy to a device; 0 for a step without one."""
-    compute_ms: Column
-    host_ms: Column
-    asked_wait_ms: Column
-    phases_ms: Mapping[str, Column]
-    """Columns of `PHASE_COLUMNS` with at least one figure; ``nan`` for a step without."""
+    def __init__(self, most: int) -> None:
+        """``most``: maximum number of rows; beyond it the oldest are dropped."""
+        self._most, self._end = most, 0
+        self._array = _figures(())
+
+    @property
+    def figures(self) -> Column:
+        """One row a step, the fields of `StepRow` as columns, ``nan`` for None."""
+        return self._array[max(0, self._end - self._most) : self._end]
+
+    def extend(self, rows: Sequence[StepRow]) -> None:
+        """Adds rows."""
+        new, end = _figures(rows), self._end
+        if end + len(new) > len(self._array):
+            kept = self.figures
+            self._array, end = np.empty((2 * (len(kept) + len(new)), len(_PLACES))), len(kept)
+            self._array[:end] = kept
+        self._end = end + len(new)
+        self._array[end : self._end] = new
+
+    def drop_after(self, step: int) -> None:
+        """Drops the rows of later steps, which are the last ones."""
+        while self._end and self._array[self._end - 1, 0] > step:
+            self._end -= 1
+
+    def __len__(self) -> int:
+        return min(self._end, self._most)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.figures[index].tolist()
+        return [_row(each) for each in found] if isinstance(index, slice) else _row(found)
+
+
+def _figures(rows: Iterable[StepRow]) -> Column:
+    return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
+
+
+def _row(figures: Sequence[float]) -> StepRow:
+    cells: dict[str, Any] = {
+        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
+        for name, figure in zip(_PLACES, figures, strict=True)
+    }
+    cells["warmup"] = bool(cells["warmup"])
+    return StepRow(**cells)
+
+
+class StepColumns:
+    """Columns of several rows, in milliseconds."""
+
+    def __init__(self, figures: Column) -> None:
+        """``figures``: as `StepTable.figures`."""
+        self._figures = figures
 
     @classmethod
     def of(cls, rows: Sequence[StepRow]) -> StepColumns:
-        """Returns the columns of at least one row."""
-        columns = dict(zip(StepRow._fields, zip(*rows, strict=True), strict=True))
-        copies = columns["copy_ms"]
-        has_copy = copies.count(None) < len(copies)
-        return cls(
-            copy_ms=np.array([ms or 0.0 for ms in copies]) if has_copy else None,
-            phases_ms={
-                name: np.array(columns[name], dtype=float)
-                for name in PHASE_COLUMNS
-                if columns[name].count(None) < len(rows)
-            },
-            **{name: np.array(columns[name], dtype=float) for name in _COMPLETE},
-        )
+        """Returns the columns of rows."""
+        return cls(rows.figures if isinstance(rows, StepTable) else _figures(rows))
 
-    @cached_property
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def latest(self, number: int) -> StepColumns:
+        """Returns up to this number of the last rows."""
+        return StepColumns(self._figures[-number:])
+
+    def after(self, number: int) -> StepColumns:
+        """Returns the rows without this number of the first."""
+        return StepColumns(self._figures[number:])
+
+    def steady(self) -> StepColumns:
+        """Returns the rows that are not warm-up."""
+        return StepColumns(self._figures[self.column("warmup") == 0])
+
+    def column(self, name: str) -> Column:
+        """Returns a field of `StepRow` for each row, ``nan`` for None."""
+        return self._figures[:, _PLACES[name]]
+
+    def known(self, name: str) -> Column:
+        """Returns the figures of a field, without the rows that lack it."""
+        column = self.column(name)
+        return column[np.isfinite(column)]
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether batches are copied to a device."""
+        return len(self.known("copy_ms")) > 0
+
+    @property
     def step_ms(self) -> Column:
         """Wall time of each step, as `StepRow.step_ms`."""
-        copy_ms: Column | float = 0.0 if self.copy_ms is None else self.copy_ms
-        return cast(Column, self.wait_ms + copy_ms + self.compute_ms + self.host_ms)
+        times_ms = (self.column(name) for name in ("wait_ms", "compute_ms", "host_ms"))
+        return cast(Column, sum(times_ms, np.nan_to_num(self.column("copy_ms"))))
 
     @property
     def samples_per_s(self) -> float | None:
         """Rate of all rows; None if they took no time."""
         total_ms = float(self.step_ms.sum())
-        return 1e3 * float(self.samples.sum()) / total_ms if total_ms > 0 else None
+        return 1e3 * float(self.column("samples").sum()) / total_ms if total_ms > 0 else None
 
     @property
-    def readiness_frac(self) -> float:
-        """Share of the steps whose batch was ready, as `StepRow.ready`."""
-        return float((self.asked_wait_ms <= np.maximum(READY_MS, READY_FRAC * self.step_ms)).mean())
+    def ready(self) -> Column:
+        """Whether the batch of each step was ready, as `StepRow.ready`."""
+        is_ready = self.column("asked_wait_ms") <= np.maximum(READY_MS, READY_FRAC * self.step_ms)
+        return cast(Column, is_ready.astype(float))
+
+    def means_ms(self) -> dict[str, float]:
+        """Returns the mean of each time that any row has. A step without a copy copies for 0 ms."""
+        names = ("wait_ms", "copy_ms", "compute_ms", "host_ms", *PHASE_COLUMNS)
+        means = {name: float(known.mean()) for name in names if len(known := self.known(name))}
+        if self.has_copies:
+            means["copy_ms"] = float(np.nansum(self.column("copy_ms"))) / len(self)
+        return means
 
 
-def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
+def summarise(rows: Sequence[StepRow] | StepColumns) -> StepSummary | None:
     """Returns the figures of the rows that are not warm-up; None if there are none."""
-    kept = [row for row in rows if not row.warmup]
-    columns = StepColumns.of(kept) if kept else None
-    rate = None if columns is None else columns.samples_per_s
-    if columns is None or rate is None:
+    every = rows if isinstance(rows, StepColumns) else StepColumns.of(rows)
+    kept = every.steady()
+    rate, step_ms = kept.samples_per_s, kept.step_ms
+    if rate is None:
         return None
-    total_ms, copy_ms = float(columns.step_ms.sum()), columns.copy_ms
-    p50, p95 = np.quantile(columns.step_ms, (0.50, 0.95))
-    half = half_width(columns.samples.tolist(), (columns.step_ms / 1e3).tolist())
-    launches = [row.launch_ms for row in kept if row.launch_ms is not None]
+    total_ms = float(step_ms.sum())
+    p50, p95 = np.quantile(step_ms, (0.50, 0.95))
+    half = half_width(kept.column("samples").tolist(), (step_ms / 1e3).tolist())
+    fracs = {
+        name: float(np.nansum(kept.column(f"{name}_ms"))) / total_ms for name in ("wait", "copy", "compute", "host")
+    }
+    launches = kept.known("launch_ms")
     return StepSummary(
         steps=len(kept),
-        warmup_steps=len(rows) - len(kept),
+        warmup_steps=len(every) - len(kept),
         samples_per_s=rate,
         ci95=None if half is None else (max(0.0, rate - half), rate + half),
-        readiness_frac=columns.readiness_frac,
-        wait_frac=float(columns.wait_ms.sum()) / total_ms,
-        copy_frac=None if copy_ms is None else float(copy_ms.sum()) / total_ms,
-        compute_frac=float(columns.compute_ms.sum()) / total_ms,
-        host_frac=float(columns.host_ms.sum()) / total_ms,
+        readiness_frac=float(kept.ready.mean()),
+        wait_frac=fracs["wait"],
+        copy_frac=fracs["copy"] if kept.has_copies else None,
+        compute_frac=fracs["compute"],
+        host_frac=fracs["host"],
         step_ms_mean=total_ms / len(kept),
         step_ms_p50=float(p50),
         step_ms_p95=float(p95),
-        launch_ms_p50=float(np.median(launches)) if launches else None,
-        **_phases(columns, float(columns.compute_ms.sum()) / total_ms),
-        **_building([(row.build_ms, row.build_cpu_ms or 0.0) for row in kept if row.build_ms is not None]),
+        launch_ms_p50=float(np.median(launches)) if len(launches) else None,
+        **_phases(kept, fracs["compute"]),
+        **_building(kept),
     )
 
 
 def _phases(columns: StepColumns, compute_frac: float) -> dict[str, Any]:
     """Returns the mean time of each phase, and its share of the steps by the clock of the compute time."""
-    found: dict[str, Any] = {name: float(np.nanmean(column)) for name, column in columns.phases_ms.items()}
-    clock = "" if columns.copy_ms is None else "device_"
+    means_ms = columns.means_ms()
+    found: dict[str, Any] = {name: means_ms[name] for name in PHASE_COLUMNS if name in means_ms}
+    clock = "device_" if columns.has_copies else ""
     for phase in COMPUTE_PHASES:
-        if (column := columns.phases_ms.get(f"{clock}{phase}_ms")) is not None:
+        if (name := f"{clock}{phase}_ms") in found:
+            column = columns.column(name)
             is_timed = np.isfinite(column)
-            compute_ms = float(columns.compute_ms[is_timed].sum())
+            compute_ms = float(columns.column("compute_ms")[is_timed].sum())
             if compute_ms > 0:
                 found["phase_steps"] = int(is_timed.sum())
-                found[f"{phase}_frac"] = compute_frac * float(np.nansum(column)) / compute_ms
+                found[f"{phase}_frac"] = compute_frac * float(column[is_timed].sum()) / compute_ms
     return found
 
 
-def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    if not times_ms:
+def _building(columns: StepColumns) -> dict[str, Any]:
+    built_ms = columns.known("build_ms")
+    if not len(built_ms):
         return {}
-    built_ms, cpu_ms = np.array(times_ms).T
+    is_known = np.isfinite(columns.column("build_ms"))
+    cpu_ms = float(np.nansum(columns.column("build_cpu_ms")[is_known]))
     p50, p99 = np.quantile(built_ms, (0.50, 0.99))
     found = {"build_ms_mean": built_ms.mean(), "build_ms_p50": p50, "build_ms_p99": p99}
     if built_ms.sum() > 0:
-        found["build_cpu_frac"] = cpu_ms.sum() / built_ms.sum()
+        found["build_cpu_frac"] = cpu_ms / built_ms.sum()
     return {name: float(value) for name, value in found.items()}

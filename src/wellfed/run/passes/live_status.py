@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 from rich.text import Text
@@ -21,7 +20,7 @@ from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget,
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import summarise
+from wellfed.observe.timing.readiness import StepColumns, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import FindingEntry
@@ -114,9 +113,9 @@ class LiveStatus:
 
     def _finding(self) -> tuple[FindingEntry | None, int]:
         """Returns the costliest finding so far, if it costs a good share of the time, and the number of steps."""
-        rows = list(islice(self._books.journal.rows, self._rows_before + self._warmup, None))
-        rows = [row for row in rows[-_LATEST:] if not row.warmup]
-        summary, record = summarise(rows), self._books.record
+        columns = StepColumns.of(self._books.journal.rows).after(self._rows_before + self._warmup)
+        columns = columns.latest(_LATEST).steady()
+        summary, record = summarise(columns), self._books.record
         if summary is None:
             return None, 0
         so_far = replace(
@@ -132,7 +131,7 @@ class LiveStatus:
             phases={},
         )
         in_training = [sample for sample in self._books.readings() if sample.phase == "train"]
-        found = run_rules(Evidence(so_far, _table(rows), _curves(in_training)))
+        found = run_rules(Evidence(so_far, _table(columns), _curves(in_training)))
         costly = (finding for finding in found if not finding.is_note and finding.severity in ("high", "medium"))
         first = next(costly, None)
         return None if first is None else first.entry(), summary.steps
@@ -140,7 +139,7 @@ class LiveStatus:
     def _wait(self) -> Iterator[Text]:
         recent = self._books.journal.recent(_LATEST_STEPS)
         if recent is not None:
-            frac = float(recent.wait_ms.sum()) / float(recent.step_ms.sum())
+            frac = float(recent.column("wait_ms").sum()) / float(recent.step_ms.sum())
             yield Text(f"wait {100 * frac:.0f} %", waiting_colour(frac))
 
     def _utilisation(self, latest: Sequence[Sample]) -> Iterator[Text]:
@@ -187,13 +186,9 @@ class LiveStatus:
             yield Text(f"mem {show_gib(values['rss_gib'])}")
 
 
-def _table(rows: Sequence[StepRow]) -> dict[str, Series]:
+def _table(columns: StepColumns) -> dict[str, Series]:
     """Returns the columns of steps.csv of these steps."""
-    found = {
-        name: np.array([np.nan if cell is None else cell for cell in column], dtype=float)
-        for name, column in zip(StepRow._fields, zip(*rows, strict=True), strict=True)
-    }
-    return {**found, "ready": np.array([row.ready for row in rows], dtype=float)}
+    return {**{name: columns.column(name) for name in StepRow._fields}, "ready": columns.ready}
 
 
 def _curves(samples: Sequence[Sample]) -> dict[int, dict[str, Series]]:

@@ -128,7 +128,9 @@ class StepLoop(_TrainingEpochLoop):
         optimizer = self.automatic_optimization.optim_progress.optimizer
         stepped, zeroed = ((one.total, one.current) for one in (optimizer.step, optimizer.zero_grad))
         last_step = self.max_steps if self.max_steps >= 0 else math.inf
+        left = self._batches_to_validation()
         while True:
+            left -= 1
             batch = _next_of(loader, fetcher)
             batch_idx = here.ready
             progress.is_last_batch = is_last = fetcher.done
@@ -170,7 +172,7 @@ class StepLoop(_TrainingEpochLoop):
                 logged.update_train_step_metrics()
             del batch, output  # frees their device memory while the next batch is fetched
             is_over = is_last or stepped[0].completed >= last_step or trainer.should_stop or signals.received_sigterm
-            if is_over or self._skip_next_val or self._validation_may_be_due():
+            if is_over or self._skip_next_val or left == 0:
                 self.on_advance_end(fetcher)
                 return
             self._batches_that_stepped += 1
@@ -194,16 +196,18 @@ class StepLoop(_TrainingEpochLoop):
             for count in (progress.total, progress.current):
                 count.completed += 1
 
-    def _validation_may_be_due(self) -> bool:
-        """Returns whether a validation may be due after this batch, which is not the last one of its epoch."""
+    def _batches_to_validation(self) -> float:
+        """Returns the number of batches until a validation may be due, unless the epoch ends before."""
         trainer = self.trainer
         every = trainer.val_check_batch
-        if not self._may_validate or (every == math.inf and trainer._val_check_time_interval is None):
-            return self._may_validate and isinstance(trainer.limit_train_batches, int)
+        if not self._may_validate:
+            return math.inf
         if trainer._val_check_time_interval is not None:
-            return True
-        counted = self.batch_progress.total if trainer.check_val_every_n_epoch is None else self.batch_progress.current
-        return bool(counted.ready % every == 0)
+            return 1
+        if every == math.inf:
+            return 1 if isinstance(trainer.limit_train_batches, int) else math.inf
+        counted = self.batch_progress.total if self._counts_steps() else self.batch_progress.current
+        return float(every - counted.ready % every)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Does nothing, since `StopAtStepEnd` stops all ranks. Lightning's broadcast would wait for the device."""

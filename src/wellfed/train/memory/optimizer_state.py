@@ -70,12 +70,15 @@ def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
     """Returns torch's counts of changes of all weights and states, and the numbers in states and groups."""
     groups = optimizer.param_groups
     found: list[float] = [weight._version for group in groups for weight in group["params"]]
-    values = [value for held in (*groups, *optimizer.state.values()) for value in held.values()]
-    # Exact types first: asking for subclasses takes longer than all else here.
-    found += [value._version for value in values if type(value) is Tensor]
-    others = [value for value in values if type(value) not in _MOSTLY]
-    found += [value for value in values if type(value) is float or type(value) is int]
-    found += [value._version for value in others if isinstance(value, Tensor)]
+    for held in (*groups, *optimizer.state.values()):
+        for value in held.values():
+            kind = type(value)
+            if kind is Tensor:
+                found.append(value._version)
+            elif kind is float or kind is int:
+                found.append(value)
+            elif kind not in _MOSTLY and isinstance(value, Tensor):
+                found.append(value._version)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureSource
-from wellfed.sample_rng import SampleRng
+from wellfed.sample_rng import rng_of_batch
 
 
 class MicroBatch(NamedTuple):
@@ -78,5 +78,5 @@ class Preparation:
         if self._on_device is None:
             return batch
         device = next(batches.tensors(batch)).device
-        rng = SampleRng(self._seed, delivery.epoch, delivery.index, part, device=device)
+        rng = rng_of_batch(self._seed, delivery.epoch, delivery.index, part, device)
         return self._on_device(batch, rng) if features is None else self._on_device(batch, rng, features)

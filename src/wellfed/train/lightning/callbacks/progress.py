@@ -19,7 +19,7 @@ from wellfed.units import show_duration, show_text
 
 
 class ProgressReport(pl.Callback):
-    """Update of step and phase, which telemetry reads."""
+    """Update of the phase, which telemetry reads; `Counts` reports the steps."""
 
     def __init__(self, progress: run_progress.Progress) -> None:
         self._progress = progress
@@ -27,9 +27,6 @@ class ProgressReport(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._progress.step = trainer.global_step
         self._progress.enter("train")
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._progress.step_done(trainer.global_step)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._before = self._progress.phase
