@@ -380,8 +380,13 @@ def test_the_changelog_has_a_place_for_the_next_line():
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/workloads.md"} <= set(PAGES)
 
 
-RULES = {path.stem: path.parent.name for path in (ROOT / "src/wellfed/explain/diagnosis/rules").glob("*/[!_]*.py")}
-"""Ids of findings, with the folders of their rules."""
+_FAMILIES = ROOT / "src/wellfed/explain/diagnosis/rules"
+RULES = {path.stem: "ranks" for path in _FAMILIES.glob("ranks/[!_]*.py")} | {
+    name: path.stem
+    for path in _FAMILIES.glob("*_rules.py")
+    for name in re.findall(r'\bFinding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+}
+"""Ids of findings, with the files of their rules."""
 
 
 def test_every_rule_has_its_page_and_no_other_page_is_there():

@@ -50,7 +50,7 @@ class Finding:
     """Cause of lost time, or a note."""
 
     id: str
-    """Id of the rule: its file name in `wellfed.explain.diagnosis.rules`."""
+    """Id of the rule: its name in `wellfed.explain.diagnosis.rules`."""
     message: str
     """One or two sentences with the figures in them, without overrides and gain."""
     evidence: Mapping[str, float | int | str]

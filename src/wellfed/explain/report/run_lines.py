@@ -13,8 +13,8 @@ from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
 from wellfed.explain.diagnosis.compute_phases import show_phases
-from wellfed.explain.diagnosis.rules.compute.synchronisation import how_often
-from wellfed.explain.diagnosis.rules.verdict.unknown import beside_steps
+from wellfed.explain.diagnosis.rules.compute_rules import how_often
+from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.observe.telemetry.machines import label_of
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
