@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares, phases_ms, show_phases
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, phases_ms, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend
 from wellfed.explain.diagnosis.run_rules import run_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares, show_phases
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules import compute_rules as compute

@@ -17,7 +17,7 @@ from rich.text import Text
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.quoting import key_value
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.compute_phases import phase_shares
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
-from wellfed.explain.diagnosis.compute_phases import show_phases
+from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.observe.telemetry.machines import label_of

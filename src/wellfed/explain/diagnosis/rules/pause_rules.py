@@ -6,7 +6,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.pauses import distance, gain_of, pauses, rarer

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
-from wellfed.explain.diagnosis.compute_phases import show_phases
+from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.feeding import is_starved, workers_take_cores

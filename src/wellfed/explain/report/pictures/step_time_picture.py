@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER
+from wellfed.explain.diagnosis.step_times import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
-from wellfed.explain.report.pictures.picture_parts import PERIODS, Binned, binned, of_many
-from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.picture_parts import PERIODS, Binned, TimeAxis, binned, of_many
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_duration, show_ms

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER, phases_ms
+from wellfed.explain.diagnosis.step_times import OTHER, phases_ms
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
