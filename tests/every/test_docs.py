@@ -24,7 +24,7 @@ from wellfed.config.compose import compose
 from wellfed.data.loader_parts import loader_of, without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.explain.report.verdict_words import word_of
+from wellfed.explain.diagnosis.finding import word_of
 from wellfed.observe.loggers import journal
 from wellfed.observe.telemetry import metrics
 from wellfed.sample_rng import SampleRng

@@ -1,7 +1,7 @@
 import pytest
 
 from wellfed.config.faults.explain_refusal import explain, explain_delete
-from wellfed.config.faults.nearest_name import nearest_knob
+from wellfed.config.faults.foreign_names import nearest_knob
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 

@@ -16,7 +16,7 @@ from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
 from wellfed.explain.report.curve_lines import curve_entry, curve_lines
-from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.text_table import print_command, print_text
 
 

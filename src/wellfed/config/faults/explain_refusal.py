@@ -9,7 +9,7 @@ from omegaconf.errors import GrammarParseError
 
 from wellfed.command_line import command
 from wellfed.config.faults.foreign_names import our_value, ours_for
-from wellfed.config.faults.nearest_name import nearest, nearest_knob
+from wellfed.config.faults.foreign_names import nearest, nearest_knob
 from wellfed.config.knobs import FREE_NODES, entries, is_free
 
 

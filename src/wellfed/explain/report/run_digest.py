@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
-from wellfed.explain.report.verdict_words import colour_of, word_of
+from wellfed.explain.diagnosis.finding import colour_of, word_of
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_percent
 

@@ -16,8 +16,8 @@ from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
-from wellfed.explain.report.run_sections import own_files, sections
-from wellfed.explain.report.verdict_words import tone_of, word_of
+from wellfed.explain.report.run_lines import own_files, sections
+from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
