@@ -136,8 +136,10 @@ def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[
     for finding in shown:
         word, sentence = verdict_of(finding, _SHORT_MESSAGE if is_short else _LONGEST_MESSAGE)
         yield 0, screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
-    if not shown:
-        yield 0, _no_verdict(record, screen)
+    if not shown and record.status == "ok" and record.throughput:
+        yield 0, screen.sentence("no rule found a cause of lost time", first="NOTHING FOUND")
+    elif not shown:
+        yield 0, screen.sentence("the record does not show where time went", style="magenta", first="NO VERDICT")
     yield from _broken(2, 7, screen.parts(list(_speed(record))))
     yield from _broken(3, 7, screen.parts(list(_shares(record, screen))))
     yield from _broken(5, 7, screen.parts([*_devices(record), *_host(evidence)]))
@@ -154,7 +156,8 @@ def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[
         yield 2, screen.sentence(text, style="blue")
     yield 6, _profile(record, screen)
     found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
-    yield 0, [_link("Report" if found else "Folder", folder / found)]
+    label, path = "Report" if found else "Folder", folder / found
+    yield 0, [Text(f" {label.ljust(_LABEL)}").append(show_text(str(path)), f"link {_address(path)}")]
     yield 11, _files(record, folder, screen)
     if upload := run_lines.wandb_upload(record):
         told = screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
@@ -203,14 +206,10 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
     An override of the run gives way to one of the same name, and those of a group's knobs to another option of the
     group. The run gets a folder of its own.
     """
-    typed = typed_arguments()
-    flags = [
-        word for word, before in zip(typed, ["", *typed], strict=False) if _CONFIGS & {word.partition("=")[0], before}
-    ]
+    words = typed_arguments()
+    flags = [word for word, last in zip(words, ["", *words], strict=False) if _CONFIGS & {word.partition("=")[0], last}]
     new = {"hydra.run.dir", *(key_value(one)[0] for one in change)}  # a folder holds one run
-    kept = [
-        one for one in record.overrides if key_value(one)[0] not in new and key_value(one)[0].split(".")[0] not in new
-    ]
+    kept = [one for one in record.overrides if (key := key_value(one)[0]) not in new and key.split(".")[0] not in new]
     return [*command("train").split(), *map(shlex.quote, [*flags, *kept, *change])]
 
 
@@ -231,13 +230,6 @@ def _ending(record: RunRecord, screen: Screen) -> Iterator[Text]:
         text += f"; the error is above, and in {MARKDOWN}"
     colour = "yellow" if record.status == "interrupted" else "red"
     yield from screen.sentence(text, style=colour, first=word.upper())
-
-
-def _no_verdict(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    if record.status == "ok" and record.throughput:
-        yield from screen.sentence("no rule found a cause of lost time", first="NOTHING FOUND")
-    else:
-        yield from screen.sentence("the record does not show where time went", style="magenta", first="NO VERDICT")
 
 
 def _speed(record: RunRecord) -> Iterator[Text]:
@@ -268,16 +260,14 @@ def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
     block = "\u2588" if screen.is_utf else "#"
     shares = {name: time[f"{name}_frac"] for name in ("wait", "compute", "copy", "host")}  # type: ignore[literal-required]
     for name, share in shares.items():
-        if share is None:
-            continue
-        bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
-        style = waiting_colour(share) if name == "wait" else ""
-        phases = phase_shares(time).items() if name == "compute" else ()
-        split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
-        yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
+        if share is not None:
+            bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
+            style = waiting_colour(share) if name == "wait" else ""
+            phases = phase_shares(time).items() if name == "compute" else ()
+            split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
+            yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
     mean_ms = time.get("step_ms_mean")
-    takes = f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step"
-    yield Text(takes)
+    yield Text(f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step")
 
 
 def _devices(record: RunRecord) -> Iterator[Text]:
@@ -345,18 +335,14 @@ def _metrics(evidence: Evidence) -> Iterator[Text]:
     names = [name for name in names if name.startswith(("val/", "test/")) or name.endswith("loss")]
     last_test = next((name for name in reversed(names[:_MOST_METRICS]) if name.startswith("test/")), None)
     for name in names[:_MOST_METRICS]:
-        text = f"{name} {_figure(record.metrics[name])}"
+        text = f"{name} {run_lines.show_figure(record.metrics[name], 4)}"
         if name.startswith("train/") and name in first:
-            text += f" (first {_figure(first[name])})"
+            text += f" (first {run_lines.show_figure(first[name], 4)})"
         if name == last_test and best:
             text += " (best weights)"
         yield Text(show_text(text))
     if left := len(names[_MOST_METRICS:]):
         yield Text(f"{left} more in the report")
-
-
-def _figure(value: float | None) -> str:
-    return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"
 
 
 def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
@@ -373,10 +359,8 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
         told.append(f"{kind.replace('_', ' ')} at step {events[0]['step']}{often}")
     if len(by_kind) == 1:
         ((first, *_),) = by_kind.values()
-        if facts := ", ".join(
-            f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)
-        ):
-            told[0] += f": {facts}"
+        facts = [f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)]
+        told[0] += f": {', '.join(facts)}" if facts else ""
     if told:
         yield from screen.sentence(_cut("; ".join(told)), style="yellow", first="Happened")
 
@@ -384,20 +368,16 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
 def _cut(text: str) -> str:
     """Returns the beginning of a text, on one line."""
     text = " ".join(show_text(text).split())
-    return (
-        text
-        if len(text) <= _LONGEST_EVENT
-        else f"{text[:_LONGEST_EVENT].rpartition(' ')[0] or text[:_LONGEST_EVENT]} ..."
-    )
+    start = text[:_LONGEST_EVENT]
+    return text if text == start else f"{start.rpartition(' ')[0] or start} ..."
 
 
 def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
     """Yields the operations that took most time of the profiled steps."""
     if record.profile is not None:
-        largest = [
-            f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in record.profile["operations"]
-        ]
-        text = ", ".join([*largest[:_MOST_OPERATIONS], "profile/trace.json"])
+        shown = record.profile["operations"][:_MOST_OPERATIONS]
+        largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in shown]
+        text = ", ".join([*largest, "profile/trace.json"])
         yield from screen.parts([Text("Profile".ljust(_LABEL - 2)), Text(text)])
 
 
@@ -407,10 +387,6 @@ def _files(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
         names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
         left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []
         yield from screen.parts([Text("Files".ljust(_LABEL - 2)), *names, *left])
-
-
-def _link(label: str, path: Path) -> Text:
-    return Text(f" {label.ljust(_LABEL)}").append(show_text(str(path)), f"link {_address(path)}")
 
 
 def _address(path: Path) -> str:

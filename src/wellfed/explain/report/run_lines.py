@@ -81,11 +81,8 @@ def error_lines(record: RunRecord) -> list[str]:
 def simulated_lines(record: RunRecord) -> list[str]:
     """Returns a line if the GPU is simulated."""
     names = dict.fromkeys(gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated"))
-    return (
-        []
-        if not names
-        else [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
-    )
+    line = f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."
+    return [line] if names else []
 
 
 def speed_lines(record: RunRecord) -> list[str]:
@@ -353,9 +350,9 @@ def show_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def show_figure(value: float | None) -> str:
-    """Returns a metric with five digits."""
-    return f"{value:.5g}" if value is not None and math.isfinite(value) else "not finite"
+def show_figure(value: float | None, digits: int = 5) -> str:
+    """Returns a metric as text."""
+    return f"{value:.{digits}g}" if value is not None and math.isfinite(value) else "not finite"
 
 
 OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
@@ -391,14 +388,13 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     begun = {name: show_figure(value) for name, value in (first or {}).items()}
     metrics = [(name, begun.get(name, ""), show_figure(value)) for name, value in record.metrics.items()]
     tested = [] if record.tested is None else [f"test/ is of {record.tested}"]
-    plan = [
-        (knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
-    ]
+    plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
     utilisation = gpu_lines(record) or host_lines(record)
     if record.swing is not None and record.swing["period_steps"] is None:
         utilisation.append(swing_line(record.swing))
     findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
     events = event_rows(record.events)
+    files = [f"{name}: {path}" for name, path in own_files(record).items()]
     return [
         ReportSection("verdict", "Verdict", [*begin, *error, *rest]),
         ReportSection("findings", "What to change", findings),
@@ -406,7 +402,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("time", "Where the time went", time_lines(record)),
         ReportSection("memory", "Memory", memory_lines(record)),
         ReportSection("metrics", "Metrics", tested, ("metric", "first", "latest"), metrics),
-        *file_sections(record),
+        *([ReportSection("files", "What the evaluation left", files)] if files else []),
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan),
         *profile_sections(record),
         ReportSection("machine", "Machine", machine_lines(record)),
@@ -418,14 +414,6 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
 def own_files(record: RunRecord) -> dict[str, str]:
     """Returns the files of the workload's evaluation by name, relative to the run folder."""
     return {name: path for name, path in record.artifacts.items() if name not in OF_EVERY_RUN}
-
-
-def file_sections(record: RunRecord) -> list[ReportSection]:
-    """Returns the files that the workload's evaluation wrote."""
-    files = own_files(record)
-    if not files:
-        return []
-    return [ReportSection("files", "What the evaluation left", [f"{name}: {path}" for name, path in files.items()])]
 
 
 def profile_sections(record: RunRecord) -> list[ReportSection]:
@@ -440,15 +428,11 @@ def profile_sections(record: RunRecord) -> list[ReportSection]:
             f"{one['ms_per_step']:.3f}",
             show_percent(one["share_frac"]),
             f"{one['calls'] / max(1, profile['steps']):.4g}",
-            _cut(one["name"], _NAME_WIDTH),
+            one["name"] if len(one["name"]) <= _NAME_WIDTH else f"{one['name'][: _NAME_WIDTH - 3]}...",
         )
         for one in profile["operations"]
     ]
     return [ReportSection("profile", "Profile of steps", lines, head, rows)]
-
-
-def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else name[: width - 3] + "..."
 
 
 def started_lines(record: RunRecord) -> list[str]:

@@ -23,16 +23,11 @@ from wellfed.units import show_count, show_gib, show_ms, show_percent
 
 RENEWED_EVERY_S = 60.0
 """Seconds between renewals of the page while a run lasts."""
-_FILES = (
-    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
-    "tensorboard",
-)
+_FILES = "run.json report.md steps.csv metrics.csv telemetry.csv train.log checkpoints profile tensorboard".split()
 """Files of every run that the page links to, with those of the evaluation."""
-_PLANNED = frozenset(
-    {
-        *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
-        *("gpu.memory_gib", "gpu.compile", "trainer.devices", "workload.effective_batch_size"),
-    }
+_PLANNED = (
+    *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
+    *("gpu.memory_gib", "gpu.compile", "trainer.devices", "workload.effective_batch_size"),
 )
 """Knobs of the plan that the page shows unfolded, beside those that were set by hand or measured."""
 
@@ -122,15 +117,13 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     """Yields rate, share of the ceiling, utilisation, waiting and memory, if known."""
     throughput, ceiling, time, memory = record.throughput, record.ceiling, record.time, record.memory
     if throughput:
-        low, high = throughput["ci95"] or (None, None)
-        note = "" if low is None or high is None else f"95 %: {show_count(low)} to {show_count(high)}"
+        note = f"95 %: {' to '.join(map(show_count, throughput['ci95']))}" if throughput["ci95"] else ""
         yield Tile("rate", show_count(throughput["samples_per_s"]), f"{throughput['sample_unit']}/s", note)
         if ceiling and ceiling["samples_per_s"] > 0:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
-    utils = [figure_of(figures, "util_pct", "mean", "p5", "p95") for figures in record.gpus.values()]
-    found = [one for one in utils if one]
+    found = [one for gpu in record.gpus.values() if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
     if found:
         mean_pct = fmean(one["mean"] for one in found)
         spread = f"p5 {min(one['p5'] for one in found):.0f}, p95 {max(one['p95'] for one in found):.0f}"

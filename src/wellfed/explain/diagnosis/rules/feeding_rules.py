@@ -9,7 +9,6 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.device_load import launch_ms
 from wellfed.explain.diagnosis.gains.feeding import (
-    Feeding,
     feeding_of,
     has_unused_fetch,
     knobs,
@@ -36,6 +35,7 @@ from wellfed.record import WallEntry
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
 
 
+_UNUSED_FETCH = ". The data has fetch, which builds whole batches, but the loader requests single samples."
 _FETCH_FRAC = 0.1
 """Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
 
@@ -46,14 +46,12 @@ def loading_in_main_process(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding = waiting.feeding
-    text = (
-        f"{waiting.share_text}: the training process builds a batch itself in "
-        f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
-    )
+    text = f"{waiting.share_text}: the training process builds a batch itself in {show_ms(feeding.build_ms)}, and a step "
+    text += f"takes {show_ms(feeding.fed_ms)}"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
         gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
-        text += ". The data has fetch, which builds whole batches, but the loader requests single samples."
+        text += _UNUSED_FETCH
         change = planned_anew(evidence)
     else:
         advised = feeding.workers_advised
@@ -94,28 +92,21 @@ def cpu_bound_loading(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding = waiting.feeding
-    text = (
-        f"{waiting.share_text}: building a batch takes "
-        f"{show_ms(feeding.build_cpu_ms)} of CPU, a step takes {show_ms(feeding.fed_ms)}"
-    )
-    change: tuple[str, ...] = ()
-    gain = None
+    text = f"{waiting.share_text}: building a batch takes {show_ms(feeding.build_cpu_ms)} of CPU, a step takes "
+    text += show_ms(feeding.fed_ms)
     if has_unused_fetch(evidence):
-        text += ". The data has fetch, which builds whole batches, but the loader requests single samples."
-        change = planned_anew(evidence)
-        gain = Gain(feeding.bound, 1.0, feeding.bound)
-    else:
-        text += (
-            f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
-            "for whole batches, augmentation in on_device, what is the same in each epoch prepared once. Store or "
-            "decode pictures at the size that is used (a JPEG in Pillow's draft mode)."
-        )
-    return Finding("cpu_bound_loading", text, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
-
-
-def _cores(feeding: Feeding) -> str:
-    text = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
-    return text if feeding.others < 0.1 * feeding.cores else f"{text} ({feeding.others:.1f} of them with others' work)"
+        change, gain = planned_anew(evidence), Gain(feeding.bound, 1.0, feeding.bound)
+        text += _UNUSED_FETCH
+        return Finding("cpu_bound_loading", text, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
+    cores = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    if feeding.others >= 0.1 * feeding.cores:
+        cores += f" ({feeding.others:.1f} of them with others' work)"
+    text += (
+        f", and {cores}: more workers would only share them. Make it cheaper: fetch for whole batches, augmentation in "
+        "on_device, what is the same in each epoch prepared once. Store or decode pictures at the size that is used "
+        "(a JPEG in Pillow's draft mode)."
+    )
+    return Finding("cpu_bound_loading", text, feeding.figures(), lost_frac=waiting.frac)
 
 
 def slow_storage(evidence: Evidence) -> Finding | None:
@@ -126,10 +117,8 @@ def slow_storage(evidence: Evidence) -> Finding | None:
     feeding, figures = waiting.feeding, waiting.feeding.figures()
     if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
         return _stalls(evidence, waiting, period_s)
-    text = (
-        f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to "
-        f"build, only {show_percent(feeding.cpu_frac)} of it CPU time"
-    )
+    text = f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to build, only "
+    text += f"{show_percent(feeding.cpu_frac)} of it CPU time"
     iowait_pct, cold = evidence.telemetry.mean("iowait_pct"), cold_over_warm(evidence)
     if iowait_pct is not None:
         text += f"; cores stood idle for a disk in {iowait_pct:.0f} % of the time"
@@ -310,7 +299,8 @@ def slow_copy(evidence: Evidence) -> Finding | None:
     if copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or evidence.steps.mean_ms is None:
         return None
     copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
-    num_copies = _copies(evidence)
+    parts = evidence.steps.column("num_micro")  # a script that accumulates gradients copies each by itself
+    num_copies = int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
     figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
     text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
@@ -337,12 +327,6 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
     return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
-
-
-def _copies(evidence: Evidence) -> int:
-    """Returns the batches that are copied for a step. A script that accumulates gradients copies each by itself."""
-    parts = evidence.steps.column("num_micro")
-    return int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
@@ -419,10 +403,9 @@ def restarted_workers(evidence: Evidence) -> Finding | None:
     length = evidence.swings.lags.get("epoch", 0)
     text = (
         f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
-        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {length} steps."
+        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {length} steps"
     )
-    if stays:
-        text += " The data has fetch, which builds whole batches, but the loader requests single samples."
+    text += _UNUSED_FETCH if stays else "."
     return Finding(
         "restarted_workers",
         f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
