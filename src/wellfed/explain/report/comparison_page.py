@@ -138,4 +138,4 @@ def _metrics(runs: Runs) -> Iterator[PagePicture]:
 def _overlaid(runs: Runs, tables: Mapping[str, tuple[Series, Series]]) -> list[ChartCurve]:
     """Returns the curve of each run that has one, in its colour."""
     colours = zip(runs, _COLOURS, strict=False)
-    return [binned(*tables[letter]).curve(letter, colour) for letter, colour in colours if letter in tables]
+    return [binned(*tables[letter], letter, colour) for letter, colour in colours if letter in tables]

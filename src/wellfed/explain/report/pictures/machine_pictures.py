@@ -64,7 +64,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
             notes = [] if is_short else [_ruler(at_s, values, swing)]
             period = show_duration(swing.period_s)
             told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {period}"
-        curve = binned(at_s, values).curve(what, "accent")
+        curve = binned(at_s, values, what, "accent")
         about = f"{what[0].upper()}{what[1:]} over time. {told}."
         shown = {"title": who * (len(curves) > 1), "is_labelled": gpu == list(curves)[-1], "height": height}
         top = 120.0 if notes else 100.0
@@ -85,7 +85,7 @@ def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture
     chart = Chart(
         unit="%",
         axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
-        curves=[binned(at_s, values).curve("utilisation", "accent")],
+        curves=[binned(at_s, values, "utilisation", "accent")],
         top=120.0,
         told=f"The last {PERIODS} periods of the swing{on}, each of {show_duration(swing.period_s)}.",
         levels=_swing_levels(swing),
@@ -131,7 +131,7 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         if found := of_host(evidence, column).get(HOST):
             at_s, busy_pct = found
             if column == "cpu_pct" or busy_pct.max() > 1:
-                curves.append(binned(at_s, busy_pct / 100).curve(name, colour))
+                curves.append(binned(at_s, busy_pct / 100, name, colour))
     if not curves:
         return
     cores = evidence.cores
@@ -179,16 +179,17 @@ def _stretches(evidence: Evidence, flag: str) -> list[tuple[float, float]]:
 def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[ChartCurve]:
     """Returns a curve for each of a few GPUs, or mean and range over many."""
     if len(found) == 1:
-        return [binned(*curve).curve(name, "accent") for curve in found.values()]
+        return [binned(*curve, name, "accent") for curve in found.values()]
     if len(found) <= len(SERIES):
         return [
-            binned(*curve).curve(f"GPU {named(gpu)}", colour)
+            binned(*curve, f"GPU {named(gpu)}", colour)
             for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
         ]
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])
     mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
-    return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.mean, low.low, high.high)]
+    least, most = low.y if low.low is None else low.low, high.y if high.high is None else high.high
+    return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.y, least, most)]
 
 
 def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:

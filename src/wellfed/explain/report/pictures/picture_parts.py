@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES, Series
-from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Stretch
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Kind, Stretch
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.units import counted, show_duration
 
@@ -21,23 +21,6 @@ MOST = 300
 """Maximum points of a curve in a picture; more are indistinguishable."""
 _GAP = 6
 """Times the usual distance of readings: further apart there is a gap between them."""
-
-
-@dataclass(frozen=True)
-class Binned:
-    """A curve of at most `MOST` points, and ``nan`` in its gaps."""
-
-    x: Series
-    mean: Series
-    low: Series
-    high: Series
-    is_thinned: bool
-    """Points stand for several readings each, so that least and most differ from the mean."""
-
-    def curve(self, name: str, colour: Colour) -> ChartCurve:
-        """Returns the mean, with the range where a point stands for several readings."""
-        low, high = (self.low, self.high) if self.is_thinned else (None, None)
-        return ChartCurve(name, colour, self.x, self.mean, low, high)
 
 
 def of_many(number: int, noun: str) -> str:
@@ -70,8 +53,11 @@ def readings(
     return found
 
 
-def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
-    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; where one is not finite, there is a gap.
+def binned(
+    x: Series, values: Series, name: str = "", colour: Colour = "ink", *, lasts: Series | None = None, kind: Kind = "line"
+) -> ChartCurve:
+    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order, to at most `MOST` points; where one is not
+    finite, there is a gap. A line has a range if its points stand for several readings each.
 
     Args:
         lasts: the length of ``x`` that each value is about, where that differs.
@@ -80,17 +66,18 @@ def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
     x, values = x[there], values[there]
     number = len(x)
     if number == 0:
-        return Binned(x, values, values, values, False)
+        return ChartCurve(name, colour, x, values, kind=kind)
     late = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
     gaps = np.union1d(late, 1 + np.flatnonzero(np.diff(np.flatnonzero(there)) > 1))
     gaps = gaps if len(gaps) <= MOST else late
     first = np.unique(np.append(np.linspace(0, number, min(MOST, number), endpoint=False).astype(int), gaps))
     count = np.diff(np.append(first, number))
     found = [np.add.reduceat(values, first) / count]
-    found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
+    if number > MOST and kind == "line":
+        found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
     breaks, at = np.searchsorted(first, gaps), np.add.reduceat(x, first) / count
-    mean, low, high = (np.insert(curve, breaks, np.nan) for curve in found)
-    return Binned(np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2), mean, low, high, number > MOST)
+    x = np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2)
+    return ChartCurve(name, colour, x, *(np.insert(curve, breaks, np.nan) for curve in found), kind=kind)
 
 
 def _gaps(x: Series, lasts: Series) -> npt.NDArray[np.intp]:

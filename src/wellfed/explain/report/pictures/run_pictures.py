@@ -13,7 +13,7 @@ from markupsafe import Markup
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import phase_shares
-from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
+from wellfed.explain.pages.chart import Axis, Bar, Chart, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.report.pictures.machine_pictures import (
     card,
     cpus,
@@ -146,7 +146,7 @@ def _metric(
     curves, gone = [], []
     for place, (split, (steps, values)) in enumerate(sorted(splits.items(), key=lambda one: one[0] != "train")):
         x = steps if times is None else np.interp(steps, *times)
-        curves.append(binned(x, values).curve(f"{split} {show_figure(float(values[-1]))}", _COLOURS[place % 4]))
+        curves.append(binned(x, values, f"{split} {show_figure(float(values[-1]))}", _COLOURS[place % 4]))
         missing = int((~np.isfinite(values)).sum())
         if missing:
             first = steps[~np.isfinite(values)][0]
@@ -157,7 +157,6 @@ def _metric(
     axis = Axis(*limits(steps, 0.0), "step") if times is None else time_axis.axis
     spans = [] if times is None else time_axis.strip
     if times is not None:
-        step = binned(times[1], times[0])
-        curves.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
+        curves.append(binned(times[1], times[0], "step", kind="told"))
     chart = Chart(*("", axis, curves, high, low, told), spans=spans, height=140, is_linked=times is not None)
     return PagePicture(name, [chart], caption="; ".join(gone))
