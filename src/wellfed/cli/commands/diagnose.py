@@ -37,8 +37,9 @@ def main(argv: Sequence[str]) -> int:
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
-    if asked.run is not None and _is_file(asked.run):
-        return _curves(Path(asked.run), as_json=asked.json)
+    run = asked.run or ""
+    if os.path.isfile(run) or (run.lower().endswith(".csv") and not os.path.isdir(run)):
+        return _curves(Path(run), as_json=asked.json)
     folder = find(asked.run, Path(asked.log_dir), RUN)
     found, terminal = evidence_of(folder).record, Answer()
     if asked.json:
@@ -49,11 +50,6 @@ def main(argv: Sequence[str]) -> int:
     for line in (line for section in shown for line in section.lines):
         print_text(terminal, line)
     return EXIT_OK
-
-
-def _is_file(asked: str) -> bool:
-    """Returns whether the argument is a file, or named like one."""
-    return os.path.isfile(asked) or (asked.lower().endswith(".csv") and not os.path.isdir(asked))
 
 
 def _curves(path: Path, *, as_json: bool) -> int:
