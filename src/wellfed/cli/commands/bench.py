@@ -97,7 +97,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _new_in(benches: Path) -> Path:
-    """Returns a new folder that no other bench has."""
     try:
         return run_folder.new_in(benches)
     except OSError as error:
@@ -116,7 +115,6 @@ def _check(overrides: Sequence[str]) -> None:
 
 
 def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
-    """Raises an error if two configurations do not learn the same."""
     workloads = [plain(each.resolved)["workload"] for each in (a, b)]
     if found := differences(workloads[0], workloads[1], "workload"):
         name, *values = found[0]
@@ -125,7 +123,6 @@ def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
 
 
 def _show(terminal: Answer, bench: Bench, unit: str) -> None:
-    """Prints a table of the rounds, and what differs in the settings."""
     ratio = bench.ratio
     if ratio is not None:
         heads = (f"A {unit}/s", f"B {unit}/s", "B's time to A's")
@@ -147,7 +144,6 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
 
 
 def _judged(terminal: Answer, bench: Bench, limit_frac: float | None) -> int:
-    """Prints the slowdown and returns the exit code."""
     ratio = bench.ratio
     if bench.faults or ratio is None:
         return no_verdict(bench.faults)

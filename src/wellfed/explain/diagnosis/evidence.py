@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.diagnosis.run_swings import RunSwings
+from wellfed.explain.diagnosis.curves.swing import RunSwings
 from wellfed.explain.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
 from wellfed.explain.diagnosis.step_times import StepTimes, WallTime
 from wellfed.explain.diagnosis.training_telemetry import TrainingTelemetry

@@ -73,6 +73,5 @@ class TrainingTelemetry:
 
 
 def _mean_of(readings: Series) -> float | None:
-    """Returns the mean of the known readings; None without any."""
     known = readings[np.isfinite(readings)]
     return float(known.mean()) if len(known) else None

@@ -349,7 +349,6 @@ def _note(chart: Chart, note: Note) -> Markup:
 
 
 def _upward(chart: Chart, value: float) -> float:
-    """Returns the height of a value, 0 to 1."""
     return (value - chart.bottom) / (chart.top - chart.bottom) if chart.top > chart.bottom else 0.5
 
 
@@ -409,7 +408,6 @@ def _rounded(values: Series) -> list[int]:
 
 
 def _runs(*values: Series) -> Iterator[slice]:
-    """Yields the stretches in which all are finite."""
     there = np.concatenate([[False], np.all(np.isfinite(values), axis=0), [False]])
     edges = np.flatnonzero(there[1:] != there[:-1]).tolist()
     yield from (slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True))
@@ -454,7 +452,6 @@ def _polyline(x: Series, y: Series) -> str:
 
 
 def _ribbon(x: Series, low: Series, high: Series) -> str:
-    """Returns the path of the area between two curves."""
     found = []
     for run in _runs(x, low, high):
         (across, above), (under, below) = _line(x[run], high[run]), _line(x[run], low[run])

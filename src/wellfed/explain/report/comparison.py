@@ -314,7 +314,6 @@ def _ratio(values: Sequence[float | None]) -> Ratio | None:
 
 
 def _parts(both: Comparison) -> Iterator[Compared]:
-    """Yields the parts of a step: their time with its ratio, and their share."""
     of_a, of_b = both.parts
     for name in _ROWS:
         shares: list[Any] = [one.time.get(f"{name}_frac") if one.time else None for one in both.records]
@@ -330,7 +329,6 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 
 
 def _watched(both: Comparison) -> Iterator[Compared]:
-    """Yields the utilisation of each GPU, or of the processor if there is none."""
     gpus = dict.fromkeys([*both.a.telemetry.gpus, *both.b.telemetry.gpus])
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"

@@ -106,7 +106,6 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
 
 
 def _steps(runs: Runs) -> Iterator[PagePicture]:
-    """Draws the time of each step of the runs over each other."""
     times = {
         letter: (run.all_steps["step"], run.steps.all_ms)
         for letter, run in runs.items()
@@ -123,7 +122,6 @@ def _steps(runs: Runs) -> Iterator[PagePicture]:
 
 
 def _metrics(runs: Runs) -> Iterator[PagePicture]:
-    """Draws each metric of the runs over each other."""
     names = dict.fromkeys(key for run in runs.values() for key in run.metrics if key[0] != "throughput")
     shown = [key for key in names if any(len(run.metrics.get(key, ((),))[0]) > 1 for run in runs.values())]
     for key in shown[:MOST_METRICS]:

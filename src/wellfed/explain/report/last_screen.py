@@ -253,7 +253,6 @@ def _speed(record: RunRecord) -> Iterator[Text]:
 
 
 def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    """Yields the shares of a step, with bars, and its length."""
     time = record.time
     if not time:
         return
@@ -271,7 +270,6 @@ def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
 
 
 def _devices(record: RunRecord) -> Iterator[Text]:
-    """Yields utilisation, memory and power of the GPUs that were trained on."""
     is_on_gpu = record.time is not None and record.time["copy_frac"] is not None
     figures = list(record.gpus.values()) if is_on_gpu else []
     utils = [one["mean"] for gpu in figures if (one := run_lines.figure_of(gpu, "util_pct", "mean"))]
@@ -301,7 +299,6 @@ def show_of_budget(used_gib: float, budget_gib: float | None) -> str:
 
 
 def _host(evidence: Evidence) -> Iterator[Text]:
-    """Yields the cores that this run and other programs took."""
     host, cores, others = evidence.record.host, evidence.cores, evidence.telemetry.mean_others_cores
     if not host or "cpu_pct" not in host:
         return
@@ -314,7 +311,6 @@ def _host(evidence: Evidence) -> Iterator[Text]:
 
 
 def _advice(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> Iterator[Text]:
-    """Yields the command to type next, with its predicted gain."""
     finding = next((one for one in shown if one["change"]), None)
     if finding is None:
         return
@@ -373,7 +369,6 @@ def _cut(text: str) -> str:
 
 
 def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    """Yields the operations that took most time of the profiled steps."""
     if record.profile is not None:
         shown = record.profile["operations"][:_MOST_OPERATIONS]
         largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in shown]
@@ -382,7 +377,6 @@ def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
 
 
 def _files(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
-    """Yields the files of the evaluation, which terminals open."""
     if files := list(own_files(record).values()):
         names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
         left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []

@@ -118,7 +118,6 @@ def _typed(runs: Sequence[RunDigest]) -> Iterator[list[str]]:
 
 
 def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
-    """Returns the cells of a run; empty: unknown."""
     rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
     of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
     value = "not finite" if one.value is None else f"{one.value:.4g}"

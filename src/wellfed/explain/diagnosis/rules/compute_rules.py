@@ -111,7 +111,6 @@ def small_batch(evidence: Evidence) -> Finding | None:
 
 
 def _use_of(load: DeviceLoad) -> str:
-    """Returns the figure that shows that the card is not full, as text."""
     if load.limit == "launches":
         busy = show_percent(load.busy_frac)
         return f"it is busy for {busy} of the compute time, and waits for Python to launch the rest"

@@ -139,7 +139,6 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    """Returns overrides for half the workers, and for fewer ready batches each."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
     fewer, less = max(1, workers // 2), max(1, prefetch // 2)

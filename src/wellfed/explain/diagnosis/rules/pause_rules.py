@@ -262,7 +262,6 @@ def check_between_passes(evidence: Evidence) -> Finding | None:
 
 
 def _has_unseen(evidence: Evidence, words: str) -> bool:
-    """Returns whether a watched script has an `unseen` event with these words."""
     unseen = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
     return any(words in message for message in unseen)
 

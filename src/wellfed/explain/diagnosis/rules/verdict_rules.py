@@ -301,7 +301,6 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
 
 
 def _of_data(evidence: Evidence, named: Mapping[str, Any], text: str, figures: Figures) -> Finding:
-    """Returns the finding for a batch with a sample that is not finite."""
     sample, ended = named["sample"], named.get("action") == "raise"
     where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
     skipped = [*(evidence.value("loader.skip_ids") or ()), sample]

@@ -95,7 +95,6 @@ def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture
 
 
 def _swing_levels(swing: Swing) -> list[LevelLine]:
-    """Returns the levels between which it swings."""
     named_levels = (("levels of its swing", swing.low), ("", swing.high))
     return [LevelLine(name, level, "bad", "dashed", f"{level:.0f} %") for name, level in named_levels]
 
@@ -286,7 +285,6 @@ def _memory_levels(memory: MemoryEntry) -> list[LevelLine]:
 
 
 def _peak(levels: list[LevelLine]) -> PagePicture:
-    """Draws the sizes as bars."""
     told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
     rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]
     return PagePicture("Memory", image=bars(rows, told))

@@ -180,7 +180,6 @@ def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str
 
 
 def _is_marked(event: Mapping[str, Any]) -> bool:
-    """Returns whether an event has a mark."""
     return (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None
 
 
