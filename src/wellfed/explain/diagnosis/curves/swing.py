@@ -60,23 +60,6 @@ _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
 at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
 
 
-def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
-    """Returns the steps between periodic events of a run, by setting.
-
-    Args:
-        epochs: epoch of each step.
-    """
-    trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
-    names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
-    lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
-    if loader and loader["value"]:
-        lags["loader.num_workers"] = int(loader["value"])
-    lengths = np.unique(epochs, return_counts=True)[1]
-    if len(lengths) > 2:  # the first and the last may be incomplete
-        lags["epoch"] = int(np.median(lengths[1:-1]))
-    return lags
-
-
 @dataclass(frozen=True)
 class Swing:
     """A curve that rises and falls with a period."""
@@ -329,7 +312,15 @@ class RunSwings:
     @cached_property
     def lags(self) -> Mapping[str, int]:
         """Steps between periodic events, by setting."""
-        return lags_of(self.record, self.steps.column("epoch"))
+        trainer = self.record.config.get("trainer", {})
+        names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
+        lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
+        if (loader := self.record.plan.get("loader.num_workers")) and loader["value"]:
+            lags["loader.num_workers"] = int(loader["value"])
+        lengths = np.unique(self.steps.column("epoch"), return_counts=True)[1]
+        if len(lengths) > 2:  # the first and the last may be incomplete
+            lags["epoch"] = int(np.median(lengths[1:-1]))
+        return lags
 
     @cached_property
     def of_steps(self) -> list[StepSwing]:
