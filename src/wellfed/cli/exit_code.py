@@ -63,11 +63,8 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
 
 
 def verdict_code(compare: Callable[[], int]) -> int:
-    """Returns the exit code of a comparison. Every error is exit code 2, since 1 is the verdict that a run is slower.
-
-    Raises:
-        ConfigError: the comparison can't be done. Its exit code is 2, too.
-    """
+    """Returns the exit code of a comparison. Every error is exit code 2, also a ConfigError that it raises: 1 is the
+    verdict that a run is slower."""
     try:
         code = compare()
         return code if all_shown(code) == code else EXIT_NOTHING_RUN

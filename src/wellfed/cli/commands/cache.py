@@ -89,11 +89,7 @@ def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
 
 
 def entries(home: Path) -> list[CacheEntry]:
-    """Returns all entries by kind, the largest first; other files are ignored.
-
-    Raises:
-        OSError: the folder exists and can't be read.
-    """
+    """Returns all entries by kind, the largest first; other files are ignored."""
     if not home.exists():
         return []
     folders = [folder for kind in home.iterdir() if kind.is_dir() for folder in kind.iterdir() if _is_entry(folder)]

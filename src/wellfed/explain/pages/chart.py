@@ -472,12 +472,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
-    """Returns bars below each other on one scale.
-
-    Args:
-        told: description for readers who cannot see them.
-        top: value of a whole bar; None = the largest.
-    """
+    """Returns bars below each other on one scale, ``told`` to readers who cannot see them; ``top``: a whole bar."""
     top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0
     part, gap = Markup('<i class={} style="width:{:.4g}%" title="{}"></i>'), Markup('<i style="width:{:.4g}%"></i>')
     html = Markup("").join(

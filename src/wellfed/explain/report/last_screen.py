@@ -172,11 +172,7 @@ def _broken(rank: int, of_the_rest: int, lines: Iterable[Text]) -> Iterator[tupl
 
 
 def verdict_of(finding: FindingEntry, most: int = _LONGEST_MESSAGE) -> tuple[str, str]:
-    """Returns the verdict in a word, and the beginning of the finding.
-
-    Args:
-        most: characters, unless the first clause alone has more.
-    """
+    """Returns the verdict in a word, and at most so many characters of the finding, but at least its first clause."""
     sentences = _SENTENCE.split(show_text(finding["message"]))
     first = _beginning(sentences, most).removeprefix("Don't judge this run: ")
     if len(first) > most:

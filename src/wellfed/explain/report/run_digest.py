@@ -96,11 +96,7 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
 
 
 def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
-    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line.
-
-    Args:
-        width: columns of the terminal, to which typed overrides are shortened; None = no terminal.
-    """
+    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line of its width."""
     table = TextTable(*_COLUMNS, *([] if width else ["typed"]))
     for one, words in zip(runs, _typed(runs), strict=True):
         column = [] if width else [" ".join(words)]

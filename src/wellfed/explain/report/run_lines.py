@@ -378,11 +378,7 @@ class ReportSection:
 
 
 def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
-    """Returns all sections of a run, in the order in which a reader asks.
-
-    Args:
-        first: the first value of each metric, where it is known.
-    """
+    """Returns all sections of a run, in the order in which a reader asks. ``first``: first value of each metric."""
     begin, error = [headline(record), *state_lines(record)], error_lines(record)
     rest = [amount_line(record), *simulated_lines(record), *speed_lines(record)]
     begun = {name: show_figure(value) for name, value in (first or {}).items()}

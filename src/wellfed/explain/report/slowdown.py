@@ -80,11 +80,7 @@ class Slowdown:
 
 
 def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> Iterator[Fault]:
-    """Yields every reason why the rates of two runs allow no verdict; none if both do the same work.
-
-    Args:
-        settings_may_differ: whether the settings are what is compared.
-    """
+    """Yields every reason why the rates of two runs allow no verdict; none if both do the same work."""
     a, b = pair.records
     for letter, record in zip(("A", pair.letter), pair.records, strict=True):
         if record.status != "ok":

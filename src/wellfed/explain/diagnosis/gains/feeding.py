@@ -67,11 +67,7 @@ class Feeding:
         return self.build_cpu_ms / self.build_ms
 
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Returns the predicted milliseconds of a step with this number of workers.
-
-        Args:
-            slack: factor on the recorded build time.
-        """
+        """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         free_cores = max(1.0, self.cores - self.others)  # one core is always available
         return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)

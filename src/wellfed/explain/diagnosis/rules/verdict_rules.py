@@ -192,11 +192,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
 
 
 def beside_steps(wall: WallEntry, hooks: Mapping[str, float], most: int) -> list[str]:
-    """Returns the largest kinds of wall time beside steps with their shares, the largest first.
-
-    Args:
-        hooks: seconds of callbacks by name.
-    """
+    """Returns the kinds of wall time beside steps with their shares, the largest first. ``hooks``: seconds by name."""
     spent_s = {**{name: wall[key] for key, name in WALL_NAMES.items()}, **hooks}  # type: ignore[literal-required]
     shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
     largest = sorted(shares, key=lambda name: -shares[name])[:most]

@@ -79,10 +79,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 def parts_of(evidence: Evidence, phases_ms: Mapping[str, Series] | None = None) -> dict[str, Series]:
     """Returns the milliseconds of each kind of time in all steps, warm-up included, without kinds that have no figure.
 
-    Compute is divided among its phases in the steps where they are known.
-
-    Args:
-        phases_ms: phases by step; by default `StepTimes.all_phases_ms`.
+    Compute is divided among its phases in the steps where they are known, by default by `StepTimes.all_phases_ms`.
     """
     found: dict[str, Series] = {}
     for name in PARTS:
