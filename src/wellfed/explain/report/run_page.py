@@ -60,7 +60,7 @@ class Tile:
 
 
 def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
-    """Returns the page of the run in ``folder``, with all texts escaped. While a run lasts, it says when it is renewed."""
+    """Returns the page of the run in ``folder``, texts escaped. While a run lasts, it says when it is renewed."""
     record = evidence.record
     now = datetime.now(UTC) if record.status == "running" else None
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
