@@ -45,8 +45,7 @@ def device_memory_full(evidence: Evidence) -> Finding | None:
         return Finding("device_memory_full", message, figures, _less(evidence, micro), lost_frac=1.0)
     first = f"first in step {steps[0]}" if steps else "once"
     how = f"ran out {counted(ooms, 'time')}, {first}" if ooms else f"was so full that torch emptied its cache, {first}"
-    change, went = _as_it_ended(events)
-    lost = _lost_frac(evidence, steps)
+    (change, went), lost = _as_it_ended(events), _lost_frac(evidence, steps)
     message = f"Device memory {how}{room}. {went}"
     return Finding("device_memory_full", message, figures | {"lost_frac": lost}, change, lost_frac=lost)
 
@@ -80,13 +79,11 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
             knob, _, value = event["change"].partition("=")
             wanted[knob] = value
     is_restarted = any(event["kind"] == "restart" for event in events)
+    restarted = "The run continued from its last checkpoint"
     if not wanted:
-        return (
-            (),
-            "The run continued from its last checkpoint." if is_restarted else "The run continued without a change.",
-        )
+        return (), f"{restarted}." if is_restarted else "The run continued without a change."
+    again = restarted if is_restarted else "What did not fit was repeated"
     change = tuple(f"{knob}={value}" for knob, value in wanted.items())
-    again = "The run continued from its last checkpoint" if is_restarted else "What did not fit was repeated"
     return change, f"{again} in smaller parts, and the run kept these settings."
 
 
@@ -129,21 +126,17 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
         size = "" if ready is None else f", {show_bytes(ready * MIB)}"
         text.append(f"{counted(workers, 'worker')} keep {workers * prefetch} batches ready{size}")
     message = "; ".join(text)
+    change: tuple[str, ...] = ()
+    if workers and evidence.value("loader.backend") != "own":  # half the workers, and half the ready batches of each
+        change += knobs(evidence, num_workers=workers // 2) if workers > 1 else ()
+        change += knobs(evidence, prefetch_factor=prefetch // 2) if prefetch > 1 else ()
     return Finding(
         "host_memory_full",
         f"{message[0].upper()}{message[1:]}. This is host memory, not the GPU's.",
         {**figures, "num_workers": workers},
-        _changes(evidence, workers, prefetch),
+        change,
         lost_frac=1.0 if has_ended else None,
     )
-
-
-def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    if not workers or evidence.value("loader.backend") == "own":
-        return ()
-    fewer, less = max(1, workers // 2), max(1, prefetch // 2)
-    change = knobs(evidence, num_workers=fewer) if fewer < workers else ()
-    return (*change, *(knobs(evidence, prefetch_factor=less) if less < prefetch else ()))
 
 
 _BLOCKS = 5
@@ -232,14 +225,9 @@ def memory_unused(evidence: Evidence) -> Finding | None:
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
     """Returns what saves memory in this run, the overrides without it, and their gain."""
     # Only if requested: the plan keeps features on the device if they fit. A trained encoder has no fixed features.
-    features = evidence.record.plan.get("memory.features")
-    by_stage = evidence.value("memory.stages") is not None
-    if (
-        not by_stage
-        and features is not None
-        and features["source"] == "set"
-        and features["value"] in ("cache_host", "dynamic")
-    ):
+    features, stages = evidence.record.plan.get("memory.features"), evidence.value("memory.stages")
+    is_set = stages is None and features is not None and features["source"] == "set"
+    if features is not None and is_set and features["value"] in ("cache_host", "dynamic"):
         return "features are kept off the device", ("memory.features=cache",), None
     if evidence.value("memory.checkpoint_activations") is True:
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))

@@ -72,15 +72,13 @@ def frequent_validation(evidence: Evidence, least_frac: float = limits.VALIDATIO
         text = f"{text}. A smaller validation split takes less; so does a longer run."
         return Finding("frequent_validation", text, figures, lost_frac=spent.frac)
     # A schedule or early stopping depends on the results of validations.
-    uses_results = bool(evidence.value("workload.schedule.monitor")) or "early_stopping" in str(
-        evidence.value("callbacks")
-    )
+    stops_early = "early_stopping" in str(evidence.value("callbacks"))
     return Finding(
         "frequent_validation",
         f"{text}, one {when}.",
         {**figures, "every_steps": every},
         (f"{_VALIDATE_KNOB}={wanted}",),
-        changes_learning=uses_results,
+        changes_learning=stops_early or bool(evidence.value("workload.schedule.monitor")),
         gain=spent.gain(max(1.0, spent.times * every / wanted)),
     )
 

@@ -72,7 +72,7 @@ def machine_was_slower(evidence: Evidence) -> Finding | None:
     if found is None or factor is None or workers_take_cores(evidence):  # crowding workers explain the slowness
         return None
     between = (frequent_logging, slow_callbacks, check_between_steps)
-    if found.slower == "loop" and any(check(evidence) for check in between):
+    if found.slower == "loop" and any(rule(evidence) for rule in between):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     text = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
@@ -91,9 +91,12 @@ _MOSTLY = 0.8
 
 def unexplained(evidence: Evidence) -> Finding | None:
     """Returns how much time is lost, and how to find the cause. For runs without other findings."""
-    factor, wait_frac = evidence.ceiling_factor, evidence.wait_frac
+    factor, wait_frac, throughput = evidence.ceiling_factor, evidence.wait_frac, evidence.record.throughput
     advice = "debug=profiler shows what a step spends its time on."
-    is_below = factor is not None and factor > limits.CEILING_FACTOR * _uncertainty(evidence)
+    upper = 1.0  # end of the rate's interval over the rate
+    if throughput and throughput["ci95"] and throughput["samples_per_s"] > 0:
+        upper = throughput["ci95"][1] / throughput["samples_per_s"]
+    is_below = factor is not None and factor > limits.CEILING_FACTOR * upper
     if wait_frac > limits.WAIT_FRAC and (is_below or is_starved(evidence)) and _epoch_start_frac(evidence) >= _MOSTLY:
         text = f"{show_percent(wait_frac)} of training waits for data, nearly all of that in the first steps of each"
         text += " epoch: nothing is built ahead across its end. Longer epochs lose less."
@@ -105,14 +108,6 @@ def unexplained(evidence: Evidence) -> Finding | None:
         return None
     text = f"The run reached {show_percent(1 / factor)} of its ceiling, and no cause was recognised. {advice}"
     return Finding("unexplained", text, {"ceiling_factor": factor}, lost_frac=1 - 1 / factor)
-
-
-def _uncertainty(evidence: Evidence) -> float:
-    """Returns the upper end of the rate's interval over the rate, >= 1."""
-    throughput = evidence.record.throughput
-    if not throughput or not throughput["ci95"] or throughput["samples_per_s"] <= 0:
-        return 1.0
-    return throughput["ci95"][1] / throughput["samples_per_s"]
 
 
 def _epoch_start_frac(evidence: Evidence) -> float:

@@ -219,10 +219,7 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     shown = sorted(ranks, key=lambda one: -one["wait_frac"])[:MOST_GPUS] if len(ranks) > MOST_GPUS else ranks
     has_nodes = len({one["node"] for one in ranks}) > 1
     waits_ms = waits_for_others_ms(evidence)
-    rows = [
-        Bar(_rank_name(one, has_nodes=has_nodes), _rank_parts(one, waits_ms.get(one["rank"], 0.0)), _rank_text(one))
-        for one in shown
-    ]
+    rows = [_rank_bar(one, waits_ms.get(one["rank"], 0.0), has_nodes=has_nodes) for one in shown]
     caption = "Parts of the mean step, batches that were ready, peak of memory."
     caption += " Others: waiting for other ranks." if waits_ms else " Compute includes waiting for other ranks."
     if len(shown) < len(ranks):
@@ -234,20 +231,15 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
 
 
-def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
-    parts = [f"rank {one['rank']}", *([f"GPU {one['gpu']}"] if one["gpu"] is not None else [])]
-    return ", ".join([*parts, f"node {one['node']}"] if has_nodes and one["gpu"] is None else parts)
-
-
-def _rank_parts(one: RankEntry, waits_ms: float) -> list[tuple[Colour, float, str]]:
+def _rank_bar(one: RankEntry, waits_ms: float, *, has_nodes: bool) -> Bar:
+    where = f", node {one['node']}" if has_nodes else ""
+    where = where if one["gpu"] is None else f", GPU {one['gpu']}"
     spent = {name: ms_of(one, name) for name in _RANK_PARTS}
     spent |= {"compute": max(0.0, spent["compute"] - waits_ms), "others": waits_ms}
-    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
-
-
-def _rank_text(one: RankEntry) -> str:
+    parts = [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
     memory = "" if one["peak_gib"] is None else f", {show_gib(one['peak_gib'])}"
-    return f"{show_ms(one['step_ms_mean'])}, ready {100 * one['readiness_frac']:.0f} %{memory}"
+    text = f"{show_ms(one['step_ms_mean'])}, ready {100 * one['readiness_frac']:.0f} %{memory}"
+    return Bar(f"rank {one['rank']}{where}", parts, text)
 
 
 def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
@@ -259,7 +251,9 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         levels = [] if curves else levels
     if not curves:
         if levels:
-            yield _peak(levels)
+            told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
+            rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]
+            yield PagePicture("Memory", image=bars(rows, told))
         return
     highest = max(float(values.max()) for _, values in curves.values())
     drawn = over_gpus(curves, "this process and its workers" if is_host else "in use on the device")
@@ -282,9 +276,3 @@ def _memory_levels(memory: MemoryEntry) -> list[LevelLine]:
         for name, (size_gib, colour, stroke) in found.items()
         if size_gib is not None
     ]
-
-
-def _peak(levels: list[LevelLine]) -> PagePicture:
-    told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
-    rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]
-    return PagePicture("Memory", image=bars(rows, told))

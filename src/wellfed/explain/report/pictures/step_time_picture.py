@@ -43,7 +43,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     total, *means = (binned(at_s, ms, lasts=total_ms / 1e3) for ms in (total_ms, *parts.values()))
     x, curves = total.x, [curve.y for curve in means]
     warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
-    most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
+    # The upper limit of the axis: a few very long steps must not flatten all others.
+    usual_ms = float(np.nanpercentile(total.y, 95)) if np.isfinite(total.y).any() else 1.0
+    most_ms = max(1e-3, 1.08 * min(float(total_ms[warmup if warmup < number else 0 :].max()), 2.5 * usual_ms))
     if len(total.x) == 1:  # an area needs a begin and an end
         x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
     areas = [ChartCurve(name, colour_of(name), x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
@@ -133,12 +135,6 @@ def histogram(evidence: Evidence) -> Iterator[PagePicture]:
         height=110,
     )
     yield PagePicture("How long steps took", [chart])
-
-
-def _most(total_ms: Series, curve: ChartCurve) -> float:
-    """Returns the upper limit of the axis: a few very long steps must not flatten all others."""
-    usual_ms = float(np.nanpercentile(curve.y, 95)) if np.isfinite(curve.y).any() else 1.0
-    return max(1e-3, 1.08 * min(float(total_ms.max()), 2.5 * usual_ms))
 
 
 def _happened(evidence: Evidence, axis: TimeAxis, most_ms: float) -> tuple[list[Note], list[Key]]:
