@@ -1,5 +1,4 @@
-"""Reports where a run lost its time, from its files, or what a CSV of GPU curves shows (``python -m wellfed diagnose
-RUN``)."""
+"""Reports where a run lost its time, or what a CSV of GPU curves shows (``python -m wellfed diagnose RUN``)."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ from wellfed.errors import Fault
 from wellfed.extras import PACKAGES, absence, is_installed
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
-"""Nodes whose required arguments are passed at run time: the model's by `Datasets.model_args`, the optimizer's
-parameters."""
+"""Nodes whose required arguments are passed at run time: by `Datasets.model_args`, and the optimizer's parameters."""
 _DERIVED = ("workload.data", "workload.model", "workload.optimizer")
 """Nodes whose null entries may be filled by `Datasets.derived`."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")

@@ -123,8 +123,7 @@ def disturbances(pair: Comparison) -> Iterator[Fault]:
 
 
 def _work(record: RunRecord) -> dict[str, Any]:
-    """Returns facts that two runs of the same work share: ranks, values derived from the data, and what a script ran
-    with, since it has no settings."""
+    """Returns facts that two runs of the same work share: ranks, values derived from the data, a script's arguments."""
     facts = {"ranks": max(1, len(record.ranks)), **record.derived()}
     if "script" not in record.config:
         return facts

@@ -352,8 +352,7 @@ class RunSwings:
         return None if found is None or found[1].depth < LEAST_DEPTH else found
 
     def entry(self) -> SwingEntry | None:
-        """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of the
-        GPUs."""
+        """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of GPUs."""
         if self.of_steps and (first_s := self.steps.period_s(self.of_steps[0].lag)) is not None:
             first = self.of_steps[0]
             return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}

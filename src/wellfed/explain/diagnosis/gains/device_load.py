@@ -20,8 +20,7 @@ from wellfed.ranks import largest_share
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
-"""Limit of a card: waits of the host for the card, slow launches by the host, memory bandwidth, or kernels that fill
-only a part of the card."""
+"""Limit of a card: waits of the host for it, slow launches, memory bandwidth, or kernels that fill a part of it."""
 
 
 FP16_SINCE, BF16_SINCE = 7.0, 8.0
@@ -77,8 +76,7 @@ class DeviceLoad:
 
 
 def device_load(evidence: Evidence) -> DeviceLoad | None:
-    """Returns the load of the least busy card. None on a CPU, with too few steps or readings, or if it has another
-    cause (late batches, `DataParallel`)."""
+    """Returns the load of the least busy card. None on a CPU, with too few readings, late batches or `DataParallel`."""
     time = evidence.record.time
     if time is None or not evidence.on_gpu or evidence.steps.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
@@ -149,8 +147,7 @@ class Merge:
         return self.parts_before / self.parts
 
     def gain(self, load: DeviceLoad) -> Gain:
-        """Returns the gain. The fixed cost of a pass (launches, reading weights, idle multiprocessors) is paid less
-        often, until the card is full."""
+        """Returns the gain: the fixed cost of a pass (launches, reading weights) is paid less often until it is full."""
         full = min(1.0, load.full_frac / _SM_FULL_FRAC)
         if load.tensor_frac is not None and load.tensor_frac >= limits.TENSOR_IDLE_FRAC:
             full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)

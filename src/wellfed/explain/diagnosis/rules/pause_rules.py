@@ -24,8 +24,7 @@ _MOST_OTHERS = 0.5
 """Maximum ratio of equally long steps that do not log to those that do."""
 _USUAL = 50
 _BETWEEN_PASSES_FRAC = 0.2
-"""Minimum share of a step between its passes for a finding (a proposal). A large loss outside of the model takes 10 %.
-"""
+"""Minimum share of a step between its passes (a proposal). A large loss outside of the model takes 10 %."""
 _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
@@ -180,8 +179,7 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
 
 
 def check_between_steps(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much time passes between steps regularly, and no hooks were timed. Irregular pauses are the
-    machine's."""
+    """Returns a finding if no hooks were timed, and much time passes between steps regularly, unlike the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.mean_ms
     if evidence.record.wall is not None or not len(host_ms) or not step_ms:
         return None
