@@ -20,7 +20,6 @@ from wellfed.errors import ConfigError
 from wellfed.units import show_text
 
 LAST = "last"
-"""Name of the newest folder."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 """Beginning of an automatic folder name."""
 _LISTED = 12
@@ -32,11 +31,9 @@ class FolderKind:
     """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
-    """Singular of the kind."""
     marker: str
     """Name of a file that every such folder has."""
     first_command: str
-    """Command that makes such a folder."""
 
     @property
     def plural(self) -> str:

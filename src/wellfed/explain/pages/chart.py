@@ -106,7 +106,6 @@ class LevelLine:
     colour: Colour
     stroke: Stroke = "line"
     label: str = ""
-    """Text at its end."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +186,8 @@ class PagePicture:
     title: str
     charts: Sequence[Chart] = ()
     image: Markup | None = None
-    """Other HTML than charts."""
     caption: str = ""
     more_keys: Sequence[Key] = ()
-    """Entries of the legend beside those of the charts."""
 
     @property
     def unit(self) -> str:
@@ -468,7 +465,6 @@ class Bar:
     parts: Sequence[tuple[Colour, float, str]]
     """Colour, value and text of each part; a part without a text is a gap."""
     text: str = ""
-    """Text after the bar."""
 
 
 def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:

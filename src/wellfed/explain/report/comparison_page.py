@@ -19,9 +19,7 @@ from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 
 _COLOURS: tuple[Colour, ...] = ("three", "one", "two", "good", "test", "validate", "bad", "four")
-"""Colours of the runs."""
 MOST_RUNS = len(_COLOURS)
-"""Most runs of a page."""
 Runs = dict[str, Evidence]
 """Letter of a run -> its evidence."""
 

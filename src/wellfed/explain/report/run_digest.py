@@ -43,9 +43,7 @@ class RunDigest:
     sample_unit: str | None = None
     of_ceiling_frac: float | None = None
     finding: str | None = None
-    """Id of the first finding."""
     severity: str | None = None
-    """Its severity."""
     verdict: str | None = None
     """Word of the verdict, as on the page."""
     metric: str | None = None

@@ -44,7 +44,6 @@ class Box:
     note: str = ""
     is_small: bool = False
     finding: str = ""
-    """Id of the finding that it shows."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ class Slowdown:
     limit_frac: float
     """Largest permitted slowdown: 0.05 = 5 % more time a sample."""
     letter: str = "B"
-    """Name of the run that may be slower."""
     each: str = "sample"
     """Unit of the time: a step where samples are not counted."""
 

@@ -147,7 +147,7 @@ class Merge:
         return self.parts_before / self.parts
 
     def gain(self, load: DeviceLoad) -> Gain:
-        """Returns the gain: the fixed cost of a pass (launches, reading weights) is paid less often until it is full."""
+        """Returns the gain: the fixed cost of a pass (launches, weights) is paid less often, until it is full."""
         full = min(1.0, load.full_frac / _SM_FULL_FRAC)
         if load.tensor_frac is not None and load.tensor_frac >= limits.TENSOR_IDLE_FRAC:
             full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)

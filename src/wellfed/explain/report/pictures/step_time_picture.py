@@ -22,7 +22,6 @@ _COLOURS: Mapping[str, Colour] = {**PARTS, "forward": "eight", "backward": "five
 """Colours of these kinds and of the phases of compute."""
 _PAUSE = "what lay before the step"
 _MARKS = ("▼", "▲", "■", "◆", "●", "✚")
-"""Marks of events."""
 _MOST_MARKS = 300
 MOST_SHARES, FEWEST_TIMED = 100, 20
 """Points of the curve of ready batches, and fewest steps of a histogram."""
