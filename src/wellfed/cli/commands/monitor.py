@@ -132,7 +132,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
     with monitor:
         stop.is_stepping = True
         try:
-            _show(monitor, screen, terminal, asked, stop, is_live=is_live)
+            _show(monitor, screen, terminal, asked, stop)
         finally:
             stop.is_finishing = True  # a second Ctrl-C must not suppress the summary
             screen.close()
@@ -147,15 +147,9 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
 
 
 def _show(
-    monitor: Monitor,
-    screen: PlainScreen,
-    terminal: Terminal,
-    asked: argparse.Namespace,
-    stop: StopRequest,
-    *,
-    is_live: bool,
+    monitor: Monitor, screen: PlainScreen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest
 ) -> None:
-    period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
+    is_live, period_s, end_s = isinstance(screen, LiveScreen), max(1.0, asked.interval), asked.seconds or math.inf
     if asked.serve is not None and not is_live:
         period_s = math.inf  # a service, whose figures Prometheus has
     next_s = min(FIRST_S if is_live else math.inf, period_s)

@@ -17,7 +17,7 @@ from typing import Any
 
 from wellfed import project
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, NotThere, import_fault, locate
-from wellfed.config.faults.foreign_names import nearest
+from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.extras import PACKAGES, absence, is_installed

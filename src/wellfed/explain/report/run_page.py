@@ -15,8 +15,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
-from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
-from wellfed.explain.report.run_lines import own_files, sections
+from wellfed.explain.report.run_lines import error_lines, figure_of, growth, own_files, sections, simulated_lines, state_lines
 from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
