@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.curves.swing import RunSwings
-from wellfed.explain.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
+from wellfed.explain.diagnosis.run_tables import (
+    PHASES,
+    Series,
+    TrainingTelemetry,
+    columns,
+    curves,
+    metric_curves,
+    passes_ended,
+)
 from wellfed.explain.diagnosis.step_times import StepTimes, WallTime
-from wellfed.explain.diagnosis.training_telemetry import TrainingTelemetry
 from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise

@@ -14,9 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
-from wellfed.explain.diagnosis.training_telemetry import TrainingTelemetry
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_duration
