@@ -214,11 +214,8 @@ def swings_in_steps(
     gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
     least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
     pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
-    found = [
-        *_swings("wait", wait_ms, lags, least_ms),
-        *_swings("step", rest_ms, lags, least_ms),
-        *_swings("gap", gap_ms, pauses, least_ms),
-    ]
+    found = [*_swings("wait", wait_ms, lags, least_ms), *_swings("step", rest_ms, lags, least_ms)]
+    found += _swings("gap", gap_ms, pauses, least_ms)
     by_lag: dict[int, StepSwing] = {}
     for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
         by_lag.setdefault(each.lag, each)
@@ -290,7 +287,6 @@ _LONGER: dict[Part, str] = {
     "step": "a step takes longer",
     "gap": "training stands still",
 }
-_BECAUSE = {"loader.num_workers": "since the workers finish their batches at about the same time"}
 _DUE = {
     "loader.num_workers": "a round of the loader's workers",
     "trainer.log_every_steps": "a row of metrics.csv",
@@ -359,13 +355,13 @@ class RunSwings:
             return None
         return {"period_s": self.deepest[1].period_s, "period_steps": None, "cause": None, "r2": None}
 
-    def describe_steps(self, setting: str) -> str | None:
-        """Returns a sentence if steps take longer at the period that a setting implies, else None."""
+    def describe_workers(self) -> str | None:
+        """Returns a sentence if steps take longer once in a round of the loader's workers, else None."""
         for swing in self.of_steps:
             period_s = self.steps.period_s(swing.lag)
-            if setting in swing.settings and period_s is not None:
-                because = _BECAUSE.get(setting, f"as often as {_DUE.get(setting, setting)} is due")
-                return f"Every {swing.lag} steps ({show_duration(period_s)}) {_LONGER[swing.where]}, {because}."
+            if "loader.num_workers" in swing.settings and period_s is not None:
+                every = f"Every {swing.lag} steps ({show_duration(period_s)}) {_LONGER[swing.where]}"
+                return f"{every}, since the workers finish their batches at about the same time."
         return None
 
     def describe_utilisation(self) -> str | None:

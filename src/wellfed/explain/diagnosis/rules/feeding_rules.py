@@ -78,7 +78,7 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         text += f" Then all {feeding.cores:g} cores are full, and steps still wait."
-    if (swing := evidence.swings.describe_steps("loader.num_workers")) is not None:
+    if (swing := evidence.swings.describe_workers()) is not None:
         text += f" {swing}"
     text += feeding.show_doubt()
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
