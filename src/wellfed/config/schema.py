@@ -77,8 +77,7 @@ class GpuConfig:
         True,
     )
     channels_last: bool = knob(
-        "Keep image tensors in NHWC memory order. Faster convolutions with AMP; no use without convolutions.",
-        False
+        "Keep image tensors in NHWC memory order. Faster convolutions with AMP; no use without convolutions.", False
     )
     cudnn_benchmark: bool = knob("Let cuDNN time its algorithms for each new shape. For fixed shapes only.", False)
     compile: Compile = knob(
@@ -96,8 +95,7 @@ class GpuConfig:
         False,
     )
     allocator: Allocator = knob(
-        "default or expandable (segments that grow: less fragmentation when shapes vary).",
-        Allocator.default
+        "default or expandable (segments that grow: less fragmentation when shapes vary).", Allocator.default
     )
 
 
@@ -159,9 +157,7 @@ class MemoryConfig:
         "Samples per forward pass and device. null = planned. At most one of micro_batch and accumulate is set.",
         at_least=1,
     )
-    accumulate: Optional[int] = knob(
-        "Forward passes per optimizer step. null = derived from micro_batch.", at_least=1
-    )
+    accumulate: Optional[int] = knob("Forward passes per optimizer step. null = derived from micro_batch.", at_least=1)
     checkpoint_activations: Optional[bool] = knob(
         "Recompute activations in the backward pass: less memory, about a third more compute. null = false."
     )
@@ -194,8 +190,7 @@ class ScheduleConfig:
     name: ScheduleName = knob("constant; cosine or linear fall to min_lr_frac at the last step.", ScheduleName.constant)
     warmup_steps: int = knob("Steps of linear warm-up from 0.", 0, at_least=0)
     min_lr_frac: float = knob(
-        "Final learning rate of cosine and linear as a fraction of the first.",
-        0.0, at_least=0, at_most=1
+        "Final learning rate of cosine and linear as a fraction of the first.", 0.0, at_least=0, at_most=1
     )
     interval: Optional[ScheduleInterval] = knob(
         "When the scheduler of `_target_` takes its next step: after each optimizer step, or each epoch. For "
@@ -231,9 +226,7 @@ class WorkloadConfig:
         "null for a LightningModule with its own loaders.",
         MISSING,
     )
-    optimizer: Any = knob(
-        "`_target_` of a torch optimizer and its arguments. null for a LightningModule with its own."
-    )
+    optimizer: Any = knob("`_target_` of a torch optimizer and its arguments. null for a LightningModule with its own.")
     metrics: Any = knob(
         "Metrics of torchmetrics for validation and test: a `_target_`, a list of them, or a mapping of names to "
         "them. They get the predictions and targets of the model's LossOutput.",
@@ -251,9 +244,7 @@ class WorkloadConfig:
 class TrainerConfig:
     """Length of a run, validation, checkpoints, devices."""
 
-    max_epochs: Optional[int] = knob(
-        "Passes over the training data. The first limit reached ends the run.", at_least=1
-    )
+    max_epochs: Optional[int] = knob("Passes over the training data. The first limit reached ends the run.", at_least=1)
     max_steps: Optional[int] = knob("Optimizer steps.", at_least=1)
     max_time_s: Optional[float] = knob("Seconds of training.", above=0)
     validate_every_steps: Optional[int] = knob(
@@ -264,8 +255,7 @@ class TrainerConfig:
         at_least=1,
     )
     checkpoint_minutes: Optional[float] = knob(
-        "Longest time between checkpoints, minutes. null = no limit.",
-        10.0, above=0
+        "Longest time between checkpoints, minutes. null = no limit.", 10.0, above=0
     )
     keep_last: int = knob("Latest checkpoints kept, in addition to the best.", 2, at_least=1)
     log_every_steps: int = knob("Optimizer steps between rows of metrics.csv.", 50, at_least=1)
@@ -273,8 +263,7 @@ class TrainerConfig:
     accelerator: Accelerator = knob("auto, cpu or gpu.", Accelerator.auto)
     devices: int = knob("Devices (ranks) on each machine.", 1, at_least=1)
     num_nodes: int = knob(
-        "Machines that train together, each with trainer.devices; torchrun or srun must start them.",
-        1, at_least=1
+        "Machines that train together, each with trainer.devices; torchrun or srun must start them.", 1, at_least=1
     )
     strategy: Strategy = knob("auto, ddp or fsdp (CUDA only).", Strategy.auto)
     on_nan: OnNan = knob(
@@ -301,9 +290,7 @@ class TrainerConfig:
         "shows their costliest operations.",
         at_least=1,
     )
-    best_metric: Optional[str] = knob(
-        "Validation metric that selects the best checkpoint. null = the workload's."
-    )
+    best_metric: Optional[str] = knob("Validation metric that selects the best checkpoint. null = the workload's.")
     best_mode: Optional[BestMode] = knob("max or min. null = the workload's.")
 
     @property
@@ -351,8 +338,7 @@ class LoggerConfig:
     """Loggers for figures, in addition to the files, which are always written."""
 
     mode: LoggerMode = knob(
-        "wandb: auto (online when logged in, else offline), online, offline or disabled.",
-        LoggerMode.disabled
+        "wandb: auto (online when logged in, else offline), online, offline or disabled.", LoggerMode.disabled
     )
     tensorboard: bool = knob("TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.", False)
     mlflow: bool = knob("mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.", False)
@@ -422,8 +408,7 @@ class SearchConfig:
         SearchPruner.none,
     )
     max_trials: int = knob(
-        "Trials in all, including earlier commands; for a grid the maximum number of points.",
-        100, at_least=1
+        "Trials in all, including earlier commands; for a grid the maximum number of points.", 100, at_least=1
     )
     max_minutes: Optional[float] = knob(
         "Minutes after which this command starts no further trial; those that run go on. null = no limit.",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, phases_ms, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, phases_ms, show_phases
 
 SHARES = {"forward_frac": 0.25, "backward_frac": 0.5, "optimizer_frac": 0.15}
 

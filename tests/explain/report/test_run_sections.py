@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_lines import OF_EVERY_RUN, own_files, sections
+from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 from wellfed.run.closing import _ARTIFACTS

@@ -13,8 +13,8 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
 from wellfed.explain.diagnosis.curves.curve_verdict import curve_entry, curve_lines
+from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
 from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.text_table import print_command, print_text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules import compute_rules as compute
@@ -25,6 +24,7 @@ from wellfed.explain.diagnosis.rules.ranks import (
     uneven_shares,
 )
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]

@@ -162,8 +162,8 @@ class WallTime:
         if self.record.wall is not None or not len(self.steps.all.get("wait_ms", ())):
             return self.record.wall
         steps_s, between_s = float(self.steps.all_ms.sum()) / 1e3, float(self.steps.gap_ms.sum()) / 1e3
-        phases = self.record.phases
-        validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in ("validate", "checkpoint"))
+        spent_s = {phase: spent["total_s"] for phase, spent in self.record.phases.items()}
+        validation_s, checkpoint_s = spent_s.get("validate", 0.0), spent_s.get("checkpoint", 0.0)
         other_s = max(0.0, between_s - validation_s - checkpoint_s)
         return {
             "total_s": steps_s + validation_s + checkpoint_s + other_s,

@@ -11,9 +11,9 @@ from zlib import crc32
 
 import numpy as np
 
-from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.timing.interval import half_width

@@ -12,8 +12,8 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.comparison import Comparison, compared_rows, device
-from wellfed.explain.report.pictures.run_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.picture_parts import binned, readings
+from wellfed.explain.report.pictures.run_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms

@@ -17,15 +17,15 @@ from rich.text import Text
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.quoting import key_value
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import colour_of, waiting_colour, word_of
 from wellfed.explain.diagnosis.script_words import is_script
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report import run_lines
-from wellfed.explain.report.run_page import gain_of
 from wellfed.explain.report.run_lines import own_files
+from wellfed.explain.report.run_page import gain_of
 from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped

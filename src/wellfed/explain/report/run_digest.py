@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
-from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
 from wellfed.explain.diagnosis.finding import colour_of, word_of
+from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_percent
 

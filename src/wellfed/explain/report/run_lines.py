@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
-from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
+from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import label_of
 from wellfed.record import RunRecord, SwingEntry, engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent

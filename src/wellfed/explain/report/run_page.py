@@ -12,17 +12,28 @@ from statistics import fmean
 from urllib.parse import quote
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
-from wellfed.explain.report.run_lines import error_lines, figure_of, growth, own_files, sections, simulated_lines, state_lines
-from wellfed.explain.diagnosis.finding import tone_of, word_of
+from wellfed.explain.report.run_lines import (
+    error_lines,
+    figure_of,
+    growth,
+    own_files,
+    sections,
+    simulated_lines,
+    state_lines,
+)
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
 RENEWED_EVERY_S = 60.0
 """Seconds between renewals of the page while a run lasts."""
-_FILES = "run.json report.md steps.csv metrics.csv telemetry.csv train.log checkpoints profile tensorboard".split()
+_FILES = (
+    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
+    "tensorboard",
+)
 """Files of every run that the page links to, with those of the evaluation."""
 _PLANNED = (
     *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),

@@ -12,8 +12,8 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.finding_pages import page_of_finding
-from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_lines import ReportSection, sections
+from wellfed.explain.report.run_page import to_html
 from wellfed.masking import hidden
 from wellfed.record import RunRecord, write_atomically
 from wellfed.units import show_text

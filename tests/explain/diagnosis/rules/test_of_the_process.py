@@ -59,7 +59,5 @@ def test_batches_of_float64_are_noted():
     found = wide_batches(fed_by(2, build_ms=5.0, loading={"batch_dtypes": {"float64": 6.0, "int64": 0.5}}))
     assert found.is_note
     assert "6.0 MiB of a batch's 6.5 MiB are float64" in found.message
-    assert (
-        wide_batches(fed_by(2, build_ms=5.0, loading={"batch_dtypes": {"float32": 6.0, "float64": 0.1}})) is None
-    )
+    assert wide_batches(fed_by(2, build_ms=5.0, loading={"batch_dtypes": {"float32": 6.0, "float64": 0.1}})) is None
     assert wide_batches(fed_by(2, build_ms=5.0)) is None

@@ -93,7 +93,9 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
     swing = swing_in_time(time_s, util_pct)
     if swing is not None and swing.depth < LEAST_DEPTH:
         swing = None
-    verdict: Verdict = "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
+    verdict: Verdict = (
+        "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
+    )
     verdict = verdict if swing is None else "swings"
     peak_pct, span_s = float(util_pct.max()), float(np.ptp(time_s))
     is_short = swing is None and is_too_short(util_pct)

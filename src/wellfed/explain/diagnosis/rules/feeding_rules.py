@@ -34,7 +34,6 @@ from wellfed.explain.diagnosis.waiting import (
 from wellfed.record import WallEntry
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
 
-
 _UNUSED_FETCH = ". The data has fetch, which builds whole batches, but the loader requests single samples."
 _FETCH_FRAC = 0.1
 """Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
@@ -46,7 +45,9 @@ def loading_in_main_process(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding = waiting.feeding
-    text = f"{waiting.share_text}: the training process builds a batch itself in {show_ms(feeding.build_ms)}, and a step "
+    text = (
+        f"{waiting.share_text}: the training process builds a batch itself in {show_ms(feeding.build_ms)}, and a step "
+    )
     text += f"takes {show_ms(feeding.fed_ms)}"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)

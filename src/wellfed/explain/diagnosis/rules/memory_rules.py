@@ -16,7 +16,6 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import HOST, label_of, named
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_gib, show_percent
 
-
 _MICRO_BATCH, _CHECKPOINTING = "memory.micro_batch", "memory.checkpoint_activations"
 _KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
 

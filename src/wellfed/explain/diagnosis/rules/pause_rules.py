@@ -6,12 +6,12 @@ import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.pauses import distance, gain_of, pauses, rarer
 from wellfed.explain.diagnosis.rules.feeding_rules import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record import WallEntry
 from wellfed.units import counted, show_duration, show_ms, show_percent

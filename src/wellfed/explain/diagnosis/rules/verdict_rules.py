@@ -10,13 +10,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
-from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.gains.feeding import is_starved, workers_take_cores
 from wellfed.explain.diagnosis.rules.feeding_rules import slow_start
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.record import WallEntry
 from wellfed.units import counted, show_percent

@@ -54,7 +54,13 @@ def readings(
 
 
 def binned(
-    x: Series, values: Series, name: str = "", colour: Colour = "ink", *, lasts: Series | None = None, kind: Kind = "line"
+    x: Series,
+    values: Series,
+    name: str = "",
+    colour: Colour = "ink",
+    *,
+    lasts: Series | None = None,
+    kind: Kind = "line",
 ) -> ChartCurve:
     """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order, to at most `MOST` points; where one is not
     finite, there is a gap. A line has a range if its points stand for several readings each.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.diagnosis.step_times import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import OTHER
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
 from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, binned, of_many
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wellfed.explain.diagnosis.step_times import OTHER, phases_ms
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import OTHER, phases_ms
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, parts_of
 from wellfed.units import show_ms
