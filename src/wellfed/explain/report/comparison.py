@@ -197,7 +197,8 @@ class Comparison:
     @cached_property
     def machine(self) -> list[Compared]:
         """Hardware, versions and code."""
-        return _shown(differences(*map(_machine, self.records)))
+        a, b = map(_machine, self.records)
+        return _shown(differences(a, b))
 
     @cached_property
     def figures(self) -> list[Compared]:

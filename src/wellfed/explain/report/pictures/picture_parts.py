@@ -83,7 +83,9 @@ def binned(
         found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
     breaks, at = np.searchsorted(first, gaps), np.add.reduceat(x, first) / count
     x = np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2)
-    return ChartCurve(name, colour, x, *(np.insert(curve, breaks, np.nan) for curve in found), kind=kind)
+    mean, *edges = (np.insert(curve, breaks, np.nan) for curve in found)
+    low, high = (edges[0], edges[1]) if edges else (None, None)
+    return ChartCurve(name, colour, x, mean, low, high, kind)
 
 
 def _gaps(x: Series, lasts: Series) -> npt.NDArray[np.intp]:
