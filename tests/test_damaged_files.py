@@ -21,8 +21,8 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_digest import digest, runs_table
+from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.run_page import to_html
-from wellfed.explain.report.run_sections import sections
 from wellfed.explain.report.write import to_markdown
 from wellfed.observe.loggers.journal import MOST_OF_A_KIND, Journal
 from wellfed.record import FILE_NAME, RunRecord

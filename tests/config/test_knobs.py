@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from omegaconf import MISSING
 
-from wellfed.config.faults.nearest_name import nearest, nearest_knob
+from wellfed.config.faults.explain_refusal import nearest, nearest_knob
 from wellfed.config.knobs import all_knobs, entries, in_order
 from wellfed.config.schema import Backend, EvaluateConfig, RunConfig
 

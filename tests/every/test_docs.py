@@ -24,7 +24,7 @@ from wellfed.config.compose import compose
 from wellfed.data.loader_parts import loader_of, without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.explain.report.verdict_words import word_of
+from wellfed.explain.diagnosis.finding import word_of
 from wellfed.observe.loggers import journal
 from wellfed.observe.telemetry import metrics
 from wellfed.sample_rng import SampleRng
@@ -380,8 +380,13 @@ def test_the_changelog_has_a_place_for_the_next_line():
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/workloads.md"} <= set(PAGES)
 
 
-RULES = {path.stem: path.parent.name for path in (ROOT / "src/wellfed/explain/diagnosis/rules").glob("*/[!_]*.py")}
-"""Ids of findings, with the folders of their rules."""
+_FAMILIES = ROOT / "src/wellfed/explain/diagnosis/rules"
+RULES = {path.stem: "ranks" for path in _FAMILIES.glob("ranks/[!_]*.py")} | {
+    name: path.stem
+    for path in _FAMILIES.glob("*_rules.py")
+    for name in re.findall(r'\bFinding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+}
+"""Ids of findings, with the files of their rules."""
 
 
 def test_every_rule_has_its_page_and_no_other_page_is_there():

@@ -63,11 +63,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
 
 
 def verdict_code(compare: Callable[[], int]) -> int:
-    """Returns the exit code of a comparison. Every error is exit code 2, since 1 is the verdict that a run is slower.
-
-    Raises:
-        ConfigError: the comparison can't be done. Its exit code is 2, too.
-    """
+    """Returns the exit code of a comparison. Every error, raised or not, is exit code 2: 1 is a run that is slower."""
     try:
         code = compare()
         return code if all_shown(code) == code else EXIT_NOTHING_RUN

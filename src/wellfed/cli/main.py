@@ -30,19 +30,14 @@ class Command:
     summary: str
     composes: bool = True
     """Whether the arguments are, or make, the configuration of a run."""
-    stands_for: tuple[str, ...] = ()
-    """Arguments of ``train`` that the name is short for. The last is dropped if another option of its group is typed.
-    """
+    option: str = ""
+    """The name is short for ``train -m name=option``, unless another option of that group is typed."""
 
 
 COMMANDS = (
     Command("train", "train, validate and test: [overrides]"),
-    Command(
-        "sweep", "measure combinations of settings: train -m sweep=throughput", stands_for=("-m", "sweep=throughput")
-    ),
-    Command(
-        "search", "many whole trainings, ranked by a metric: train -m search=optuna", stands_for=("-m", "search=optuna")
-    ),
+    Command("sweep", "measure combinations of settings: train -m sweep=throughput", option="throughput"),
+    Command("search", "many whole trainings, ranked by a metric: train -m search=optuna", option="optuna"),
     Command("tune", "find faster settings for this machine, and write them as options"),
     Command("evaluate", "the metrics of a checkpoint on the test split"),
     Command("plan", "every number of a run with its reason, without running it"),
@@ -91,11 +86,10 @@ def main(argv: Sequence[str]) -> int:
 def _expanded(argv: Sequence[str]) -> list[str]:
     """Replaces a short name by its arguments of ``train``. Other ranks read the command line this way too."""
     asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)
-    if asked is None or not asked.stands_for:
+    if asked is None or not asked.option:
         return list(argv)
-    *flags, option = asked.stands_for
     has_option = any(word.startswith(f"{asked.name}=") for word in argv)
-    expanded = ["train", *flags, *([] if has_option else [option]), *argv[1:]]
+    expanded = ["train", "-m", *([] if has_option else [f"{asked.name}={asked.option}"]), *argv[1:]]
     if is_command():
         sys.argv[1:] = expanded
     return expanded

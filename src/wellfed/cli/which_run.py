@@ -30,11 +30,7 @@ def evidence_of(folder: Path) -> Evidence:
 
 
 def read(folder: Path) -> RunRecord:
-    """Returns the record of a run folder; warns about other unreadable files.
-
-    Raises:
-        ConfigError: the record can't be read, or has another schema.
-    """
+    """Returns the record of a run folder, else raises a ConfigError; warns about other unreadable files."""
     try:
         found = RunRecord.read(folder)
     except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ class NotThere(ImportError):
 
     def __init__(self, owner: str, found: Any, name: str) -> None:
         super().__init__(f"{owner} has no {name}", name=name)
-        names = {*dir(found), *(_submodules(found) if isinstance(found, ModuleType) else ())}
+        names = {*dir(found), *(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ())))}
         self.names = sorted(each for each in names if not each.startswith("_"))
 
 
@@ -52,10 +52,6 @@ def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
         if is_module and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name or ()):
             raise PermissionError(found.__name__.partition(".")[0])
     return found
-
-
-def _submodules(module: ModuleType) -> set[str]:
-    return {each.name for each in pkgutil.iter_modules(getattr(module, "__path__", ()))}
 
 
 def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) -> Any:

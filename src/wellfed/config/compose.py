@@ -103,11 +103,7 @@ def compose(
 
 
 def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:
-    """Returns ``Composed.resolved`` without checking rules or masking secrets.
-
-    Raises:
-        ConfigError: the configuration does not compose.
-    """
+    """Returns ``Composed.resolved`` without checking rules or masking secrets."""
     with job_of(compose_raw(open_hydra(config_dir), "train", overrides)) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
@@ -131,11 +127,8 @@ def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
 
 
 def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked.
-
-    Raises:
-        ConfigError: all faults, including broken rules, if it does not compose.
-    """
+    """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked; but if it does not
+    compose, all faults are raised, including broken rules."""
     try:
         cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)
     except COMPOSE_ERRORS as error:

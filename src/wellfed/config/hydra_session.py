@@ -73,12 +73,9 @@ def _schema(schema_type: type, base: type | None) -> DictConfig:
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:
-    """Returns a Hydra that searches ``config_dir`` (None = the project's) before ``extra_dirs``.
+    """Returns a Hydra that searches ``config_dir`` (None = the project's) before ``extra_dirs``, which must exist.
 
     ``GlobalHydra`` is not modified, so several can be open at once, also inside a multirun.
-
-    Raises:
-        ConfigError: a folder does not exist.
     """
     version.setbase("1.3")
     register_schemas()

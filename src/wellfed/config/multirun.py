@@ -81,11 +81,8 @@ class Multirun:
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
 
     def base(self) -> Composed[RunConfig]:
-        """Returns the configuration that all points share; points may differ in any knob outside ``no_axes``.
-
-        Raises:
-            ConfigError: faults in knobs that no point can change.
-        """
+        """Returns the configuration that all points share; points may differ in any knob outside ``no_axes``. Faults
+        in knobs that no point can change are raised."""
         with job_of(self._master) as job:
             faults = [fault for fault in examine(job)[1] if self._is_fixed(fault.where)]
             if faults:
@@ -93,11 +90,7 @@ class Multirun:
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
 
     def varied(self, *, may_be_interval: bool = False) -> tuple[dict[str, Varied], tuple[str, ...]]:
-        """Returns the axes, and the overrides that all points share; all as typed.
-
-        Raises:
-            ConfigError: a malformed or endless axis, an interval that is not allowed, or an unknown option.
-        """
+        """Returns the axes, and the overrides that all points share, as typed. Raises all their faults."""
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
         found: dict[str, Varied] = {}
@@ -147,11 +140,7 @@ class Multirun:
         return repo
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-        """Returns the configuration of one point, which writes to ``folder``.
-
-        Raises:
-            ConfigError: all faults of the point.
-        """
+        """Returns the configuration of one point, which writes to ``folder``. Raises all its faults."""
         try:
             cfg = self._loader.load_sweep_config(self._master, list(overrides))
         except COMPOSE_ERRORS as error:

@@ -18,8 +18,8 @@ from wellfed.config.knobs import Range
 # ruff: noqa: RUF009, UP045
 
 
-def knob(default: Any, text: str, **limits: float) -> Any:
-    """Returns a field of a group: its default, its text for users, and the `Range` of its numbers."""
+def knob(text: str, default: Any = None, **limits: float) -> Any:
+    """Returns a field of a group: its text for users, its default, and the `Range` of its numbers."""
     metadata = {"text": text, "range": Range(**limits) if limits else None}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
@@ -63,41 +63,39 @@ class GpuConfig:
     """Card: memory budget, precision, compilation, allocator."""
 
     memory_gib: Optional[float] = knob(
-        None,
         "GPU memory budget in GiB. null = what the profile or, with gpu=auto, the card gives. Lower it to rehearse a "
         "smaller card.",
         above=0,
     )
     precision: Precision = knob(
-        Precision["auto"],
         "auto, 32-true, bf16-mixed, 16-mixed or bf16-true. auto: bf16-mixed from capability 8.0, 16-mixed at 7.x, "
         "else (and on a CPU) 32-true. Only a precision typed here is refused where the device can't do it.",
+        Precision["auto"],
     )
     tf32: bool = knob(
-        True,
         "Let float32 matrix products and convolutions use TF32 on CUDA. Turn off where 1e-3 relative error matters.",
+        True,
     )
     channels_last: bool = knob(
-        False, "Keep image tensors in NHWC memory order. Faster convolutions with AMP; no use without convolutions."
+        "Keep image tensors in NHWC memory order. Faster convolutions with AMP; no use without convolutions.", False
     )
-    cudnn_benchmark: bool = knob(False, "Let cuDNN time its algorithms for each new shape. For fixed shapes only.")
+    cudnn_benchmark: bool = knob("Let cuDNN time its algorithms for each new shape. For fixed shapes only.", False)
     compile: Compile = knob(
-        Compile.none,
         "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
         "start; a compile that fails warns and goes on eagerly.",
+        Compile.none,
     )
     enforce: Optional[bool] = knob(
-        None,
         "Hold the run to the budget. null = true on a GPU, false on a CPU. true on a CPU limits this process's memory "
         "instead (Linux).",
     )
     ballast: bool = knob(
-        False,
         "With enforce: fill the rest of a larger card, so that libraries that read the free memory from the driver "
         "see the smaller card too.",
+        False,
     )
     allocator: Allocator = knob(
-        Allocator.default, "default or expandable (segments that grow: less fragmentation when shapes vary)."
+        "default or expandable (segments that grow: less fragmentation when shapes vary).", Allocator.default
     )
 
 
@@ -106,47 +104,45 @@ class LoaderConfig:
     """Loading of batches, from disk to device."""
 
     backend: Backend = knob(
-        Backend.auto,
         "auto, torch (DataLoader over `__getitem__` with default collate), inline (in the training process), threads, "
         "processes, or own (the DataLoader that workload.data returns, unchanged).",
+        Backend.auto,
     )
     num_workers: Optional[int] = knob(
-        None, "Workers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
+        "Workers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
     )
     prefetch_factor: Optional[int] = knob(
-        None, "Batches each worker keeps ready; costs host memory. Needs num_workers >= 1.", at_least=1
+        "Batches each worker keeps ready; costs host memory. Needs num_workers >= 1.", at_least=1
     )
     device_prefetch: Optional[int] = knob(
-        None,
         "Batches copied to the GPU ahead of the step, besides the one in use. null = planned; 0 on a CPU.",
         at_least=0,
     )
-    worker_threads: Optional[int] = knob(None, "torch threads in each worker. null = torch's default.", at_least=1)
+    worker_threads: Optional[int] = knob("torch threads in each worker. null = torch's default.", at_least=1)
     timeout_s: Optional[int] = knob(
-        None, "Seconds to wait for one batch before the loader counts as stuck; 0 = no limit.", at_least=0
+        "Seconds to wait for one batch before the loader counts as stuck; 0 = no limit.", at_least=0
     )
     persistent_workers: Optional[bool] = knob(
-        None, "Keep worker processes from one epoch to the next. null = true with worker processes."
+        "Keep worker processes from one epoch to the next. null = true with worker processes."
     )
     pin_memory: Optional[bool] = knob(
-        None, "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
+        "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
     shuffle_buffer: Optional[int] = knob(
-        None,
         "Samples of a stream held in memory, from which the next is drawn. Changes the order, and so what is learned. "
         "null = the stream's own order.",
         at_least=2,
     )
-    skip_ids: list[int] = knob([], "Indices of training samples to skip, such as known bad ones.", at_least=0)
-    max_skipped: int = knob(0, "Failing samples to leave out, each with a warning; one more stops the run.", at_least=0)
+    skip_ids: list[int] = knob("Indices of training samples to skip, such as known bad ones.", [], at_least=0)
+    max_skipped: int = knob("Failing samples to leave out, each with a warning; one more stops the run.", 0, at_least=0)
 
 
 @dataclass
 class MemoryStage:
     """One entry of memory.stages."""
 
-    from_epoch: int = knob(MISSING, "Its first epoch, from 0.")
-    features: FeatureMode = knob(MISSING, "As memory.features, from that epoch on.")
+    from_epoch: int = knob("Its first epoch, from 0.", MISSING)
+    features: FeatureMode = knob("As memory.features, from that epoch on.", MISSING)
 
 
 @dataclass
@@ -154,39 +150,33 @@ class MemoryConfig:
     """GPU memory: features, micro-batches, checkpointing, out-of-memory errors."""
 
     features: Optional[FeatureMode] = knob(
-        None,
         "cache (GPU), cache_host (RAM) or dynamic (computed per batch). null = the fastest that fits. Only dynamic "
         "can train an encoder.",
     )
     micro_batch: Optional[int] = knob(
-        None,
         "Samples per forward pass and device. null = planned. At most one of micro_batch and accumulate is set.",
         at_least=1,
     )
-    accumulate: Optional[int] = knob(
-        None, "Forward passes per optimizer step. null = derived from micro_batch.", at_least=1
-    )
+    accumulate: Optional[int] = knob("Forward passes per optimizer step. null = derived from micro_batch.", at_least=1)
     checkpoint_activations: Optional[bool] = knob(
-        None, "Recompute activations in the backward pass: less memory, about a third more compute. null = false."
+        "Recompute activations in the backward pass: less memory, about a third more compute. null = false."
     )
     plateau_frac: Optional[float] = knob(
-        None,
         "Take the smallest micro-batch that keeps this fraction of the best rate, by real steps before training. "
         "Without such steps (several devices, gpu.compile): a quarter of a step. null = the largest that fits.",
         above=0,
         at_most=1,
     )
-    on_oom: OnOom = knob(OnOom.retry, "retry (halve the micro-batch and do the same batch again) or fail.")
+    on_oom: OnOom = knob("retry (halve the micro-batch and do the same batch again) or fail.", OnOom.retry)
     micro_batch_steps: Optional[list[int]] = knob(
-        None, "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
+        "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
     )
     remember: bool = knob(
-        True,
         "Begin with the micro-batch that an earlier run of the same plan had to step down to, kept in "
         "paths.cache_dir. false = neither read nor kept.",
+        True,
     )
     stages: Optional[list[MemoryStage]] = knob(
-        None,
         "Features that change at an epoch: [{from_epoch: 0, features: cache}, {from_epoch: 3, features: dynamic}], "
         "each stage with its own micro-batch. An encoder that the model trains is frozen until the stage with dynamic. "
         "null = memory.features throughout.",
@@ -197,17 +187,16 @@ class MemoryConfig:
 class ScheduleConfig:
     """Learning rate over the run; or `_target_` of a scheduler of torch.optim.lr_scheduler, and its arguments."""
 
-    name: ScheduleName = knob(ScheduleName.constant, "constant; cosine or linear fall to min_lr_frac at the last step.")
-    warmup_steps: int = knob(0, "Steps of linear warm-up from 0.", at_least=0)
+    name: ScheduleName = knob("constant; cosine or linear fall to min_lr_frac at the last step.", ScheduleName.constant)
+    warmup_steps: int = knob("Steps of linear warm-up from 0.", 0, at_least=0)
     min_lr_frac: float = knob(
-        0.0, "Final learning rate of cosine and linear as a fraction of the first.", at_least=0, at_most=1
+        "Final learning rate of cosine and linear as a fraction of the first.", 0.0, at_least=0, at_most=1
     )
     interval: Optional[ScheduleInterval] = knob(
-        None,
         "When the scheduler of `_target_` takes its next step: after each optimizer step, or each epoch. For "
         "ReduceLROnPlateau, step = after each validation. null = step for OneCycleLR and CyclicLR, else epoch.",
     )
-    monitor: Optional[str] = knob(None, "Metric for ReduceLROnPlateau, as in metrics.csv: val/loss.")
+    monitor: Optional[str] = knob("Metric for ReduceLROnPlateau, as in metrics.csv: val/loss.")
 
     @property
     def target(self) -> dict[str, Any] | None:
@@ -220,29 +209,25 @@ class ScheduleConfig:
 class WorkloadConfig:
     """Learning: model, data, optimizer, schedule, effective batch. Everything here changes the result."""
 
-    name: str = knob(MISSING, "Name of the workload; also the folder under paths.log_dir.")
-    sample_unit: str = knob("samples", "Name of a sample in figures (triplets, windows, patches).")
+    name: str = knob("Name of the workload; also the folder under paths.log_dir.", MISSING)
+    sample_unit: str = knob("Name of a sample in figures (triplets, windows, patches).", "samples")
     effective_batch_size: Optional[int] = knob(
-        None,
         "Samples per optimizer step over all ranks; kept exactly, whatever the micro-batch. null = the batch size of "
         "the DataLoader that workload.data returns.",
         at_least=1,
     )
-    drop_last: bool = knob(False, "Leave out the last, smaller batch of an epoch. Validation keeps it.")
+    drop_last: bool = knob("Leave out the last, smaller batch of an epoch. Validation keeps it.", False)
     eval_batch_size: Optional[int] = knob(
-        None, "Samples per batch of validation and test. null = the data's own, else the micro-batch.", at_least=1
+        "Samples per batch of validation and test. null = the data's own, else the micro-batch.", at_least=1
     )
-    model: Any = knob(MISSING, "`_target_` of an nn.Module and its arguments.")
+    model: Any = knob("`_target_` of an nn.Module and its arguments.", MISSING)
     data: Any = knob(
-        MISSING,
         "`_target_` of a function that returns Datasets, DataLoaders or a LightningDataModule, and its arguments. "
         "null for a LightningModule with its own loaders.",
+        MISSING,
     )
-    optimizer: Any = knob(
-        None, "`_target_` of a torch optimizer and its arguments. null for a LightningModule with its own."
-    )
+    optimizer: Any = knob("`_target_` of a torch optimizer and its arguments. null for a LightningModule with its own.")
     metrics: Any = knob(
-        None,
         "Metrics of torchmetrics for validation and test: a `_target_`, a list of them, or a mapping of names to "
         "them. They get the predictions and targets of the model's LossOutput.",
     )
@@ -259,61 +244,54 @@ class WorkloadConfig:
 class TrainerConfig:
     """Length of a run, validation, checkpoints, devices."""
 
-    max_epochs: Optional[int] = knob(
-        None, "Passes over the training data. The first limit reached ends the run.", at_least=1
-    )
-    max_steps: Optional[int] = knob(None, "Optimizer steps.", at_least=1)
-    max_time_s: Optional[float] = knob(None, "Seconds of training.", above=0)
+    max_epochs: Optional[int] = knob("Passes over the training data. The first limit reached ends the run.", at_least=1)
+    max_steps: Optional[int] = knob("Optimizer steps.", at_least=1)
+    max_time_s: Optional[float] = knob("Seconds of training.", above=0)
     validate_every_steps: Optional[int] = knob(
-        None, "Optimizer steps between validations. null = at the end of each epoch.", at_least=1
+        "Optimizer steps between validations. null = at the end of each epoch.", at_least=1
     )
     checkpoint_every_steps: Optional[int] = knob(
-        None,
         "Optimizer steps between checkpoints. null = at the end of each epoch and by checkpoint_minutes.",
         at_least=1,
     )
     checkpoint_minutes: Optional[float] = knob(
-        10.0, "Longest time between checkpoints, minutes. null = no limit.", above=0
+        "Longest time between checkpoints, minutes. null = no limit.", 10.0, above=0
     )
-    keep_last: int = knob(2, "Latest checkpoints kept, in addition to the best.", at_least=1)
-    log_every_steps: int = knob(50, "Optimizer steps between rows of metrics.csv.", at_least=1)
-    gradient_clip: Optional[float] = knob(None, "Largest gradient norm. null = no clipping.", above=0)
-    accelerator: Accelerator = knob(Accelerator.auto, "auto, cpu or gpu.")
-    devices: int = knob(1, "Devices (ranks) on each machine.", at_least=1)
+    keep_last: int = knob("Latest checkpoints kept, in addition to the best.", 2, at_least=1)
+    log_every_steps: int = knob("Optimizer steps between rows of metrics.csv.", 50, at_least=1)
+    gradient_clip: Optional[float] = knob("Largest gradient norm. null = no clipping.", above=0)
+    accelerator: Accelerator = knob("auto, cpu or gpu.", Accelerator.auto)
+    devices: int = knob("Devices (ranks) on each machine.", 1, at_least=1)
     num_nodes: int = knob(
-        1, "Machines that train together, each with trainer.devices; torchrun or srun must start them.", at_least=1
+        "Machines that train together, each with trainer.devices; torchrun or srun must start them.", 1, at_least=1
     )
-    strategy: Strategy = knob(Strategy.auto, "auto, ddp or fsdp (CUDA only).")
+    strategy: Strategy = knob("auto, ddp or fsdp (CUDA only).", Strategy.auto)
     on_nan: OnNan = knob(
-        OnNan["raise"],
         "A non-finite loss: raise (stop), skip (leave out the step) or halve_lr (leave it out, and halve the rate). "
         "The last two look at gradients too.",
+        OnNan["raise"],
     )
-    deterministic: bool = knob(False, "Only deterministic kernels; slower on a GPU.")
+    deterministic: bool = knob("Only deterministic kernels; slower on a GPU.", False)
     limit_batches: Optional[int] = knob(
-        None, "Maximum number of batches per epoch and per evaluation: a quick check, not a result.", at_least=1
+        "Maximum number of batches per epoch and per evaluation: a quick check, not a result.", at_least=1
     )
     sanity_batches: int = knob(
-        1,
         "Batches of validation and of test run before the first step, so that faults there show at once; they leave "
         "no trace. 0 = none.",
+        1,
         at_least=0,
     )
     overfit_batches: Optional[int] = knob(
-        None,
         "Train repeatedly on this number of first batches of the first epoch, unshuffled: can the model learn?",
         at_least=1,
     )
     profile_steps: Optional[int] = knob(
-        None,
         "Steps recorded by torch.profiler after 3 of warm-up, into profile/trace.json of the run folder; the report "
         "shows their costliest operations.",
         at_least=1,
     )
-    best_metric: Optional[str] = knob(
-        None, "Validation metric that selects the best checkpoint. null = the workload's."
-    )
-    best_mode: Optional[BestMode] = knob(None, "max or min. null = the workload's.")
+    best_metric: Optional[str] = knob("Validation metric that selects the best checkpoint. null = the workload's.")
+    best_mode: Optional[BestMode] = knob("max or min. null = the workload's.")
 
     @property
     def world_size(self) -> int:
@@ -339,18 +317,18 @@ class TrainerConfig:
 class TelemetryConfig:
     """Telemetry: whether and how often GPUs and host are read."""
 
-    enabled: bool = knob(True, "Watch the GPUs and this process while training; false also leaves out the ceiling.")
+    enabled: bool = knob("Watch the GPUs and this process while training; false also leaves out the ceiling.", True)
     interval_s: float = knob(
-        0.5,
         "Seconds between readings of utilisation, memory and CPU; slow metrics are read every 5 s. Lower it to see "
         "swings shorter than 5 s; each reading costs a millisecond or two of CPU.",
+        0.5,
         at_least=0.1,
         at_most=3600,
     )
     ceiling_steps: int = knob(
-        20,
         "Steps run at the end on batches already on the device, to measure how fast the run could be. Fewer if they "
         "would take longer than 10 s and 5 % of the training time; 0 = none.",
+        20,
         at_least=0,
     )
 
@@ -360,23 +338,23 @@ class LoggerConfig:
     """Loggers for figures, in addition to the files, which are always written."""
 
     mode: LoggerMode = knob(
-        LoggerMode.disabled, "wandb: auto (online when logged in, else offline), online, offline or disabled."
+        "wandb: auto (online when logged in, else offline), online, offline or disabled.", LoggerMode.disabled
     )
-    tensorboard: bool = knob(False, "TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.")
-    mlflow: bool = knob(False, "mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.")
-    csv: bool = knob(False, "Lightning's CSVLogger: csv/version_0/metrics.csv of the run, a column per figure.")
+    tensorboard: bool = knob("TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.", False)
+    mlflow: bool = knob("mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.", False)
+    csv: bool = knob("Lightning's CSVLogger: csv/version_0/metrics.csv of the run, a column per figure.", False)
     mlflow_uri: Optional[str] = knob(
-        None, "URI where mlflow keeps runs. null = MLFLOW_TRACKING_URI, else the folder <log_dir>/mlruns."
+        "URI where mlflow keeps runs. null = MLFLOW_TRACKING_URI, else the folder <log_dir>/mlruns."
     )
     diff: bool = knob(
-        True,
         "Write the uncommitted change of the checkout into run.json, secrets masked; false leaves it out.",
+        True,
     )
-    project: str = knob("wellfed", "wandb project; mlflow experiment.")
-    entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
-    group: Optional[str] = knob(None, "wandb group of this run.")
-    name: Optional[str] = knob(None, "Name of the run in wandb and mlflow. null = the name of its folder.")
-    tags: list[str] = knob([], "Tags of the run in wandb and mlflow, e.g. [baseline,paper].")
+    project: str = knob("wandb project; mlflow experiment.", "wellfed")
+    entity: Optional[str] = knob("wandb user or team. null = wandb's default.")
+    group: Optional[str] = knob("wandb group of this run.")
+    name: Optional[str] = knob("Name of the run in wandb and mlflow. null = the name of its folder.")
+    tags: list[str] = knob("Tags of the run in wandb and mlflow, e.g. [baseline,paper].", [])
 
 
 @dataclass
@@ -384,31 +362,30 @@ class SweepConfig:
     """Many short runs to find the fastest settings; hydra.sweeper.params in an option of this group lists them."""
 
     name: Optional[str] = knob(
-        None,
         "Folder of the sweep, <log_dir>/<workload>/sweeps/<name>; the same name runs what is missing there. null = "
         "the name of the chosen option.",
     )
-    max_trials: int = knob(100, "Maximum number of combinations in a sweep.", at_least=1)
+    max_trials: int = knob("Maximum number of combinations in a sweep.", 100, at_least=1)
     trial_steps: int = knob(
-        200,
         "Maximum number of measured optimizer steps per trial. It ends earlier once the 95 % interval of samples/s is "
         "within 2 %.",
+        200,
         at_least=10,
     )
     timeout_s: float = knob(
-        600,
         "Seconds after which a trial is ended and noted as timeout; preparing data and model may take as long again.",
+        600,
         above=0,
         at_most=1000000.0,
     )
     objective: SweepObjective = knob(
-        SweepObjective.samples_per_s,
         "Ranking of the points, which also selects points to measure again: samples_per_s, samples_per_joule (needs "
         "GPUs whose power or energy NVML reads) or peak_memory (lowest first). The same command with another "
         "objective ranks existing measurements.",
+        SweepObjective.samples_per_s,
     )
-    fail_fast: bool = knob(False, "Start no further trial after one that did not end well.")
-    retry: list[SweepStatus] = knob([], "Statuses whose trials are run again, e.g. [oom,failed].")
+    fail_fast: bool = knob("Start no further trial after one that did not end well.", False)
+    retry: list[SweepStatus] = knob("Statuses whose trials are run again, e.g. [oom,failed].", [])
 
 
 @dataclass
@@ -416,42 +393,40 @@ class SearchConfig:
     """Many whole trainings to find what learns best, ranked by `trainer.best_metric`; also of a plain `-m`."""
 
     name: Optional[str] = knob(
-        None,
         "Folder of the search, <log_dir>/<workload>/searches/<name>; the same name runs what is missing there. null = "
         "the name of the chosen option, or the time for a plain -m.",
     )
     sampler: SearchSampler = knob(
-        SearchSampler.grid,
         "How the values of the next trial are chosen: grid (every combination), random, or tpe (Optuna's estimator, "
         "which learns from the trials so far). Both random and tpe need the extra search, and take intervals.",
+        SearchSampler.grid,
     )
     pruner: SearchPruner = knob(
-        SearchPruner.none,
         "Rule that ends a trial early, applied after each validation: none, median or asha. With median, "
         "its best so far is worse than the others' median at that validation, from the second validation and five "
         "trials on. With asha (successive halving), the best third of trials at validation 1, 3, 9, ... continues.",
+        SearchPruner.none,
     )
     max_trials: int = knob(
-        100, "Trials in all, including earlier commands; for a grid the maximum number of points.", at_least=1
+        "Trials in all, including earlier commands; for a grid the maximum number of points.", 100, at_least=1
     )
     max_minutes: Optional[float] = knob(
-        None,
         "Minutes after which this command starts no further trial; those that run go on. null = no limit.",
         above=0,
     )
     timeout_s: Optional[float] = knob(
-        None, "Seconds after which a trial is ended and noted as timeout. null = no limit.", above=0, at_most=1000000.0
+        "Seconds after which a trial is ended and noted as timeout. null = no limit.", above=0, at_most=1000000.0
     )
-    seed: int = knob(1, "Seed of the sampler; `seed` is for training.", at_least=0, below=2**32)
-    retry: list[SweepStatus] = knob([], "Statuses whose trials are run again, e.g. [oom,failed].")
+    seed: int = knob("Seed of the sampler; `seed` is for training.", 1, at_least=0, below=2**32)
+    retry: list[SweepStatus] = knob("Statuses whose trials are run again, e.g. [oom,failed].", [])
 
 
 @dataclass
 class PathsConfig:
     """Where files are read and written."""
 
-    log_dir: str = knob("logs", "Run folders go to <log_dir>/<workload>/runs/; relative to the working directory.")
-    cache_dir: str = knob(".cache", "Caches: <cache_dir>/<kind>/<digest>/; may be deleted at any time.")
+    log_dir: str = knob("Run folders go to <log_dir>/<workload>/runs/; relative to the working directory.", "logs")
+    cache_dir: str = knob("Caches: <cache_dir>/<kind>/<digest>/; may be deleted at any time.", ".cache")
 
 
 @dataclass
@@ -459,8 +434,8 @@ class GuardConfig:
     """Packages that a configuration may name as `_target_`."""
 
     allow_targets: list[str] = knob(
-        ["torch", "lightning", "torchmetrics", "wellfed"],
         "Packages that a `_target_` may come from, besides your own in src/.",
+        ["torch", "lightning", "torchmetrics", "wellfed"],
     )
 
 
@@ -468,16 +443,15 @@ class GuardConfig:
 class RunConfig:
     """One run of `python src/train.py`."""
 
-    seed: int = knob(1, "Seed of everything random.", at_least=0, below=2**63)
-    resume: Optional[str] = knob(None, "auto, a run folder or a checkpoint: continue where it stopped.")
-    rerun: Optional[str] = knob(None, "A run folder whose overrides are replayed into a new one.")
+    seed: int = knob("Seed of everything random.", 1, at_least=0, below=2**63)
+    resume: Optional[str] = knob("auto, a run folder or a checkpoint: continue where it stopped.")
+    rerun: Optional[str] = knob("A run folder whose overrides are replayed into a new one.")
     gpu: GpuConfig = field(default_factory=GpuConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     callbacks: Any = knob(
-        None,
         "Callbacks (Lightning's or your own) by names that you choose, each a `_target_` and its arguments. They are "
         "called in this order, where Lightning calls them.",
     )
@@ -495,30 +469,29 @@ class TuneConfig:
     `sweep.trial_steps` and `sweep.timeout_s` apply to its trials."""
 
     name: Optional[str] = knob(
-        None,
         "Name of the written options, and folder <log_dir>/<workload>/tunes/<name>, where the same command continues. "
         "null = from workload and card: <workload>_rtx_4090, or <workload>_cpu_8.",
     )
-    max_trials: int = knob(20, "Maximum number of trials including the start; the comparison comes after.", at_least=2)
+    max_trials: int = knob("Maximum number of trials including the start; the comparison comes after.", 20, at_least=2)
     max_minutes: float = knob(
-        15.0,
         "Minutes, including preparation, after which no further trial starts. A running one may take sweep.timeout_s, "
         "and the comparison comes after.",
+        15.0,
         above=0,
         at_most=100000.0,
     )
     rounds: int = knob(
-        5,
         "Trials of start and result each in the final comparison, in turns; more trials detect smaller gains.",
+        5,
         at_least=3,
     )
-    fixed: list[str] = knob([], "Knobs and groups to keep from the start, e.g. [gpu,loader.num_workers].")
+    fixed: list[str] = knob("Knobs and groups to keep from the start, e.g. [gpu,loader.num_workers].", [])
     write: TuneWrite = knob(
-        TuneWrite.auto,
         "Whether to write the result as options of loader and memory: auto = if the gain is beyond noise, always, or "
         "never.",
+        TuneWrite.auto,
     )
-    replace: bool = knob(False, "Overwrite options of that name that no tune has written; `--force` does the same.")
+    replace: bool = knob("Overwrite options of that name that no tune has written; `--force` does the same.", False)
 
 
 @dataclass
@@ -533,9 +506,8 @@ class EvaluateConfig:
     """One run of `python src/evaluate.py`."""
 
     checkpoint: Optional[str] = knob(
-        None,
         "A checkpoint file, or a run by its folder, name, prefix of the name, or last; for a run best.ckpt, else "
         "last.ckpt. Its run folder has the configuration. null = the newest run.",
     )
-    accelerator: Accelerator = knob(Accelerator.auto, "auto, cpu or gpu.")
+    accelerator: Accelerator = knob("auto, cpu or gpu.", Accelerator.auto)
     paths: PathsConfig = field(default_factory=PathsConfig)

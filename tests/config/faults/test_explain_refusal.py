@@ -1,7 +1,6 @@
 import pytest
 
-from wellfed.config.faults.explain_refusal import explain, explain_delete
-from wellfed.config.faults.nearest_name import nearest_knob
+from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 

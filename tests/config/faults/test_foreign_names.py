@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.few import slow
 from wellfed.config.compose import compose
-from wellfed.config.faults.foreign_names import ABSENT, NAMES, NOTES, VALUES
+from wellfed.config.faults.explain_refusal import ABSENT, NAMES, NOTES, VALUES
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.knobs import entries
 from wellfed.config.schema import RunConfig

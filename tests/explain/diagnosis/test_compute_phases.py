@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares, phases_ms, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.rules.compute import step_time_trend
+from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, phases_ms, show_phases
 
 SHARES = {"forward_frac": 0.25, "backward_frac": 0.5, "optimizer_frac": 0.15}
 
@@ -111,7 +111,7 @@ def test_growth_is_named_by_its_phase(phase: str, words: str) -> None:
     columns = {f"{name}_ms": np.full(120, 3.0) for name in ("forward", "backward", "optimizer")}
     columns[f"{phase}_ms"] = 3.0 + np.linspace(0, 20, 120)
     columns["compute_ms"] = np.sum(list(columns.values()), axis=0) + 0.5
-    found = step_time_trend.check(evidence(steps=120, compute_ms=float(columns["compute_ms"].mean()), columns=columns))
+    found = step_time_trend(evidence(steps=120, compute_ms=float(columns["compute_ms"].mean()), columns=columns))
     assert found is not None
     assert f"The growth is {words}" in found.message
     assert found.evidence["grows_in"] == phase
@@ -120,6 +120,6 @@ def test_growth_is_named_by_its_phase(phase: str, words: str) -> None:
 def test_growth_is_not_ascribed_to_a_phase_that_was_not_timed_at_the_start() -> None:
     columns = timed(120, list(range(80, 120)), on_gpu=False)
     columns["compute_ms"] = 10.0 + np.linspace(0, 20, 120)
-    found = step_time_trend.check(evidence(steps=120, compute_ms=20.0, columns=columns))
+    found = step_time_trend(evidence(steps=120, compute_ms=20.0, columns=columns))
     assert found is not None
     assert "grows_in" not in found.evidence

@@ -1,6 +1,7 @@
 """What is said of a whole run: which finding comes first, and what is said where there is none."""
 
 import importlib
+import inspect
 import pkgutil
 
 import numpy as np
@@ -11,6 +12,7 @@ from wellfed.explain.diagnosis import rules
 from wellfed.explain.diagnosis import run_rules as judge_module
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.rules import verdict_rules
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
@@ -30,17 +32,18 @@ def widely_known(given):
 
 
 def test_every_rule_is_asked():
-    modules = {
-        module.name.rpartition(".")[2]: module.name
-        for module in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
-        if not module.ispkg
-    }
-    files = set(modules)
-    asked = {rule.__module__.rsplit(".", 1)[1] for rule in (*judge_module.OF_EVENTS, *judge_module.OF_STEPS)}
-    assert files == asked | VERDICTS
-    assert not asked & VERDICTS
-    for name in modules.values():
-        assert callable(importlib.import_module(name).check)
+    found = set()
+    for module in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}."):
+        members = dict(inspect.getmembers(importlib.import_module(module.name), inspect.isfunction))
+        found |= {
+            function
+            for name, function in members.items()
+            if name[0] != "_" and function.__annotations__.get("return") == "Finding | None"
+        }
+    asked = {*judge_module.OF_EVENTS, *judge_module.OF_STEPS}
+    verdicts = {getattr(verdict_rules, name) for name in VERDICTS}
+    assert found == asked | verdicts
+    assert not asked & verdicts
 
 
 def test_a_run_at_its_ceiling_is_told_to_stop_tuning():

@@ -13,14 +13,13 @@ def lockstep():
 
 
 def test_workers_in_lockstep_are_told_with_their_period():
-    said = lockstep().swings.describe_steps("loader.num_workers")
+    said = lockstep().swings.describe_workers()
     assert said is not None
     assert said.startswith("Every 4 steps (10")
     assert said.endswith(
         "a step waits longer for its batch, since the workers finish their batches at about the same time."
     )
-    assert lockstep().swings.describe_steps("epoch") is None
-    assert evidence().swings.describe_steps("loader.num_workers") is None
+    assert evidence().swings.describe_workers() is None
 
 
 def test_the_gpu_that_swings_most_is_told():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.explain.pages.markdown_text import code_span, plain_line
+from wellfed.explain.pages.html_page import code_span, plain_line
 
 
 @given(st.text())

@@ -91,7 +91,7 @@ def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
 
 def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[float] = []
-    monkeypatch.setattr(comparison_page, "binned", lambda x, y: drawn.append(y.max()) or binned(x, y))
+    monkeypatch.setattr(comparison_page, "binned", lambda x, y, *named: drawn.append(y.max()) or binned(x, y, *named))
     curves = {HOST: {"time_s": np.arange(50.0), "cpu_pct": np.full(50, 930.0)}}
     html = comparison_html(Comparison(evidence(curves=curves), evidence()))
     assert "not watched" in html

@@ -6,8 +6,8 @@ import json
 import numpy as np
 
 from tests.explain.diagnosis.curves.test_swing import wave
+from wellfed.explain.diagnosis.curves.curve_verdict import CAUSES, curve_entry, curve_lines
 from wellfed.explain.diagnosis.curves.recorded_curves import GpuCurve, RecordedCurves
-from wellfed.explain.report.curve_lines import CAUSES, curve_entry, curve_lines
 from wellfed.record import plain
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
+from wellfed.explain.diagnosis.finding import word_of
 from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
-from wellfed.explain.report.verdict_words import word_of
 from wellfed.record import FindingEntry
 
 FOLDER = Path("logs/recsys/runs/2026-01-01_00-00-00_aaaa")

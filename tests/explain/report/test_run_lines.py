@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kit.evidence_of import walled
-from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, wall_lines
-from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, sections, wall_lines
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import PlanEntry, ProfileEntry, RunRecord
 

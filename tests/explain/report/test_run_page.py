@@ -14,7 +14,7 @@ from tests.kit.made_run import made_run
 from tests.kit.page_reader import Page, read_page
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report.pictures import metric_pictures
+from wellfed.explain.report.pictures import run_pictures
 from wellfed.explain.report.run_page import gain_of, tiles, to_html
 from wellfed.explain.report.write import write_reports
 from wellfed.record import RunRecord
@@ -144,7 +144,7 @@ def test_a_table_that_breaks_off_or_jumps_has_pictures(tmp_path: Path) -> None:
 
 
 def test_of_many_metrics_the_first_have_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_pictures, "MOST_METRICS", 2)
+    monkeypatch.setattr(run_pictures, "MOST_METRICS", 2)
     made_run(tmp_path, steps=20, has_telemetry=False, metrics={f"m{place}": ("train",) for place in range(30)})
     page = page_of(tmp_path)
     assert [told[:2] for told in pictures_of(page)][-2:] == ["m0", "m1"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.report.run_lines import OF_EVERY_RUN, own_files, sections
 from wellfed.explain.report.run_page import to_html
-from wellfed.explain.report.run_sections import OF_EVERY_RUN, file_sections, own_files, sections
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 from wellfed.run.closing import _ARTIFACTS
@@ -81,4 +81,4 @@ def test_what_is_of_every_run_is_no_file_of_the_workload() -> None:
     assert set(_ARTIFACTS) <= OF_EVERY_RUN
     record = RunRecord("r", artifacts={**_ARTIFACTS, "profile": "profile/trace.json", "table": "forecasts_test.csv"})
     assert own_files(record) == {"table": "forecasts_test.csv"}
-    assert file_sections(RunRecord("r", artifacts=_ARTIFACTS)) == []
+    assert own_files(RunRecord("r", artifacts=_ARTIFACTS)) == {}

@@ -47,9 +47,6 @@ def main(argv: Sequence[str]) -> int:
 def write_workload(name: str, root: Path | None = None) -> list[Path]:
     """Writes `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all files or none.
 
-    Args:
-        root: folder of the project; None = this project.
-
     Raises:
         ConfigError: the name is invalid or taken, or a file can't be written.
     """
@@ -80,10 +77,7 @@ def home_of_workloads(root: Path) -> str:
     """Returns the package for new workloads: the package of the default workload, whose code a yaml may name.
 
     ``workloads`` if the default is ``workloads.cats.model.Net`` of cats; ``my_nets`` for ``my_nets.model.Net`` of
-    my_nets.
-
-    Raises:
-        ConfigError: the default workload does not determine a package.
+    my_nets. Raises a ConfigError if it does not determine a package.
     """
     configs = root / "configs"
     try:

@@ -21,7 +21,7 @@ from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, plain
 from wellfed.run.folder import run_folder
 from wellfed.study.bench.bench_rounds import RESULT, ROUNDS, Bench, BenchRound
-from wellfed.study.bench.bench_sides import BenchSide, other_overrides, two_sides
+from wellfed.study.bench.bench_sides import other_overrides, two_sides
 from wellfed.study.points.guided.change import with_overrides
 from wellfed.units import counted, show_count, show_factor
 
@@ -48,18 +48,18 @@ def _bench(asked: argparse.Namespace) -> int:
     bench: Bench | None = None
 
     def ended(number: int, found: BenchRound) -> None:
-        rates = ", ".join(
-            f"{letter} {show_count(rate)} {unit}/s" for letter, rate in zip("AB", found.rates, strict=True)
-        )
+        a, b = map(show_count, found.rates)
         ratio = f"B takes {show_factor(found.time_ratio)} times as long"
-        print_text(terminal, f"Round {number} of {asked.rounds}: {rates}; {ratio}.")
+        print_text(terminal, f"Round {number} of {asked.rounds}: A {a} {unit}/s, B {b} {unit}/s; {ratio}.")
         for line in found.disturbances:
             print_text(terminal, line)
 
     with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
         bench = Bench(sides, asked.rounds, _new_in(benches), ended, stop)
         for side in sides:
-            print_text(terminal, f"{side.letter}: {_described(side)}")
+            commit = "" if side.commit is None or side.commit[:10] in side.title else f" at {side.commit[:10]}"
+            changed = ", with uncommitted changes" if side.is_changed else ""
+            print_text(terminal, f"{side.letter}: {side.title}{commit}{changed}")
         print_text(terminal, f"{counted(asked.rounds, 'round')} in turns, after one that does not count.")
         print_text(terminal, f"What runs print: {bench.folder}")
         bench.run()
@@ -97,7 +97,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _new_in(benches: Path) -> Path:
-    """Returns a new folder that no other bench has."""
     try:
         return run_folder.new_in(benches)
     except OSError as error:
@@ -116,7 +115,6 @@ def _check(overrides: Sequence[str]) -> None:
 
 
 def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
-    """Raises an error if two configurations do not learn the same."""
     workloads = [plain(each.resolved)["workload"] for each in (a, b)]
     if found := differences(workloads[0], workloads[1], "workload"):
         name, *values = found[0]
@@ -124,13 +122,7 @@ def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
         raise ConfigError.of(name, problem, "Leave it out of --against.")
 
 
-def _described(side: BenchSide) -> str:
-    commit = "" if side.commit is None or side.commit[:10] in side.title else f" at {side.commit[:10]}"
-    return f"{side.title}{commit}{', with uncommitted changes' if side.is_changed else ''}"
-
-
 def _show(terminal: Answer, bench: Bench, unit: str) -> None:
-    """Prints a table of the rounds, and what differs in the settings."""
     ratio = bench.ratio
     if ratio is not None:
         heads = (f"A {unit}/s", f"B {unit}/s", "B's time to A's")
@@ -141,9 +133,8 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
         terminal.print(table)
         for part in differing_table([bench.rounds[0].pair]):
             print_text(terminal, part) if isinstance(part, str) else terminal.print(part)
-        between = (
-            "" if ratio.low is None or ratio.high is None else f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
-        )
+        has_ends = ratio.low is not None and ratio.high is not None
+        between = f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})" if has_ends else ""
         print_text(terminal, f"\nMedian {bench.median:.3f}, mean {ratio.factor:.3f}{between}")
     if len(bench.rounds) == 1:
         print_text(terminal, "One round: the interval is that of its steps, and noise between runs is not seen.")
@@ -153,7 +144,6 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
 
 
 def _judged(terminal: Answer, bench: Bench, limit_frac: float | None) -> int:
-    """Prints the slowdown and returns the exit code."""
     ratio = bench.ratio
     if bench.faults or ratio is None:
         return no_verdict(bench.faults)

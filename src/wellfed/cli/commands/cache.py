@@ -89,11 +89,7 @@ def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
 
 
 def entries(home: Path) -> list[CacheEntry]:
-    """Returns all entries by kind, the largest first; other files are ignored.
-
-    Raises:
-        OSError: the folder exists and can't be read.
-    """
+    """Returns all entries by kind, the largest first; other files are ignored."""
     if not home.exists():
         return []
     folders = [folder for kind in home.iterdir() if kind.is_dir() for folder in kind.iterdir() if _is_entry(folder)]
@@ -165,7 +161,9 @@ def _lines(home: Path, found: Sequence[CacheEntry], *, all_of_them: bool) -> Ite
         shown = of_kind if all_of_them else of_kind[:_SHOWN]
         for entry in shown:
             made_of = f"{entry.made_of} (in use)" if entry.in_use else entry.made_of
-            yield f"  {entry.name:<16}  {show_bytes(entry.bytes):>10}  {_age(entry.age_s):>12}  {show_line(made_of)}"
+            days, age_s = int(entry.age_s / _DAY_S), max(1.0, float(int(entry.age_s)))
+            age = counted(days, "day") if days >= 2 else show_duration(age_s)
+            yield f"  {entry.name:<16}  {show_bytes(entry.bytes):>10}  {age:>12}  {show_line(made_of)}"
         if len(shown) < len(of_kind):
             yield f"  and {len(of_kind) - len(shown)} smaller ones: {command('cache')} list {show_line(kind)}"
 
@@ -175,23 +173,17 @@ def _sum(found: Sequence[CacheEntry]) -> str:
     return f"{number}, {show_bytes(sum(entry.bytes for entry in found))}"
 
 
-def _age(age_s: float) -> str:
-    return counted(int(age_s / _DAY_S), "day") if age_s >= 2 * _DAY_S else show_duration(max(1.0, float(int(age_s))))
-
-
 def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json: bool) -> int:
-    removed: list[CacheEntry] = []
-    kept: list[tuple[CacheEntry, str]] = []
+    removed, kept = list[CacheEntry](), list[tuple[CacheEntry, str]]()
     for entry in found:
         try:
-            is_gone = remove(home / entry.kind / entry.name)
+            is_gone, why = remove(home / entry.kind / entry.name), "is in use"
         except OSError as error:
-            kept.append((entry, f"can't be removed ({error.strerror or error})"))
+            is_gone, why = False, f"can't be removed ({error.strerror or error})"
+        if is_gone:
+            removed.append(entry)
         else:
-            if is_gone:
-                removed.append(entry)
-            else:
-                kept.append((entry, "is in use"))
+            kept.append((entry, why))
         with contextlib.suppress(OSError):  # other entries are left
             (home / entry.kind).rmdir()
     if as_json:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from wellfed import project
 from wellfed.cli.commands.leaderboard import add_sweep
@@ -18,7 +17,6 @@ from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.record import RunRecord
-from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP
@@ -48,8 +46,12 @@ def main(argv: Sequence[str]) -> int:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
         way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
         raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
-    heading = _heading(asked.name, board, entry, found, folder)
-    texts = {path: option_text(group, found, heading) for group, path in paths.items()}
+    heading = [
+        f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
+        f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
+        f"{score_text(board, entry)}, on {board.file.machine or entry.row.device}.",
+    ]
+    texts = {path: option_text(group, found, "\n".join(heading)) for group, path in paths.items()}
     way_out = "Free space, or make configs/ writable."
     write_files(texts, f"--name {asked.name}", way_out, may_replace=lambda path: asked.force)
     shown = [f"{entry.point}: {score_text(board, entry)}", tie_text(board, entry)]
@@ -60,13 +62,3 @@ def main(argv: Sequence[str]) -> int:
     print_text(terminal, "\n".join(filter(None, shown)))
     print_command(terminal, "Use it:", f"{command('train')} {shlex.join(of_run)}")
     return EXIT_OK
-
-
-def _heading(name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:
-    return "\n".join(
-        [
-            f"{command('choose')} {shlex.quote(str(folder))} --name {name}",
-            f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-            f"{score_text(board, entry)}, on {board.file.machine or entry.row.device}.",
-        ]
-    )

@@ -129,7 +129,6 @@ def _commands(words: Sequence[str]) -> Iterator[str]:
 
 
 def _overrides(config_name: str, words: Sequence[str]) -> list[str]:
-    """Returns options, knobs and their values, from the files and the schema."""
     found = completions(open_hydra(job_name=config_name), config_name, words)
     word = words[-1]
     name, equals, _ = word.partition("=")

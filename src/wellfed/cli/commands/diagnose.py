@@ -1,5 +1,4 @@
-"""Reports where a run lost its time, from its files, or what a CSV of GPU curves shows (``python -m wellfed diagnose
-RUN``)."""
+"""Reports where a run lost its time, or what a CSV of GPU curves shows (``python -m wellfed diagnose RUN``)."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.explain.diagnosis.curves.curve_verdict import curve_entry, curve_lines
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
-from wellfed.explain.report.curve_lines import curve_entry, curve_lines
-from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.text_table import print_command, print_text
 
 
@@ -37,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
-    if asked.run is not None and _is_file(asked.run):
-        return _curves(Path(asked.run), as_json=asked.json)
+    run = asked.run or ""
+    if os.path.isfile(run) or (run.lower().endswith(".csv") and not os.path.isdir(run)):
+        return _curves(Path(run), as_json=asked.json)
     folder = find(asked.run, Path(asked.log_dir), RUN)
     found, terminal = evidence_of(folder).record, Answer()
     if asked.json:
@@ -49,11 +49,6 @@ def main(argv: Sequence[str]) -> int:
     for line in (line for section in shown for line in section.lines):
         print_text(terminal, line)
     return EXIT_OK
-
-
-def _is_file(asked: str) -> bool:
-    """Returns whether the argument is a file, or named like one."""
-    return os.path.isfile(asked) or (asked.lower().endswith(".csv") and not os.path.isdir(asked))
 
 
 def _curves(path: Path, *, as_json: bool) -> int:

@@ -26,8 +26,7 @@ _WIDTHS = (12, 14, 14, 12)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs up to 6 sizes and prints a row for each, then the size to use. Returns 2 if not even one sample fits, else
-    0."""
+    """Runs up to 6 sizes and prints a row for each, then the size to use. Returns 2 if not even one sample fits."""
     parser = argparse.ArgumentParser(
         prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--for",
         "--seconds",
         dest="seconds",
-        type=_seconds,
+        type=partial(_time, least_s=0, limits="0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C"),
         default=0.0,
         metavar="TIME",
         help="how long, e.g. 90s, 5min, 2h; 0 = until Ctrl-C (default)",
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=_numbers, metavar="0,1", help="these only, as nvidia-smi numbers them")
     parser.add_argument(
         "--interval",
-        type=_interval,
+        type=partial(_time, least_s=SHORTEST_S, limits=f"{SHORTEST_S:g}s on, as 1, 1s, 200ms"),
         default=0.5,
         metavar="TIME",
         help="between readings, e.g. 1s, 200ms (default: 0.5s)",
@@ -131,7 +132,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
     with monitor:
         stop.is_stepping = True
         try:
-            _show(monitor, screen, terminal, asked, stop, is_live=is_live)
+            _show(monitor, screen, terminal, asked, stop)
         finally:
             stop.is_finishing = True  # a second Ctrl-C must not suppress the summary
             screen.close()
@@ -146,15 +147,9 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
 
 
 def _show(
-    monitor: Monitor,
-    screen: PlainScreen,
-    terminal: Terminal,
-    asked: argparse.Namespace,
-    stop: StopRequest,
-    *,
-    is_live: bool,
+    monitor: Monitor, screen: PlainScreen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest
 ) -> None:
-    period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
+    is_live, period_s, end_s = isinstance(screen, LiveScreen), max(1.0, asked.interval), asked.seconds or math.inf
     if asked.serve is not None and not is_live:
         period_s = math.inf  # a service, whose figures Prometheus has
     next_s = min(FIRST_S if is_live else math.inf, period_s)
@@ -177,14 +172,6 @@ def _sleep(seconds: float, stop: StopRequest) -> None:
         if stop.signum is None:
             time.sleep(max(0.0, seconds))
         stop.is_stepping = True
-
-
-def _seconds(text: str) -> float:
-    return _time(text, 0, "0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C")
-
-
-def _interval(text: str) -> float:
-    return _time(text, SHORTEST_S, f"{SHORTEST_S:g}s on, as 1, 1s, 200ms")
 
 
 def _time(text: str, least_s: float, limits: str) -> float:

@@ -29,13 +29,7 @@ from wellfed.units import show_bytes, show_gib
 
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """Knobs left out of the file: one depends on the machine, the other belongs to the workload."""
-_BY_STAGE = (
-    "memory.features",
-    "memory.micro_batch",
-    "memory.accumulate",
-    "memory.checkpoint_activations",
-    "memory.stages",
-)
+_BY_STAGE = [f"memory.{name}" for name in ("features", "micro_batch", "accumulate", "checkpoint_activations", "stages")]
 """Knobs that each of ``memory.stages`` sets; a single value would apply to all stages."""
 
 
@@ -104,8 +98,8 @@ def _by_devices(plans: Sequence[RunPlan]) -> TextTable:
     nodes = max((plan.trainer.num_nodes for plan in plans), default=1)
     on_each = "" if nodes == 1 else f" on each of {nodes} nodes"
     names = ("devices", "micro-batch", "accumulate", "features", "peak", "fits")
-    columns = [TextColumn(name, is_number=True) for name in names]
-    table = TextTable(*columns, title=f"By number of devices{on_each}, predicted for each")
+    title = f"By number of devices{on_each}, predicted for each"
+    table = TextTable(*(TextColumn(name, is_number=True) for name in names), title=title)
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]

@@ -20,10 +20,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from wellfed import project
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
-from wellfed.config.faults.explain_refusal import explain, explain_delete
+from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob, ours_for
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
-from wellfed.config.faults.foreign_names import ours_for
-from wellfed.config.faults.nearest_name import nearest_knob
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, merged_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS

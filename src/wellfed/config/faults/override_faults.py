@@ -15,8 +15,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.foreign_names import our_value
-from wellfed.config.faults.nearest_name import nearest
+from wellfed.config.faults.explain_refusal import nearest, our_value
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order
 from wellfed.errors import Fault

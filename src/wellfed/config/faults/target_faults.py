@@ -17,14 +17,13 @@ from typing import Any
 
 from wellfed import project
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, NotThere, import_fault, locate
-from wellfed.config.faults.nearest_name import nearest
+from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.extras import PACKAGES, absence, is_installed
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
-"""Nodes whose required arguments are passed at run time: the model's by `Datasets.model_args`, the optimizer's
-parameters."""
+"""Nodes whose required arguments are passed at run time: by `Datasets.model_args`, and the optimizer's parameters."""
 _DERIVED = ("workload.data", "workload.model", "workload.optimizer")
 """Nodes whose null entries may be filled by `Datasets.derived`."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")

@@ -20,11 +20,7 @@ _KNOBS_LEFT_OUT = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 
 
 def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
-    """Returns the file of a new experiment.
-
-    Raises:
-        ConfigError: the name is invalid, or the file exists and may not be replaced.
-    """
+    """Returns the file of a new experiment, else raises a ConfigError."""
     check_name(name, "--write")
     path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
@@ -41,15 +37,8 @@ def write_experiment(
     replaces: bool = False,
     config_dir: Path | None = None,
 ) -> Path:
-    """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the planned values.
-
-    Args:
-        planned: dotted knob -> value and reason.
-        replaces: whether an existing file may be overwritten.
-
-    Raises:
-        ConfigError: the name is invalid, the file exists, or the folder can't be written to. Nothing is written then.
-    """
+    """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the ``planned`` knobs, each
+    with its reason. Raises a ConfigError and writes nothing if the name is invalid, or the file can't be written."""
     path = free_path(name, replaces=replaces, config_dir=config_dir)
     chosen = {group: option for group, option in composed.choices.items() if group not in _GROUPS_LEFT_OUT}
     # The choices alone may break a rule that the typed overrides satisfy.

@@ -20,7 +20,6 @@ from wellfed.errors import ConfigError
 from wellfed.units import show_text
 
 LAST = "last"
-"""Name of the newest folder."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 """Beginning of an automatic folder name."""
 _LISTED = 12
@@ -32,11 +31,9 @@ class FolderKind:
     """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
-    """Singular of the kind."""
     marker: str
     """Name of a file that every such folder has."""
     first_command: str
-    """Command that makes such a folder."""
 
     @property
     def plural(self) -> str:
@@ -44,11 +41,7 @@ class FolderKind:
         return f"{self.noun}es" if self.noun.endswith("ch") else f"{self.noun}s"
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Returns all such folders, newest first; unreadable folders are included.
-
-        Raises:
-            ConfigError: the log dir can't be read.
-        """
+        """Returns all such folders, newest first; unreadable ones are included, but not an unreadable log dir."""
         try:
             os.listdir(log_dir)
         except PermissionError as error:
@@ -85,8 +78,6 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
 
     Args:
         asked: path of the folder or of a file in it, its name, a unique prefix of the name, or `LAST`; None = `LAST`.
-        log_dir: folder in which names are looked up.
-        kinds: kinds of folder to accept.
         flag: flag that sets the log dir, for messages.
 
     Raises:
@@ -116,11 +107,7 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
 
 
 def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Path:
-    """Returns a checkpoint: ``asked`` if it is a file, else ``best.ckpt`` or ``last.ckpt`` of that run (see `find`).
-
-    Raises:
-        ConfigError: there is no such run, or it has no checkpoint.
-    """
+    """Returns a checkpoint: ``asked`` if it is a file, else ``best.ckpt`` or ``last.ckpt`` of that run (see `find`)."""
     if asked and (asked.endswith(".ckpt") or (os.path.isfile(asked) and Path(asked).name != RUN.marker)):
         return Path(asked)
     folder = find(asked, log_dir, RUN, flag=flag)

@@ -24,8 +24,7 @@ class Contradiction:
     """Contradiction of rate, ceiling and waiting, which is impossible at constant speed of the machine."""
 
     slower: Literal["steps", "loop", "ceiling", "rank"]
-    """Part that took longer than the other figures predict. ``rank``: another rank, which this one waited for in its
-    steps."""
+    """Part that took longer than the other figures predict; ``rank``: another rank, awaited within the steps."""
     data_frac: float
     """Share of training's time spent on data: waiting for it and copying it."""
     without_data_per_s: float

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.diagnosis.run_swings import RunSwings
-from wellfed.explain.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
-from wellfed.explain.diagnosis.step_times import StepTimes
-from wellfed.explain.diagnosis.training_telemetry import TrainingTelemetry
-from wellfed.explain.diagnosis.wall_time import WallTime
+from wellfed.explain.diagnosis import run_tables
+from wellfed.explain.diagnosis.curves.swing import RunSwings
+from wellfed.explain.diagnosis.run_tables import PHASES, Series, TrainingTelemetry
+from wellfed.explain.diagnosis.step_times import StepTimes, WallTime
 from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise
-from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS, WARMUP_STEPS, StepRow
 from wellfed.record import RankEntry, RunRecord
 
 _OF_STEPS = (
@@ -32,8 +31,6 @@ _OF_GPUS = (
 )
 _OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
 _EMPTY = np.empty(0)
-_WARMUP = 3
-"""Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
 _LATEST = 10_000
 """Number of latest steps used for a record without figures."""
 
@@ -65,11 +62,11 @@ class Evidence:
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
         """Reads the tables beside a record; unreadable ones are left out. Figures that the record lacks come from the
         tables. While a run lasts, they are newer there than in the record of its last checkpoint."""
-        table = columns(folder / "steps.csv", _OF_STEPS)
+        table = run_tables.columns(folder / "steps.csv", _OF_STEPS)
         if record.status == "running" and len(table["step"]):
             record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
-        in_training = PHASES.index("train")
-        watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
+        in_training, metrics = PHASES.index("train"), run_tables.metric_curves(folder)
+        watched = run_tables.curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST))
         return cls(
             record if record.throughput else _with_watched(_with_figures(record, table), watched),
             table,
@@ -81,7 +78,7 @@ class Evidence:
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
             watched,
             metrics,
-            passes_ended(folder),
+            run_tables.passes_ended(folder),
         )
 
     @classmethod
@@ -182,7 +179,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     if any(len(table[name]) != number for name in names):
         return record
     latest = range(max(0, number - _LATEST), number)
-    summary = summarise([_row(table, index, is_warmup=index < _WARMUP) for index in latest])
+    summary = summarise([_row(table, index, is_warmup=index < WARMUP_STEPS) for index in latest])
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")

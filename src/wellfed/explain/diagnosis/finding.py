@@ -1,8 +1,8 @@
-"""Defines a finding of the diagnosis: message, figures, overrides and their predicted gain."""
+"""Defines a finding of the diagnosis: message, figures, overrides, predicted gain, and the word of its verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,7 +50,7 @@ class Finding:
     """Cause of lost time, or a note."""
 
     id: str
-    """Id of the rule: its file name in `wellfed.explain.diagnosis.rules`."""
+    """Id of the rule: its name in `wellfed.explain.diagnosis.rules`."""
     message: str
     """One or two sentences with the figures in them, without overrides and gain."""
     evidence: Mapping[str, float | int | str]
@@ -118,3 +118,39 @@ def _expected(gain: Gain | None, steps_frac: float | None) -> str:
         return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
     steps = f"its steps, {show_percent(steps_frac)} of the wall time of training"
     return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"
+
+
+_WORDS: Mapping[str, Sequence[str]] = {
+    "Starved": (
+        *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
+        *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
+    ),
+    "Copy-bound": ("slow_copy",),
+    "Launch-bound": ("launch_bound", "many_tensors", "synchronisation"),
+    "Memory-bound": ("memory_bound",),
+    "Held up between steps": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
+    "Not to be judged": ("busy_machine",),
+    "Too short to judge": ("too_few_steps",),
+}
+"""Word of the verdict -> findings; others are worded by their id."""
+_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two", "busy_machine": "one"}
+"""Colours of findings that are verdicts."""
+_SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "info": "four"}
+_COLOURS: Mapping[str, str] = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta"}
+"""Colours of tones on a terminal; others have none."""
+
+
+def word_of(finding: FindingEntry) -> str:
+    """Returns the verdict in a word or two."""
+    words = (word for word, ids in _WORDS.items() if finding["id"] in ids and finding["severity"] != "low")
+    return next(words, finding["id"].replace("_", " ").capitalize())
+
+
+def tone_of(finding: FindingEntry) -> str:
+    """Returns the name of the colour of a finding."""
+    return _TONES.get(finding["id"], _SEVERE.get(finding["severity"], "four"))
+
+
+def colour_of(finding: str, severity: str) -> str:
+    """Returns the colour of a finding on a terminal; empty for none."""
+    return _COLOURS.get(_TONES.get(finding, _SEVERE.get(severity, "")), "")

@@ -5,44 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.explain.diagnosis.compute_phases import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.rules.between_steps import (
-    frequent_checkpoints,
-    frequent_logging,
-    frequent_validation,
-    slow_callbacks,
-)
-from wellfed.explain.diagnosis.rules.compute import (
-    busy_thread,
-    clocks_limited,
-    data_parallel,
-    few_threads,
-    launch_bound,
-    many_tensors,
-    memory_bound,
-    small_batch,
-    step_time_trend,
-    synchronisation,
-    tensor_cores_idle,
-    wide_batches,
-)
-from wellfed.explain.diagnosis.rules.feeding import (
-    contended_loading,
-    cpu_bound_loading,
-    loading_in_main_process,
-    restarted_workers,
-    slow_copy,
-    slow_handover,
-    slow_samples,
-    slow_start,
-    slow_storage,
-    too_few_workers,
-    uneven_batches,
-    workers_take_the_cpu,
-)
-from wellfed.explain.diagnosis.rules.memory import device_memory_full, host_memory_full, memory_creeps, memory_unused
+from wellfed.explain.diagnosis.rules import compute_rules as compute
+from wellfed.explain.diagnosis.rules import feeding_rules as feeding
+from wellfed.explain.diagnosis.rules import memory_rules as memory
+from wellfed.explain.diagnosis.rules import pause_rules as pause
+from wellfed.explain.diagnosis.rules import verdict_rules as verdicts
 from wellfed.explain.diagnosis.rules.ranks import (
     compute_straggler,
     copy_straggler,
@@ -54,27 +23,15 @@ from wellfed.explain.diagnosis.rules.ranks import (
     uneven_memory,
     uneven_shares,
 )
-from wellfed.explain.diagnosis.rules.verdict import (
-    busy_machine,
-    healthy,
-    loss_blows_up,
-    machine_was_slower,
-    too_few_steps,
-    unexplained,
-    unknown,
-    utilisation_swings,
-)
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
-    data_parallel.check,
-    device_memory_full.check,
-    memory_creeps.check,
-    loss_blows_up.check,
-    host_memory_full.check,
-)
+    compute.data_parallel, memory.device_memory_full, memory.memory_creeps, verdicts.loss_blows_up,
+    memory.host_memory_full,
+)  # fmt: skip
 """Rules on events and the end of a run, valid for any number of steps."""
 OF_RANKS: tuple[Rule, ...] = (
     input_straggler.check,
@@ -90,55 +47,26 @@ OF_RANKS: tuple[Rule, ...] = (
 """Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
 wait. So these findings come first, unless another one wins back twice as much."""
 OF_STEPS: tuple[Rule, ...] = (
-    clocks_limited.check,
-    launch_bound.check,
-    memory_bound.check,
-    memory_unused.check,
-    slow_copy.check,
-    small_batch.check,
-    synchronisation.check,
-    tensor_cores_idle.check,
-    loading_in_main_process.check,
-    too_few_workers.check,
-    cpu_bound_loading.check,
-    slow_storage.check,
-    contended_loading.check,
-    workers_take_the_cpu.check,
-    uneven_batches.check,
-    slow_samples.check,
-    slow_handover.check,
-    slow_start.check,
-    restarted_workers.check,
-    frequent_logging.check,
-    frequent_checkpoints.check,
-    frequent_validation.check,
-    slow_callbacks.check,
-    slow_callbacks.check_between_steps,
-    slow_callbacks.check_between_passes,
-    step_time_trend.check,
-    busy_thread.check,
-    few_threads.check,
-    many_tensors.check,
-    wide_batches.check,
-    utilisation_swings.check,
-    *OF_RANKS,
-)
-"""Rules on figures, which need enough steps."""
-OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
+    compute.clocks_limited, compute.launch_bound, compute.memory_bound, memory.memory_unused, feeding.slow_copy,
+    compute.small_batch, compute.synchronisation, compute.tensor_cores_idle, feeding.loading_in_main_process,
+    feeding.too_few_workers, feeding.cpu_bound_loading, feeding.slow_storage, feeding.contended_loading,
+    feeding.workers_take_the_cpu, feeding.uneven_batches, feeding.slow_samples, feeding.slow_handover,
+    feeding.slow_start, feeding.restarted_workers, pause.frequent_logging, pause.frequent_checkpoints,
+    pause.frequent_validation, pause.slow_callbacks, pause.check_between_steps, pause.check_between_passes,
+    compute.step_time_trend, compute.busy_thread, compute.few_threads, compute.many_tensors, compute.wide_batches,
+    verdicts.utilisation_swings, *OF_RANKS,
+)  # fmt: skip
+"""Rules on figures, which need enough steps. Notes keep this order."""
+OF_GAPS = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_callbacks)
 """Rules on time between the steps. They take the least share to report."""
 _OF_COMPUTE = (
-    launch_bound.check,
-    memory_bound.check,
-    small_batch.check,
-    synchronisation.check,
-    tensor_cores_idle.check,
-    few_threads.check,
-    many_tensors.check,
-)
+    compute.launch_bound, compute.memory_bound, compute.small_batch, compute.synchronisation,
+    compute.tensor_cores_idle, compute.few_threads, compute.many_tensors,
+)  # fmt: skip
 """Rules on the compute time of a step. Their findings show its phases."""
-_GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory_unused.check)
+_GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory.memory_unused)
 """Rules whose gains refer to the compute time of a step."""
-_OF_WALL = (*OF_GAPS, restarted_workers.check)
+_OF_WALL = (*OF_GAPS, feeding.restarted_workers)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _RANKS_FIRST = 2.0
 """Factor on the time that a finding about ranks wins back, for the order of findings."""
@@ -159,25 +87,24 @@ def conclude(evidence: Evidence) -> None:
 def run_rules(evidence: Evidence) -> list[Finding]:
     """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so. If
     other programs use the machine, that finding is first, and no gain is predicted."""
-    too_few = too_few_steps.check(evidence)
+    too_few = verdicts.too_few_steps(evidence)
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
     found += [] if too_few else _of_steps(evidence)
     found.sort(key=lambda finding: (finding.is_note, -_weight(finding) * finding.time_lost_frac))
     found += [too_few] if too_few else []
-    if (busy := busy_machine.check(evidence)) is not None:
+    if (busy := verdicts.busy_machine(evidence)) is not None:
         return [busy, *(_without_gain(finding) for finding in found)]
     if too_few:
         return found
-    doubt = machine_was_slower.check(evidence)
+    doubt = verdicts.machine_was_slower(evidence)
     if any(not finding.is_note for finding in found):
         text = evidence.swings.describe_utilisation()
         if text is not None and text not in found[0].message:
             found[0] = replace(found[0], message=f"{found[0].message} {text}")
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
         return found if doubt is None or is_known else [*found, doubt]
-    verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence)
-    verdict = verdict or unknown.check(evidence)
-    if verdict is None and (fed := healthy.check(evidence)) is not None:
+    verdict = doubt or verdicts.unexplained(evidence) or _largest_gap(evidence) or verdicts.unknown(evidence)
+    if verdict is None and (fed := verdicts.healthy(evidence)) is not None:
         verdict = _with_phases(fed, evidence)
     return found if verdict is None else [verdict, *found]
 

@@ -1,10 +1,12 @@
-"""Reads the tables of a run folder as columns: step times, metrics, and the curves of each GPU and of the host."""
+"""Reads the tables of a run folder as columns: step times, metrics, curves of GPUs and host, with their means."""
 
 from __future__ import annotations
 
 import csv
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
@@ -12,7 +14,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from wellfed.observe.telemetry.machines import numbered
+from wellfed.observe.telemetry.machines import HOST, is_host, numbered
 from wellfed.observe.telemetry.series import Phase
 from wellfed.record import regular
 
@@ -131,3 +133,65 @@ def _number(cell: str | None) -> float:
         return float(cell) if cell else np.nan
     except ValueError:
         return np.nan
+
+
+@dataclass(frozen=True)
+class TrainingTelemetry:
+    """Readings of GPUs and host during training."""
+
+    curves: Mapping[int, Mapping[str, Series]]
+    """Columns of telemetry.csv during training, with ``time_s`` and ``step``, by GPU and ``HOST``."""
+    cores: float | None
+    """CPUs that the run may use; None if not measured."""
+    host_cores: float | None
+    """CPUs of the machine; None if not measured."""
+    ranks_cores: float = 0.0
+    """Cores of the other ranks on the machine, unless the run counts them as its own; nan = unknown."""
+
+    def curve(self, name: str, gpu: int = HOST) -> Series:
+        """Returns the readings of a figure, without missing ones."""
+        found = self.curves.get(gpu, {}).get(name, np.empty(0))
+        return found[np.isfinite(found)]
+
+    def mean(self, name: str, gpu: int = HOST) -> float | None:
+        """Returns the mean of `curve`; None without readings."""
+        return _mean_of(self.curve(name, gpu))
+
+    @cached_property
+    def others_cores(self) -> Series:
+        """Cores of this run that other programs took, by reading; nan if not measured. Other programs that fit on the
+        machine's remaining cores take nothing from the run."""
+        return self._taken_cores(self.ranks_cores)
+
+    @property
+    def mean_others_cores(self) -> float | None:
+        """Mean of `others_cores`; None without readings."""
+        return _mean_of(self.others_cores)
+
+    @property
+    def mean_taken_cores(self) -> float | None:
+        """Mean cores of this run that other programs and its other ranks took; None without readings."""
+        return _mean_of(self._taken_cores(0.0))
+
+    def _taken_cores(self, ranks_cores: float) -> Series:
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", np.empty(0)) / 100
+        if self.cores is None:
+            return taken
+        other_cores = max(0.0, (self.host_cores or self.cores) - self.cores)
+        return np.clip(taken - other_cores - ranks_cores, 0.0, self.cores)
+
+    @property
+    def gpus(self) -> list[int]:
+        """Numbers of the watched GPUs."""
+        return sorted(gpu for gpu in self.curves if not is_host(gpu))
+
+    @cached_property
+    def util_pct(self) -> float | None:
+        """Mean utilisation of the least busy GPU; None without NVML."""
+        found = [self.mean("util_pct", gpu) for gpu in self.gpus]
+        return min((one for one in found if one is not None), default=None)
+
+
+def _mean_of(readings: Series) -> float | None:
+    known = readings[np.isfinite(readings)]
+    return float(known.mean()) if len(known) else None

@@ -1,4 +1,4 @@
-"""Computes times of steps from the columns of steps.csv."""
+"""Computes times of steps, their division among phases of compute, and the wall time of training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,62 @@ from functools import cached_property
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import phases_ms
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.record import RunRecord
+from wellfed.explain.diagnosis.thresholds import SLOW_START_S
+from wellfed.observe.timing.step_clock import COMPUTE_PHASES, MOST_APART
+from wellfed.observe.timing.wall import hooks_within_steps_s
+from wellfed.record import RunRecord, TimeEntry, WallEntry
+from wellfed.units import show_percent
+
+OTHER = "other compute"
+"""Name of compute time outside of the three phases: hooks before the forward pass, splitting a batch, schedulers."""
+_LEAST_FRAC = 0.005
+"""Minimum share of a step for other work to be shown."""
+
+
+def phase_shares(time: TimeEntry | None) -> dict[str, float]:
+    """Returns the share of each phase in a step, and of other compute; together the compute share. Empty if unknown."""
+    shares = {name: None if time is None else time.get(f"{name}_frac") for name in COMPUTE_PHASES}
+    known: dict[str, float] = {name: share for name, share in shares.items() if isinstance(share, float)}
+    if time is None or len(known) < len(COMPUTE_PHASES):
+        return {}
+    return {**known, OTHER: max(0.0, time["compute_frac"] - sum(known.values()))}
+
+
+def show_phases(time: TimeEntry | None) -> str:
+    """Returns the shares as text: ``forward 30 %, backward 45 %, optimizer 8 %``; empty if unknown."""
+    shares = phase_shares(time).items()
+    return ", ".join(f"{name} {show_percent(share)}" for name, share in shares if name != OTHER or share >= _LEAST_FRAC)
+
+
+def phases_ms(steps: Mapping[str, Series], *, timed_only: bool = False) -> dict[str, Series]:
+    """Returns the milliseconds of each phase and of other compute, by step, ``nan`` where unknown; empty without any.
+
+    On a GPU they are the device's, which times one step in a few. Between two of them, at most `MOST_APART` steps
+    apart, the shares are interpolated.
+
+    Args:
+        steps: columns of steps.csv. Those of a GPU have a time to copy.
+        timed_only: leave out steps with interpolated shares.
+    """
+    compute_ms = np.nan_to_num(steps.get("compute_ms", np.empty(0)))
+    on_gpu = bool(np.isfinite(steps.get("copy_ms", np.empty(0))).any())
+    columns = {name: steps.get(f"device_{name}_ms" if on_gpu else f"{name}_ms") for name in COMPUTE_PHASES}
+    timed = [column for column in columns.values() if column is not None and len(column) == len(compute_ms)]
+    if len(timed) < len(COMPUTE_PHASES):
+        return {}
+    is_known = np.isfinite(np.sum(timed, axis=0)) & (compute_ms > 0)
+    known, every = np.flatnonzero(is_known), np.arange(len(compute_ms))
+    if not len(known):
+        return {}
+    if on_gpu and not timed_only:
+        after = np.searchsorted(known, every).clip(1, max(1, len(known) - 1))
+        before, after = known[after - 1], known[after.clip(max=len(known) - 1)]
+        is_known |= (before < every) & (every < after) & (after - before <= MOST_APART)
+    shares = [np.interp(every, known, column[known] / compute_ms[known]) for column in timed]
+    found = {name: np.where(is_known, share * compute_ms, np.nan) for name, share in zip(columns, shares, strict=True)}
+    return {**found, OTHER: np.maximum(0.0, compute_ms - np.sum(list(found.values()), axis=0))}
+
 
 _PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 """Columns whose sum is a step's time."""
@@ -55,7 +108,7 @@ class StepTimes:
 
     @cached_property
     def all_phases_ms(self) -> Mapping[str, Series]:
-        """Milliseconds of compute of each step by phase, warm-up included; see `compute_phases.phases_ms`."""
+        """Milliseconds of compute of each step by phase, warm-up included; see `phases_ms`."""
         return phases_ms(self.all)
 
     @cached_property
@@ -92,3 +145,64 @@ class StepTimes:
         """Returns the sum of the columns that the table has, warm-up included; a missing figure counts as 0."""
         columns = [np.nan_to_num(self.all[name]) for name in names if len(self.all.get(name, ()))]
         return np.asarray(np.sum(columns or [np.zeros(len(self.all.get("wait_ms", ())))], axis=0))
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Wall time of training."""
+
+    record: RunRecord
+    steps: StepTimes
+    ceiling_factor: float | None
+    """The ceiling over the rate; None if unknown."""
+
+    @cached_property
+    def entry(self) -> WallEntry | None:
+        """Wall time of training by kind, from the record or else derived from the tables; None if both are empty."""
+        if self.record.wall is not None or not len(self.steps.all.get("wait_ms", ())):
+            return self.record.wall
+        steps_s, between_s = float(self.steps.all_ms.sum()) / 1e3, float(self.steps.gap_ms.sum()) / 1e3
+        spent_s = {phase: spent["total_s"] for phase, spent in self.record.phases.items()}
+        validation_s, checkpoint_s = spent_s.get("validate", 0.0), spent_s.get("checkpoint", 0.0)
+        other_s = max(0.0, between_s - validation_s - checkpoint_s)
+        return {
+            "total_s": steps_s + validation_s + checkpoint_s + other_s,
+            "start_s": 0.0,
+            "steps_s": steps_s,
+            "validation_s": validation_s,
+            "checkpoint_s": checkpoint_s,
+            "epoch_end_s": 0.0,
+            "logging_s": 0.0,
+            "callbacks": {},
+            "end_s": 0.0,
+            "other_s": other_s,
+        }
+
+    @cached_property
+    def once_s(self) -> float:
+        """Seconds that a run loses once, whatever its length: start, end, and the excess of the first steps."""
+        wall, warmup = self.entry, self.steps.num_warmup
+        if wall is None:
+            return 0.0
+        first_s = float(self.steps.all_ms[:warmup].sum()) / 1e3
+        return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.steps.mean_ms or 0.0) / 1e3)
+
+    @cached_property
+    def steps_frac(self) -> float | None:
+        """Share of the wall time of training spent in steps; None if unknown. A loss at start and end below
+        `SLOW_START_S` is left out, since no setting changes it."""
+        wall = self.entry
+        if wall is None:
+            return None
+        once_s = self.once_s
+        late_s = max(0.0, once_s - wall["start_s"] - wall["end_s"])
+        of_s = wall["total_s"] - (once_s if once_s < SLOW_START_S else 0.0)
+        in_steps_s = wall["steps_s"] - late_s + hooks_within_steps_s(wall)
+        return max(0.0, in_steps_s / of_s) if of_s > 0 else None
+
+    @property
+    def at_ceiling_frac(self) -> float | None:
+        """Share of the wall time of training that the same steps would take at the ceiling's rate; None if unknown."""
+        if self.steps_frac is None or self.ceiling_factor is None:
+            return None
+        return min(1.0, self.steps_frac / max(1.0, self.ceiling_factor))

@@ -30,8 +30,7 @@ all of the time, whether or not the host waits as well."""
 SM_EMPTY_FRAC, SM_HALF_FRAC, SM_FULL_FRAC = 0.25, 0.5, 0.8
 """Share of active multiprocessors: launch-bound below the first (KempnerPulse), too small a batch, enough (DCGM)."""
 DRAM_FRAC, TENSOR_FRAC = 0.5, 0.25
-"""Minimum share of memory bandwidth to be memory-bound (KempnerPulse), and of active tensor cores to be compute-bound.
-"""
+"""Minimum share of memory bandwidth to be memory-bound (KempnerPulse), of active tensor cores to be compute-bound."""
 TENSOR_IDLE_FRAC = 0.01
 """Minimum share of active tensor cores; less counts as none (torch-tb-profiler 0.4.3: 0)."""
 SYNCHRONISATIONS_A_STEP = 0.5
@@ -113,8 +112,7 @@ FEWEST_PAUSES = 5
 HOOKS_FRAC = 0.05
 """Minimum share of the wall time of training in callbacks and hooks for a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0
-"""Minimum share of the time, and milliseconds, between two steps. Lightning's loop takes 2.2 ms (record
-2026-11-21_loop_cpu)."""
+"""Minimum share of the time, and ms, between two steps. Lightning's loop takes 2.2 ms (record 2026-11-21_loop_cpu)."""
 BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500
 """Utilisation swings if its 95th percentile reaches the first and its 5th stays below the second, over at least the
 third number of readings (smdebug-rulesconfig 1.0.1)."""

@@ -183,10 +183,9 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     # With many other processes any batch may be late.
     if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_other_load else 1):
         return None
-    now = int(evidence.value("loader.prefetch_factor") or 2)
-    needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
+    needed = max(2 * feeding.prefetch, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
     most = _most_prefetch(evidence, workers)
-    return min(needed, most) if most > now else None
+    return min(needed, most) if most > feeding.prefetch else None
 
 
 def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] | None:

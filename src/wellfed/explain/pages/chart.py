@@ -73,10 +73,8 @@ class Axis:
         size, _ = self.unit
         if self.kind == "log":
             powers = range(math.floor(math.log10(self.begin)), math.ceil(math.log10(self.end)) + 1)
-            values = [10.0**power for power in powers if self.begin <= 10.0**power <= self.end] or [
-                self.begin,
-                self.end,
-            ]
+            values = [10.0**power for power in powers if self.begin <= 10.0**power <= self.end]
+            values = values or [self.begin, self.end]
         else:
             values = [size * tick for tick in nice_ticks(self.begin / size, self.end / size, 6)]
         for value, place in zip(values, self.placed(np.array(values)).tolist(), strict=True):
@@ -108,7 +106,6 @@ class LevelLine:
     colour: Colour
     stroke: Stroke = "line"
     label: str = ""
-    """Text at its end."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +169,8 @@ class Chart:
     @property
     def keys(self) -> list[Key]:
         """The legend."""
-        kinds: dict[str, Literal["area", "line"]] = {"area": "area"}
-        curves = [
-            Key(one.colour, one.name, kinds.get(one.kind, "line"))
-            for one in self.curves
-            if one.name and one.kind != "told"
-        ]
+        shown = [one for one in self.curves if one.name and one.kind != "told"]
+        curves = [Key(one.colour, one.name, "area" if one.kind == "area" else "line") for one in shown]
         return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels if one.name), *self.more_keys]
 
     @property
@@ -193,10 +186,8 @@ class PagePicture:
     title: str
     charts: Sequence[Chart] = ()
     image: Markup | None = None
-    """Other HTML than charts."""
     caption: str = ""
     more_keys: Sequence[Key] = ()
-    """Entries of the legend beside those of the charts."""
 
     @property
     def unit(self) -> str:
@@ -313,19 +304,20 @@ def _payload(chart: Chart) -> str:
 
 def _figures(values: Series, decimals: int) -> list[float | int | None]:
     """Returns values with so many decimals, and three digits at least; None where one is not finite."""
-    found: list[float | int | None] = []
-    for value in values.tolist():
-        if not math.isfinite(value):
-            found.append(None)
-            continue
-        short = round(value, max(decimals, 2 - math.floor(math.log10(abs(value)))) if value else 0)
-        found.append(int(short) if abs(short) < 1e15 and short == int(short) else short)
-    return found
+    return [
+        _whole(round(value, max(decimals, 2 - math.floor(math.log10(abs(value)))) if value else 0))
+        if math.isfinite(value)
+        else None
+        for value in values.tolist()
+    ]
 
 
 def _short(value: float, digits: int = 4) -> float | int:
-    short = float(f"{value:.{digits}g}")
-    return int(short) if abs(short) < 1e15 and short == int(short) else short
+    return _whole(float(f"{value:.{digits}g}"))
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if abs(value) < 1e15 and value == int(value) else value
 
 
 def _packed(x: Series) -> list[float | int]:
@@ -354,7 +346,6 @@ def _note(chart: Chart, note: Note) -> Markup:
 
 
 def _upward(chart: Chart, value: float) -> float:
-    """Returns the height of a value, 0 to 1."""
     return (value - chart.bottom) / (chart.top - chart.bottom) if chart.top > chart.bottom else 0.5
 
 
@@ -414,7 +405,6 @@ def _rounded(values: Series) -> list[int]:
 
 
 def _runs(*values: Series) -> Iterator[slice]:
-    """Yields the stretches in which all are finite."""
     there = np.concatenate([[False], np.all(np.isfinite(values), axis=0), [False]])
     edges = np.flatnonzero(there[1:] != there[:-1]).tolist()
     yield from (slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True))
@@ -454,15 +444,11 @@ def _line(x: Series, y: Series) -> tuple[list[int], list[int]]:
 
 def _polyline(x: Series, y: Series) -> str:
     """Returns the path of a line, interrupted where a value is missing."""
-    found = []
-    for run in _runs(x, y):
-        across, up = _line(x[run], y[run])
-        found.append(f"M{across[0]} {up[0]}{_steps(across, up) or 'h0'}")
-    return "".join(found)
+    lines = (_line(x[run], y[run]) for run in _runs(x, y))
+    return "".join(f"M{across[0]} {up[0]}{_steps(across, up) or 'h0'}" for across, up in lines)
 
 
 def _ribbon(x: Series, low: Series, high: Series) -> str:
-    """Returns the path of the area between two curves."""
     found = []
     for run in _runs(x, low, high):
         (across, above), (under, below) = _line(x[run], high[run]), _line(x[run], low[run])
@@ -479,16 +465,10 @@ class Bar:
     parts: Sequence[tuple[Colour, float, str]]
     """Colour, value and text of each part; a part without a text is a gap."""
     text: str = ""
-    """Text after the bar."""
 
 
 def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
-    """Returns bars below each other on one scale.
-
-    Args:
-        told: description for readers who cannot see them.
-        top: value of a whole bar; None = the largest.
-    """
+    """Returns bars below each other on one scale, ``told`` to readers who cannot see them; ``top``: a whole bar."""
     top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0
     part, gap = Markup('<i class={} style="width:{:.4g}%" title="{}"></i>'), Markup('<i style="width:{:.4g}%"></i>')
     html = Markup("").join(

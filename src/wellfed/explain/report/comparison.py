@@ -11,9 +11,9 @@ from zlib import crc32
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.timing.interval import half_width
@@ -133,8 +133,7 @@ class Comparison:
     @property
     def is_of_one_unit(self) -> bool:
         """Whether both count the same samples, so that their rates have a ratio."""
-        a, b = self.records
-        return a.workload == b.workload and sample_unit(a) == sample_unit(b)
+        return len({(record.workload, sample_unit(record)) for record in self.records}) == 1
 
     @cached_property
     def verdict(self) -> str:
@@ -187,11 +186,10 @@ class Comparison:
         """Knobs whose planned values differ, and why."""
         a, b = (record.plan for record in self.records)
         found = []
-        for knob in [*a, *(knob for knob in b if knob not in a)]:
-            values, reasons = [], []
-            for plan in (a, b):
-                values.append(show_value(plan[knob]["value"]) if knob in plan else "not planned")
-                reasons.append(f"{plan[knob]['source']}: {plan[knob]['because']}" if knob in plan else "")
+        for knob in {**a, **b}:
+            both = [plan.get(knob) for plan in (a, b)]
+            values = ["not planned" if one is None else show_value(one["value"]) for one in both]
+            reasons = ["" if one is None else f"{one['source']}: {one['because']}" for one in both]
             if values[0] != values[1]:
                 found.append(Compared(knob, values, reasons=reasons))
         return found
@@ -216,8 +214,7 @@ class Comparison:
     def metrics(self) -> list[Compared]:
         """The latest value of each metric."""
         a, b = (record.metrics for record in self.records)
-        names = [*a, *(name for name in b if name not in a)]
-        return [Compared(name, [show_figure(of[name]) if name in of else "" for of in (a, b)]) for name in names]
+        return [Compared(name, [show_figure(of[name]) if name in of else "" for of in (a, b)]) for name in {**a, **b}]
 
 
 def compared(runs: Sequence[Evidence]) -> list[Comparison]:
@@ -268,11 +265,8 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
         of_timed, share = found.get(name), phase_shares(evidence.record.time).get(name)
         found[name] = None
         if of_timed is not None and of_timed.value > 0 and share is not None and mean_ms is not None:
-            scale = share * mean_ms / of_timed.value
-            interval = (
-                None if of_timed.interval is None else (scale * of_timed.interval[0], scale * of_timed.interval[1])
-            )
-            found[name] = Estimate(share * mean_ms, interval)
+            scale, of = share * mean_ms / of_timed.value, of_timed.interval
+            found[name] = Estimate(share * mean_ms, None if of is None else (scale * of[0], scale * of[1]))
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 
@@ -303,7 +297,7 @@ def _figures(both: Comparison) -> Iterator[Compared]:
     peaks = [one.memory.get("measured_peak_gib") for one in records]
     yield _measured("memory, peak", peaks, show_gib, has_ratio=True)
     yield _measured("memory, budget", [one.memory.get("budget_gib") for one in records], show_gib)
-    for gpu in _either(a.gpus, b.gpus):
+    for gpu in {**a.gpus, **b.gpus}:
         energies = [one.gpus.get(gpu, {}).get("energy_per_sample_j") for one in records]
         yield _measured(f"GPU {gpu}: energy a sample", energies, show_energy, has_ratio=has_ratio)
 
@@ -321,7 +315,6 @@ def _ratio(values: Sequence[float | None]) -> Ratio | None:
 
 
 def _parts(both: Comparison) -> Iterator[Compared]:
-    """Yields the parts of a step: their time with its ratio, and their share."""
     of_a, of_b = both.parts
     for name in _ROWS:
         shares: list[Any] = [one.time.get(f"{name}_frac") if one.time else None for one in both.records]
@@ -337,8 +330,7 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 
 
 def _watched(both: Comparison) -> Iterator[Compared]:
-    """Yields the utilisation of each GPU, or of the processor if there is none."""
-    gpus = _either(both.a.telemetry.gpus, both.b.telemetry.gpus)
+    gpus = dict.fromkeys([*both.a.telemetry.gpus, *both.b.telemetry.gpus])
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
         curves = [one.telemetry.curve(name, gpu) for one in (both.a, both.b)]
@@ -372,14 +364,15 @@ def _other_learning(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: 
 
 
 def _caveats(a: RunRecord, b: RunRecord, letter: str) -> Iterator[str]:
-    for each, one in (("A", a), (letter, b)):
+    both = (("A", a), (letter, b))
+    for each, one in both:
         if one.status != "ok":
             how = "still runs" if one.status == "running" else f"ended as {one.status}"
             yield f"{each} {how}: its figures are those until then."
         if one.throughput and one.throughput["ci95"] is None:
             yield f"{each} has too few steps for an interval of its rate."
     for line in dict.fromkeys([*simulated_lines(a), *simulated_lines(b)]):
-        whose = [each for each, one in (("A", a), (letter, b)) if line in simulated_lines(one)]
+        whose = [each for each, one in both if line in simulated_lines(one)]
         yield f"{' and '.join(whose)}: {line}"
     if a.metrics and b.metrics and a.steps != b.steps:
         yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in {letter}."
@@ -409,15 +402,14 @@ def _rate(record: RunRecord) -> Estimate | None:
     throughput = record.throughput
     if throughput is None:
         return None
-    low, high = throughput["ci95"] or (None, None)
-    return Estimate(throughput["samples_per_s"], None if low is None or high is None else (low, high))
+    interval = throughput["ci95"]
+    return Estimate(throughput["samples_per_s"], None if interval is None else (interval[0], interval[1]))
 
 
 def _shown_rate(record: RunRecord) -> str:
-    rate = _rate(record)
-    if rate is None:
+    if (rate := _rate(record)) is None:
         return ""
-    between = f" ({show_count(rate.interval[0])} to {show_count(rate.interval[1])})" if rate.interval else ""
+    between = f" ({' to '.join(map(show_count, rate.interval))})" if rate.interval else ""
     return _with_unit(rate.value, record) + between
 
 
@@ -426,9 +418,5 @@ def _with_unit(value: float, record: RunRecord) -> str:
 
 
 def _of_ceiling(record: RunRecord) -> float | None:
-    rate, top = _rate(record), record.ceiling
-    return None if rate is None or not top or not top["samples_per_s"] else rate.value / top["samples_per_s"]
-
-
-def _either(a: Sequence[Any] | Mapping[Any, Any], b: Sequence[Any] | Mapping[Any, Any]) -> list[Any]:
-    return [*a, *(one for one in b if one not in a)]
+    rate, top = record.throughput, record.ceiling
+    return rate["samples_per_s"] / top["samples_per_s"] if rate and top and top["samples_per_s"] else None

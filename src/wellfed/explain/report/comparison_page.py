@@ -12,16 +12,14 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.comparison import Comparison, compared_rows, device
-from wellfed.explain.report.pictures.metric_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.picture_parts import binned, readings
+from wellfed.explain.report.pictures.run_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 
 _COLOURS: tuple[Colour, ...] = ("three", "one", "two", "good", "test", "validate", "bad", "four")
-"""Colours of the runs."""
 MOST_RUNS = len(_COLOURS)
-"""Most runs of a page."""
 Runs = dict[str, Evidence]
 """Letter of a run -> its evidence."""
 
@@ -106,7 +104,6 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
 
 
 def _steps(runs: Runs) -> Iterator[PagePicture]:
-    """Draws the time of each step of the runs over each other."""
     times = {
         letter: (run.all_steps["step"], run.steps.all_ms)
         for letter, run in runs.items()
@@ -123,7 +120,6 @@ def _steps(runs: Runs) -> Iterator[PagePicture]:
 
 
 def _metrics(runs: Runs) -> Iterator[PagePicture]:
-    """Draws each metric of the runs over each other."""
     names = dict.fromkeys(key for run in runs.values() for key in run.metrics if key[0] != "throughput")
     shown = [key for key in names if any(len(run.metrics.get(key, ((),))[0]) > 1 for run in runs.values())]
     for key in shown[:MOST_METRICS]:
@@ -138,4 +134,4 @@ def _metrics(runs: Runs) -> Iterator[PagePicture]:
 def _overlaid(runs: Runs, tables: Mapping[str, tuple[Series, Series]]) -> list[ChartCurve]:
     """Returns the curve of each run that has one, in its colour."""
     colours = zip(runs, _COLOURS, strict=False)
-    return [binned(*tables[letter]).curve(letter, colour) for letter, colour in colours if letter in tables]
+    return [binned(*tables[letter], letter, colour) for letter, colour in colours if letter in tables]

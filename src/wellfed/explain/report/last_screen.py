@@ -17,16 +17,15 @@ from rich.text import Text
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.quoting import key_value
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.compute_phases import phase_shares
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import waiting_colour
+from wellfed.explain.diagnosis.finding import colour_of, waiting_colour, word_of
 from wellfed.explain.diagnosis.script_words import is_script
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report import run_lines
+from wellfed.explain.report.run_lines import own_files
 from wellfed.explain.report.run_page import gain_of
-from wellfed.explain.report.run_sections import own_files
-from wellfed.explain.report.verdict_words import colour_of, word_of
 from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
@@ -136,8 +135,10 @@ def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[
     for finding in shown:
         word, sentence = verdict_of(finding, _SHORT_MESSAGE if is_short else _LONGEST_MESSAGE)
         yield 0, screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
-    if not shown:
-        yield 0, _no_verdict(record, screen)
+    if not shown and record.status == "ok" and record.throughput:
+        yield 0, screen.sentence("no rule found a cause of lost time", first="NOTHING FOUND")
+    elif not shown:
+        yield 0, screen.sentence("the record does not show where time went", style="magenta", first="NO VERDICT")
     yield from _broken(2, 7, screen.parts(list(_speed(record))))
     yield from _broken(3, 7, screen.parts(list(_shares(record, screen))))
     yield from _broken(5, 7, screen.parts([*_devices(record), *_host(evidence)]))
@@ -154,7 +155,8 @@ def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[
         yield 2, screen.sentence(text, style="blue")
     yield 6, _profile(record, screen)
     found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
-    yield 0, [_link("Report" if found else "Folder", folder / found)]
+    label, path = "Report" if found else "Folder", folder / found
+    yield 0, [Text(f" {label.ljust(_LABEL)}").append(show_text(str(path)), f"link {_address(path)}")]
     yield 11, _files(record, folder, screen)
     if upload := run_lines.wandb_upload(record):
         told = screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
@@ -169,11 +171,7 @@ def _broken(rank: int, of_the_rest: int, lines: Iterable[Text]) -> Iterator[tupl
 
 
 def verdict_of(finding: FindingEntry, most: int = _LONGEST_MESSAGE) -> tuple[str, str]:
-    """Returns the verdict in a word, and the beginning of the finding.
-
-    Args:
-        most: characters, unless the first clause alone has more.
-    """
+    """Returns the verdict in a word, and at most so many characters of the finding, but at least its first clause."""
     sentences = _SENTENCE.split(show_text(finding["message"]))
     first = _beginning(sentences, most).removeprefix("Don't judge this run: ")
     if len(first) > most:
@@ -203,14 +201,10 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
     An override of the run gives way to one of the same name, and those of a group's knobs to another option of the
     group. The run gets a folder of its own.
     """
-    typed = typed_arguments()
-    flags = [
-        word for word, before in zip(typed, ["", *typed], strict=False) if _CONFIGS & {word.partition("=")[0], before}
-    ]
+    words = typed_arguments()
+    flags = [word for word, last in zip(words, ["", *words], strict=False) if _CONFIGS & {word.partition("=")[0], last}]
     new = {"hydra.run.dir", *(key_value(one)[0] for one in change)}  # a folder holds one run
-    kept = [
-        one for one in record.overrides if key_value(one)[0] not in new and key_value(one)[0].split(".")[0] not in new
-    ]
+    kept = [one for one in record.overrides if (key := key_value(one)[0]) not in new and key.split(".")[0] not in new]
     return [*command("train").split(), *map(shlex.quote, [*flags, *kept, *change])]
 
 
@@ -231,13 +225,6 @@ def _ending(record: RunRecord, screen: Screen) -> Iterator[Text]:
         text += f"; the error is above, and in {MARKDOWN}"
     colour = "yellow" if record.status == "interrupted" else "red"
     yield from screen.sentence(text, style=colour, first=word.upper())
-
-
-def _no_verdict(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    if record.status == "ok" and record.throughput:
-        yield from screen.sentence("no rule found a cause of lost time", first="NOTHING FOUND")
-    else:
-        yield from screen.sentence("the record does not show where time went", style="magenta", first="NO VERDICT")
 
 
 def _speed(record: RunRecord) -> Iterator[Text]:
@@ -261,27 +248,23 @@ def _speed(record: RunRecord) -> Iterator[Text]:
 
 
 def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    """Yields the shares of a step, with bars, and its length."""
     time = record.time
     if not time:
         return
     block = "\u2588" if screen.is_utf else "#"
     shares = {name: time[f"{name}_frac"] for name in ("wait", "compute", "copy", "host")}  # type: ignore[literal-required]
     for name, share in shares.items():
-        if share is None:
-            continue
-        bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
-        style = waiting_colour(share) if name == "wait" else ""
-        phases = phase_shares(time).items() if name == "compute" else ()
-        split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
-        yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
+        if share is not None:
+            bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
+            style = waiting_colour(share) if name == "wait" else ""
+            phases = phase_shares(time).items() if name == "compute" else ()
+            split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
+            yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
     mean_ms = time.get("step_ms_mean")
-    takes = f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step"
-    yield Text(takes)
+    yield Text(f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step")
 
 
 def _devices(record: RunRecord) -> Iterator[Text]:
-    """Yields utilisation, memory and power of the GPUs that were trained on."""
     is_on_gpu = record.time is not None and record.time["copy_frac"] is not None
     figures = list(record.gpus.values()) if is_on_gpu else []
     utils = [one["mean"] for gpu in figures if (one := run_lines.figure_of(gpu, "util_pct", "mean"))]
@@ -311,7 +294,6 @@ def show_of_budget(used_gib: float, budget_gib: float | None) -> str:
 
 
 def _host(evidence: Evidence) -> Iterator[Text]:
-    """Yields the cores that this run and other programs took."""
     host, cores, others = evidence.record.host, evidence.cores, evidence.telemetry.mean_others_cores
     if not host or "cpu_pct" not in host:
         return
@@ -324,7 +306,6 @@ def _host(evidence: Evidence) -> Iterator[Text]:
 
 
 def _advice(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> Iterator[Text]:
-    """Yields the command to type next, with its predicted gain."""
     finding = next((one for one in shown if one["change"]), None)
     if finding is None:
         return
@@ -345,18 +326,14 @@ def _metrics(evidence: Evidence) -> Iterator[Text]:
     names = [name for name in names if name.startswith(("val/", "test/")) or name.endswith("loss")]
     last_test = next((name for name in reversed(names[:_MOST_METRICS]) if name.startswith("test/")), None)
     for name in names[:_MOST_METRICS]:
-        text = f"{name} {_figure(record.metrics[name])}"
+        text = f"{name} {run_lines.show_figure(record.metrics[name], 4)}"
         if name.startswith("train/") and name in first:
-            text += f" (first {_figure(first[name])})"
+            text += f" (first {run_lines.show_figure(first[name], 4)})"
         if name == last_test and best:
             text += " (best weights)"
         yield Text(show_text(text))
     if left := len(names[_MOST_METRICS:]):
         yield Text(f"{left} more in the report")
-
-
-def _figure(value: float | None) -> str:
-    return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"
 
 
 def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
@@ -373,10 +350,8 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
         told.append(f"{kind.replace('_', ' ')} at step {events[0]['step']}{often}")
     if len(by_kind) == 1:
         ((first, *_),) = by_kind.values()
-        if facts := ", ".join(
-            f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)
-        ):
-            told[0] += f": {facts}"
+        facts = [f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)]
+        told[0] += f": {', '.join(facts)}" if facts else ""
     if told:
         yield from screen.sentence(_cut("; ".join(told)), style="yellow", first="Happened")
 
@@ -384,33 +359,23 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
 def _cut(text: str) -> str:
     """Returns the beginning of a text, on one line."""
     text = " ".join(show_text(text).split())
-    return (
-        text
-        if len(text) <= _LONGEST_EVENT
-        else f"{text[:_LONGEST_EVENT].rpartition(' ')[0] or text[:_LONGEST_EVENT]} ..."
-    )
+    start = text[:_LONGEST_EVENT]
+    return text if text == start else f"{start.rpartition(' ')[0] or start} ..."
 
 
 def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    """Yields the operations that took most time of the profiled steps."""
     if record.profile is not None:
-        largest = [
-            f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in record.profile["operations"]
-        ]
-        text = ", ".join([*largest[:_MOST_OPERATIONS], "profile/trace.json"])
+        shown = record.profile["operations"][:_MOST_OPERATIONS]
+        largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in shown]
+        text = ", ".join([*largest, "profile/trace.json"])
         yield from screen.parts([Text("Profile".ljust(_LABEL - 2)), Text(text)])
 
 
 def _files(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
-    """Yields the files of the evaluation, which terminals open."""
     if files := list(own_files(record).values()):
         names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
         left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []
         yield from screen.parts([Text("Files".ljust(_LABEL - 2)), *names, *left])
-
-
-def _link(label: str, path: Path) -> Text:
-    return Text(f" {label.ljust(_LABEL)}").append(show_text(str(path)), f"link {_address(path)}")
 
 
 def _address(path: Path) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
+from wellfed.explain.diagnosis.finding import colour_of, word_of
 from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
-from wellfed.explain.report.verdict_words import colour_of, word_of
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_percent
 
@@ -43,9 +43,7 @@ class RunDigest:
     sample_unit: str | None = None
     of_ceiling_frac: float | None = None
     finding: str | None = None
-    """Id of the first finding."""
     severity: str | None = None
-    """Its severity."""
     verdict: str | None = None
     """Word of the verdict, as on the page."""
     metric: str | None = None
@@ -96,11 +94,7 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
 
 
 def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
-    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line.
-
-    Args:
-        width: columns of the terminal, to which typed overrides are shortened; None = no terminal.
-    """
+    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line of its width."""
     table = TextTable(*_COLUMNS, *([] if width else ["typed"]))
     for one, words in zip(runs, _typed(runs), strict=True):
         column = [] if width else [" ".join(words)]
@@ -118,7 +112,6 @@ def _typed(runs: Sequence[RunDigest]) -> Iterator[list[str]]:
 
 
 def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
-    """Returns the cells of a run; empty: unknown."""
     rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
     of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
     value = "not finite" if one.value is None else f"{one.value:.4g}"

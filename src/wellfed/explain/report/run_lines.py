@@ -1,4 +1,4 @@
-"""Words the figures of a run as lines, for report.html, report.md and ``wellfed diagnose``."""
+"""Words the figures of a run as lines, and builds the sections of report.html, report.md and ``wellfed diagnose``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
-from wellfed.explain.diagnosis.compute_phases import show_phases
-from wellfed.explain.diagnosis.rules.compute.synchronisation import how_often
-from wellfed.explain.diagnosis.rules.verdict.unknown import beside_steps
+from wellfed.explain.diagnosis.rules.compute_rules import how_often
+from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
+from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import label_of
-from wellfed.record import RunRecord, SwingEntry
+from wellfed.record import RunRecord, SwingEntry, engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
@@ -80,11 +81,8 @@ def error_lines(record: RunRecord) -> list[str]:
 def simulated_lines(record: RunRecord) -> list[str]:
     """Returns a line if the GPU is simulated."""
     names = dict.fromkeys(gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated"))
-    return (
-        []
-        if not names
-        else [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
-    )
+    line = f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."
+    return [line] if names else []
 
 
 def speed_lines(record: RunRecord) -> list[str]:
@@ -352,6 +350,100 @@ def show_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def show_figure(value: float | None) -> str:
-    """Returns a metric with five digits."""
-    return f"{value:.5g}" if value is not None and math.isfinite(value) else "not finite"
+def show_figure(value: float | None, digits: int = 5) -> str:
+    """Returns a metric as text."""
+    return f"{value:.{digits}g}" if value is not None and math.isfinite(value) else "not finite"
+
+
+OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
+"""Names of the artifacts that every run writes; a workload's evaluation wrote the others."""
+Row = tuple[str, ...]
+_NAME_WIDTH = 100
+"""Characters shown of the name of an operation; a kernel's may have hundreds."""
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """Section of a report: lines, a table, or both."""
+
+    name: str
+    title: str
+    lines: Sequence[str] = ()
+    """Sentences or short phrases, one a line."""
+    head: Row = ()
+    """Head of the table; empty without a table."""
+    rows: Sequence[Row] = ()
+    folded: str = ""
+    """Summary that the page shows until the section is opened; empty: all of it."""
+
+
+def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
+    """Returns all sections of a run, in the order in which a reader asks. ``first``: first value of each metric."""
+    begin, error = [headline(record), *state_lines(record)], error_lines(record)
+    rest = [amount_line(record), *simulated_lines(record), *speed_lines(record)]
+    begun = {name: show_figure(value) for name, value in (first or {}).items()}
+    metrics = [(name, begun.get(name, ""), show_figure(value)) for name, value in record.metrics.items()]
+    tested = [] if record.tested is None else [f"test/ is of {record.tested}"]
+    plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
+    utilisation = gpu_lines(record) or host_lines(record)
+    if record.swing is not None and record.swing["period_steps"] is None:
+        utilisation.append(swing_line(record.swing))
+    findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
+    events = event_rows(record.events)
+    files = [f"{name}: {path}" for name, path in own_files(record).items()]
+    return [
+        ReportSection("verdict", "Verdict", [*begin, *error, *rest]),
+        ReportSection("findings", "What to change", findings),
+        ReportSection("utilisation", "Utilisation", utilisation),
+        ReportSection("time", "Where the time went", time_lines(record)),
+        ReportSection("memory", "Memory", memory_lines(record)),
+        ReportSection("metrics", "Metrics", tested, ("metric", "first", "latest"), metrics),
+        *([ReportSection("files", "What the evaluation left", files)] if files else []),
+        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan),
+        *profile_sections(record),
+        ReportSection("machine", "Machine", machine_lines(record)),
+        ReportSection("events", "Events", (), ("step", "event", "facts"), events, folded=events_line(record)),
+        ReportSection("started", "Started with", started_lines(record)),
+    ]
+
+
+def own_files(record: RunRecord) -> dict[str, str]:
+    """Returns the files of the workload's evaluation by name, relative to the run folder."""
+    return {name: path for name, path in record.artifacts.items() if name not in OF_EVERY_RUN}
+
+
+def profile_sections(record: RunRecord) -> list[ReportSection]:
+    """Returns the operations of the profiled steps."""
+    profile, lines = record.profile, profile_lines(record)
+    if profile is None:
+        return []
+    by = "GPU" if profile["by"] == "device" else "CPU"
+    head = (f"{by} ms a step", "share", "calls a step", "operation")
+    rows: list[Row] = [
+        (
+            f"{one['ms_per_step']:.3f}",
+            show_percent(one["share_frac"]),
+            f"{one['calls'] / max(1, profile['steps']):.4g}",
+            one["name"] if len(one["name"]) <= _NAME_WIDTH else f"{one['name'][: _NAME_WIDTH - 3]}...",
+        )
+        for one in profile["operations"]
+    ]
+    return [ReportSection("profile", "Profile of steps", lines, head, rows)]
+
+
+def started_lines(record: RunRecord) -> list[str]:
+    """Returns the command that repeats the run, and the code that it ran."""
+    lines = [
+        f"overrides: {shlex.join(record.overrides) or 'none'}",
+        f"seed {record.seed}",
+        f"began {record.started_at}",
+    ]
+    if record.git:
+        lines.append(f"commit {record.git['commit']}{', with uncommitted changes' if record.git['dirty'] else ''}")
+    if record.engine and not record.engine["within_project"]:
+        lines.append(engine_version(record.engine))
+    if record.resumed_from:
+        lines.append(f"resumed from {record.resumed_from}")
+    if upload := wandb_upload(record):
+        lines.append(f"wandb is offline; to upload the run: {' '.join(upload)}")
+    return lines

@@ -12,12 +12,19 @@ from statistics import fmean
 from urllib.parse import quote
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
-from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
-from wellfed.explain.report.run_sections import own_files, sections
-from wellfed.explain.report.verdict_words import tone_of, word_of
+from wellfed.explain.report.run_lines import (
+    error_lines,
+    figure_of,
+    growth,
+    own_files,
+    sections,
+    simulated_lines,
+    state_lines,
+)
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
@@ -28,11 +35,9 @@ _FILES = (
     "tensorboard",
 )
 """Files of every run that the page links to, with those of the evaluation."""
-_PLANNED = frozenset(
-    {
-        *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
-        *("gpu.memory_gib", "gpu.compile", "trainer.devices", "workload.effective_batch_size"),
-    }
+_PLANNED = (
+    *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
+    *("gpu.memory_gib", "gpu.compile", "trainer.devices", "workload.effective_batch_size"),
 )
 """Knobs of the plan that the page shows unfolded, beside those that were set by hand or measured."""
 
@@ -49,7 +54,6 @@ class Box:
     note: str = ""
     is_small: bool = False
     finding: str = ""
-    """Id of the finding that it shows."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,7 @@ class Tile:
 
 
 def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
-    """Returns the page of the run in ``folder``, with all texts escaped.
-
-    Args:
-        renewed_every_s: seconds until the page of a running run is written again.
-    """
+    """Returns the page of the run in ``folder``, texts escaped. While a run lasts, it says when it is renewed."""
     record = evidence.record
     now = datetime.now(UTC) if record.status == "running" else None
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
@@ -122,15 +122,13 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     """Yields rate, share of the ceiling, utilisation, waiting and memory, if known."""
     throughput, ceiling, time, memory = record.throughput, record.ceiling, record.time, record.memory
     if throughput:
-        low, high = throughput["ci95"] or (None, None)
-        note = "" if low is None or high is None else f"95 %: {show_count(low)} to {show_count(high)}"
+        note = f"95 %: {' to '.join(map(show_count, throughput['ci95']))}" if throughput["ci95"] else ""
         yield Tile("rate", show_count(throughput["samples_per_s"]), f"{throughput['sample_unit']}/s", note)
         if ceiling and ceiling["samples_per_s"] > 0:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
-    utils = [figure_of(figures, "util_pct", "mean", "p5", "p95") for figures in record.gpus.values()]
-    found = [one for one in utils if one]
+    found = [one for gpu in record.gpus.values() if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
     if found:
         mean_pct = fmean(one["mean"] for one in found)
         spread = f"p5 {min(one['p5'] for one in found):.0f}, p95 {max(one['p95'] for one in found):.0f}"

@@ -39,7 +39,6 @@ class Slowdown:
     limit_frac: float
     """Largest permitted slowdown: 0.05 = 5 % more time a sample."""
     letter: str = "B"
-    """Name of the run that may be slower."""
     each: str = "sample"
     """Unit of the time: a step where samples are not counted."""
 
@@ -80,11 +79,7 @@ class Slowdown:
 
 
 def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> Iterator[Fault]:
-    """Yields every reason why the rates of two runs allow no verdict; none if both do the same work.
-
-    Args:
-        settings_may_differ: whether the settings are what is compared.
-    """
+    """Yields every reason why the rates of two runs allow no verdict; none if both do the same work."""
     a, b = pair.records
     for letter, record in zip(("A", pair.letter), pair.records, strict=True):
         if record.status != "ok":
@@ -127,8 +122,7 @@ def disturbances(pair: Comparison) -> Iterator[Fault]:
 
 
 def _work(record: RunRecord) -> dict[str, Any]:
-    """Returns facts that two runs of the same work share: ranks, values derived from the data, and what a script ran
-    with, since it has no settings."""
+    """Returns facts that two runs of the same work share: ranks, values derived from the data, a script's arguments."""
     facts = {"ranks": max(1, len(record.ranks)), **record.derived()}
     if "script" not in record.config:
         return facts

@@ -52,22 +52,13 @@ class TextTable:
         self._title, self._rows = title, list[tuple[list[Text], list[str]]]()
 
     def add_row(self, *cells: str | Text, below: Sequence[str] = ()) -> None:
-        """Adds a row.
-
-        Args:
-            cells: a cell has one style.
-            below: texts for lines below the row.
-        """
+        """Adds a row of cells, each in one style, with lines of text ``below`` it."""
         styles = (cell.style if isinstance(cell, Text) else "" for cell in cells)
         shown = [Text(show_line(str(cell)), style) for cell, style in zip(cells, styles, strict=True)]
         self._rows.append((shown, [show_line(text) for text in below if text]))
 
     def lines(self, width: int | None) -> Iterator[Text]:
-        """Yields the lines, without spaces at their ends.
-
-        Args:
-            width: columns of the terminal; None = unlimited.
-        """
+        """Yields the lines for a terminal of ``width`` columns, None = unlimited, without spaces at their ends."""
         width = width or sys.maxsize
         widths = self._fitted(width)
         if self._title:

@@ -12,8 +12,8 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.finding_pages import page_of_finding
+from wellfed.explain.report.run_lines import ReportSection, sections
 from wellfed.explain.report.run_page import to_html
-from wellfed.explain.report.run_sections import ReportSection, sections
 from wellfed.masking import hidden
 from wellfed.record import RunRecord, write_atomically
 from wellfed.units import show_text
@@ -25,25 +25,14 @@ _LONGEST = 160
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
-    """Writes ``report.md``, then ``report.html``: an error in drawing the page leaves the other file there.
-
-    Args:
-        has_page: whether to write the page.
-
-    Raises:
-        OSError: writing a file failed.
-    """
+    """Writes ``report.md``, then ``report.html``: an error in drawing the page leaves the other file there."""
     write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics, folder)))
     if has_page:
         write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
 def write_comparison(pairs: Sequence[Comparison], folder: Path, names: Sequence[str]) -> Path:
-    """Writes the page of several runs, named after their folders, and returns its path.
-
-    Raises:
-        OSError: writing it failed.
-    """
+    """Writes the page of several runs, named after their folders, and returns its path."""
     records = [pairs[0].a.record, *(pair.b.record for pair in pairs)]
     path = folder / f"comparison_{_joined(records, names)}.html"
     write_atomically(path, comparison_html(*pairs))
@@ -63,12 +52,7 @@ def _joined(records: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None, folder: Path | None = None) -> str:
-    """Returns the report of a run as Markdown.
-
-    Args:
-        first: the first value of each metric, where it is known.
-        folder: where the report is written, for links to the findings' pages; None = without links.
-    """
+    """Returns the report of a run as Markdown; written to ``folder``, it links to the findings' pages."""
     parts = [f"# {_text(record.workload)}: {_text(record.run_id)}"]
     for section in sections(record, first):
         lines = [_text(line) for line in section.lines]

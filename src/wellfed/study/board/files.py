@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wellfed.command_line import command
-from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.pages.markdown_text import code_span, plain_line
+from wellfed.explain.pages.html_page import code_span, fill_in, plain_line
 from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.gains.memory_room import has_run_out, memory_frac, merge
+from wellfed.explain.diagnosis.gains.device_load import has_run_out, memory_frac, merge
 
 
 def test_micro_batches_are_merged_as_far_as_the_budget_goes():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.feeding import slow_storage, uneven_batches
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_storage, uneven_batches
 
 
 def stalled(places, ms=4000.0, steps=800):
@@ -19,15 +19,15 @@ def stalled(places, ms=4000.0, steps=800):
 
 def test_stalls_as_regular_as_a_clock_are_of_the_storage():
     case = stalled(slice(100, None, 100))
-    found = slow_storage.check(case)
+    found = slow_storage(case)
     assert found is not None
     assert "in one step every 6.0 s, for 4.0 s" in found.message
     assert found.evidence["stall_period_s"] == pytest.approx(6.01, rel=0.01)
-    assert uneven_batches.check(case) is None
+    assert uneven_batches(case) is None
 
 
 @pytest.mark.parametrize("places", [[30, 50, 200, 480, 500, 700, 760], slice(200, None, 200)])
 def test_those_without_order_or_few_of_them_are_random_latency(places):
     case = stalled(places)
-    assert slow_storage.check(case) is None
-    assert "random latency" in uneven_batches.check(case).message
+    assert slow_storage(case) is None
+    assert "random latency" in uneven_batches(case).message

@@ -7,8 +7,8 @@ from typing import Any
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
-from wellfed.explain.report.pictures.memory_picture import memory
-from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.machine_pictures import memory
+from wellfed.explain.report.pictures.picture_parts import TimeAxis
 
 
 def drawn(folder: Path, **made: Any) -> list[PagePicture]:

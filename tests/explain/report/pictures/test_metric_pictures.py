@@ -7,8 +7,8 @@ import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
-from wellfed.explain.report.pictures.metric_pictures import metrics
-from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.picture_parts import TimeAxis
+from wellfed.explain.report.pictures.run_pictures import metrics
 from wellfed.record import RunRecord
 
 STEPS = np.arange(1.0, 11.0)

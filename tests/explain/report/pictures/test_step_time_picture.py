@@ -8,8 +8,8 @@ import numpy as np
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
+from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.explain.report.pictures.step_time_picture import parts_of, step_time
-from wellfed.explain.report.pictures.time_axis import TimeAxis
 
 
 def drawn(of: Evidence) -> PagePicture:

@@ -7,7 +7,7 @@ import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES
-from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
 

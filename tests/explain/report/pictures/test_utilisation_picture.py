@@ -10,8 +10,8 @@ import pytest
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
-from wellfed.explain.report.pictures.time_axis import TimeAxis
-from wellfed.explain.report.pictures.utilisation_picture import utilisation
+from wellfed.explain.report.pictures.machine_pictures import utilisation
+from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.record import RunRecord
 
 

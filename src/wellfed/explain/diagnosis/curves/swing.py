@@ -1,4 +1,4 @@
-"""Finds periodic swings: of a curve in seconds, and of step times at the lags that a run's settings imply.
+"""Finds periodic swings: of a curve in seconds, of step times at the lags that settings imply, and those of a run.
 
 A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
 themselves one period later by more than chance. Chance is measured on noise with the memory and the jumps of the series
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.record import RunRecord
+from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
+from wellfed.explain.diagnosis.step_times import StepTimes
+from wellfed.observe.telemetry.machines import named
+from wellfed.record import RunRecord, SwingEntry
+from wellfed.units import counted, show_duration
 
 Part = Literal["wait", "step", "gap"]
 """Part of a step: waiting for its batch, the rest of it, or the gap before it."""
@@ -53,23 +57,6 @@ _CLOSE = 0.02
 _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
 """Minimum R2, minimum R2 with few periods, and the number of periods that are not few. [m] 40 % of jitter leaves 0.25
 at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
-
-
-def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
-    """Returns the steps between periodic events of a run, by setting.
-
-    Args:
-        epochs: epoch of each step.
-    """
-    trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
-    names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
-    lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
-    if loader and loader["value"]:
-        lags["loader.num_workers"] = int(loader["value"])
-    lengths = np.unique(epochs, return_counts=True)[1]
-    if len(lengths) > 2:  # the first and the last may be incomplete
-        lags["epoch"] = int(np.median(lengths[1:-1]))
-    return lags
 
 
 @dataclass(frozen=True)
@@ -227,11 +214,8 @@ def swings_in_steps(
     gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
     least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
     pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
-    found = [
-        *_swings("wait", wait_ms, lags, least_ms),
-        *_swings("step", rest_ms, lags, least_ms),
-        *_swings("gap", gap_ms, pauses, least_ms),
-    ]
+    found = [*_swings("wait", wait_ms, lags, least_ms), *_swings("step", rest_ms, lags, least_ms)]
+    found += _swings("gap", gap_ms, pauses, least_ms)
     by_lag: dict[int, StepSwing] = {}
     for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
         by_lag.setdefault(each.lag, each)
@@ -292,3 +276,113 @@ def _folded(series: Series, lag: int) -> Series:
     free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
     even = total <= 1e-9 * np.sum(series**2, axis=1)  # all variation lies in the steps that were cut off
     return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)
+
+
+_READINGS = 4
+"""Minimum readings of the utilisation in a period that they can show."""
+_LIKE = 0.1
+"""Relative difference below which periods count as equal."""
+_LONGER: dict[Part, str] = {
+    "wait": "a step waits longer for its batch",
+    "step": "a step takes longer",
+    "gap": "training stands still",
+}
+_DUE = {
+    "loader.num_workers": "a round of the loader's workers",
+    "trainer.log_every_steps": "a row of metrics.csv",
+    "trainer.checkpoint_every_steps": "a checkpoint",
+    "trainer.validate_every_steps": "a validation",
+    "epoch": "a new epoch",
+}
+
+
+@dataclass(frozen=True)
+class RunSwings:
+    """Swings of a run."""
+
+    record: RunRecord
+    steps: StepTimes
+    telemetry: TrainingTelemetry
+
+    @cached_property
+    def lags(self) -> Mapping[str, int]:
+        """Steps between periodic events, by setting."""
+        trainer = self.record.config.get("trainer", {})
+        names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
+        lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
+        if (loader := self.record.plan.get("loader.num_workers")) and loader["value"]:
+            lags["loader.num_workers"] = int(loader["value"])
+        lengths = np.unique(self.steps.column("epoch"), return_counts=True)[1]
+        if len(lengths) > 2:  # the first and the last may be incomplete
+            lags["epoch"] = int(np.median(lengths[1:-1]))
+        return lags
+
+    @cached_property
+    def of_steps(self) -> list[StepSwing]:
+        """Step times that repeat, at lags that settings imply; the strongest first."""
+        return swings_in_steps(self.steps.wait_ms, self.steps.rest_ms, self.lags, self.steps.gap_ms)
+
+    @cached_property
+    def of_gpus(self) -> Mapping[int, Swing]:
+        """Utilisation that rises and falls with a period, by GPU.
+
+        Readings do not show the swing of steps that is shorter than a few of them. They seem to swing with a longer
+        period then, which is no GPU's.
+        """
+        found = {}
+        of_steps = [period_s for swing in self.of_steps if (period_s := self.steps.period_s(swing.lag)) is not None]
+        for gpu in self.telemetry.gpus:
+            curve = self.telemetry.curves[gpu]
+            at_s, util_pct = (curve.get(name, np.empty(0)) for name in ("time_s", "util_pct"))
+            swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None
+            shortest_s = _READINGS * float(np.median(np.diff(at_s))) if len(at_s) > 1 else 0.0
+            if swing is not None and all(period_s >= shortest_s for period_s in of_steps):
+                found[gpu] = swing
+        return found
+
+    @property
+    def deepest(self) -> tuple[int, Swing] | None:
+        """The GPU whose utilisation swings most, and its swing; None without a visible swing."""
+        found = max(self.of_gpus.items(), key=lambda one: one[1].depth, default=None)
+        return None if found is None or found[1].depth < LEAST_DEPTH else found
+
+    def entry(self) -> SwingEntry | None:
+        """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of GPUs."""
+        if self.of_steps and (first_s := self.steps.period_s(self.of_steps[0].lag)) is not None:
+            first = self.of_steps[0]
+            return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+        if self.deepest is None:
+            return None
+        return {"period_s": self.deepest[1].period_s, "period_steps": None, "cause": None, "r2": None}
+
+    def describe_workers(self) -> str | None:
+        """Returns a sentence if steps take longer once in a round of the loader's workers, else None."""
+        for swing in self.of_steps:
+            period_s = self.steps.period_s(swing.lag)
+            if "loader.num_workers" in swing.settings and period_s is not None:
+                every = f"Every {swing.lag} steps ({show_duration(period_s)}) {_LONGER[swing.where]}"
+                return f"{every}, since the workers finish their batches at about the same time."
+        return None
+
+    def describe_utilisation(self) -> str | None:
+        """Returns levels and period of the GPU whose utilisation swings most, as text; None without a swing."""
+        if self.deepest is None:
+            return None
+        gpu, swing = self.deepest
+        alike = sum(abs(one.period_s / swing.period_s - 1) <= _LIKE for one in self.of_gpus.values()) - 1
+        levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
+        others = f", as {'does' if alike == 1 else 'do'} {counted(alike, 'other GPU')}" if alike else ""
+        period = show_duration(swing.period_s)
+        return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {period}{others}."
+
+    def settings_with_period(self, period_s: float) -> list[str]:
+        """Returns the settings of the run that imply such a period."""
+        periods_s = {name: every_s for name, lag in self.lags.items() if (every_s := self.steps.period_s(lag))}
+        minutes = self.record.config.get("trainer", {}).get("checkpoint_minutes")
+        if minutes:
+            periods_s["trainer.checkpoint_minutes"] = 60.0 * minutes
+        return [
+            f"{_DUE.get(name, 'a checkpoint')} ({name}, {show_duration(every_s)})"
+            for name, every_s in periods_s.items()
+            if abs(every_s / period_s - 1) <= _LIKE
+        ]

@@ -1,4 +1,4 @@
-"""Computes how busy the card was within the steps of a run, and what limited it.
+"""Computes how busy the card was within the steps of a run, what limited it, and how much of its memory is left.
 
 On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step may leave
 the card idle without waiting for data. The time that the host took to launch the step shows the cause.
@@ -7,6 +7,7 @@ the card idle without waiting for data. The time that the host took to launch th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -15,11 +16,11 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
 from wellfed.explain.diagnosis.gains.feeding import is_starved
+from wellfed.ranks import largest_share
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
-"""Limit of a card: waits of the host for the card, slow launches by the host, memory bandwidth, or kernels that fill
-only a part of the card."""
+"""Limit of a card: waits of the host for it, slow launches, memory bandwidth, or kernels that fill a part of it."""
 
 
 FP16_SINCE, BF16_SINCE = 7.0, 8.0
@@ -75,8 +76,7 @@ class DeviceLoad:
 
 
 def device_load(evidence: Evidence) -> DeviceLoad | None:
-    """Returns the load of the least busy card. None on a CPU, with too few steps or readings, or if it has another
-    cause (late batches, `DataParallel`)."""
+    """Returns the load of the least busy card. None on a CPU, with too few readings, late batches or `DataParallel`."""
     time = evidence.record.time
     if time is None or not evidence.on_gpu or evidence.steps.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
@@ -126,3 +126,62 @@ def capability_of(evidence: Evidence) -> float | None:
     """Returns the lowest compute capability of the cards; None if unknown."""
     found = [gpu.get("capability") for gpu in evidence.record.machine.get("gpus") or []]
     return min((float(one) for one in found if one), default=None)
+
+
+_TENSOR_FULL_FRAC, _SM_FULL_FRAC = 0.5, 0.9
+"""Activity of tensor cores and multiprocessors from which larger passes do not help."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Fewer and larger micro-batches for the same optimizer step."""
+
+    micro_batch: int
+    micro_batch_before: int
+    parts_before: int
+    parts: int
+
+    @property
+    def factor(self) -> float:
+        """Passes before over passes after."""
+        return self.parts_before / self.parts
+
+    def gain(self, load: DeviceLoad) -> Gain:
+        """Returns the gain: the fixed cost of a pass (launches, weights) is paid less often, until it is full."""
+        full = min(1.0, load.full_frac / _SM_FULL_FRAC)
+        if load.tensor_frac is not None and load.tensor_frac >= limits.TENSOR_IDLE_FRAC:
+            full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)
+        factor = min(self.factor, 1 / full)
+        return Gain(factor, 1 + 0.3 * (factor - 1), self.factor)
+
+    @property
+    def change(self) -> tuple[str, ...]:
+        """Overrides; the effective batch stays the same."""
+        return f"memory.micro_batch={self.micro_batch}", "memory.accumulate=null"
+
+
+def memory_frac(evidence: Evidence) -> float | None:
+    """Returns the share of the budget at the run's peak; None without a budget, as on a CPU."""
+    budget, peak = evidence.record.memory.get("budget_gib"), evidence.record.memory.get("measured_peak_gib")
+    return None if not budget or peak is None or not evidence.on_gpu else peak / budget
+
+
+def has_run_out(evidence: Evidence) -> bool:
+    """Returns whether device memory ran out at least once."""
+    kinds = {event["kind"] for event in evidence.record.events}
+    return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "thrash", "ladder"})
+
+
+def merge(evidence: Evidence) -> Merge | None:
+    """Returns the largest micro-batch that surely fits, as peaks grow at most in proportion; None if none is larger."""
+    effective, used = evidence.value("workload.effective_batch_size"), memory_frac(evidence)
+    parts, micro = evidence.steps.column("num_micro"), evidence.steps.column("micro_batch")
+    if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):
+        return None
+    share = largest_share(int(effective), evidence.num_ranks)
+    usual = int(np.median(micro))  # an epoch's last batch may be smaller
+    before = ceil(share / usual)
+    if before < 2 or before != np.median(parts) or (times := int(0.9 / used)) < 2:
+        return None
+    size = min(share, usual * times)
+    return Merge(ceil(share / ceil(share / size)), usual, before, ceil(share / size))

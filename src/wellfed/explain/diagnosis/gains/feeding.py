@@ -67,11 +67,7 @@ class Feeding:
         return self.build_cpu_ms / self.build_ms
 
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Returns the predicted milliseconds of a step with this number of workers.
-
-        Args:
-            slack: factor on the recorded build time.
-        """
+        """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         free_cores = max(1.0, self.cores - self.others)  # one core is always available
         return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)
@@ -194,10 +190,8 @@ def simulated_steps(
     starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
     indices = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
     takes_ms = scale * np.asarray(builds)[indices]
-    steps_ms: npt.NDArray[np.float64]
     if not workers:
-        steps_ms = takes_ms.mean(axis=0) + fed_ms
-        return steps_ms
+        return np.asarray(takes_ms.mean(axis=0) + fed_ms)
     free_at, taken_at = np.zeros((workers, _REPLICATES)), np.zeros((length, _REPLICATES))
     now = np.zeros(_REPLICATES)
     for step in range(length):
@@ -207,8 +201,7 @@ def simulated_steps(
         taken_at[step] = now = np.maximum(now, free_at[worker])
         now = now + fed_ms
     first = min(ahead, length // 2)  # the queue fills at the start
-    steps_ms = (now - taken_at[first]) / (length - first)
-    return steps_ms
+    return np.asarray((now - taken_at[first]) / (length - first))
 
 
 def is_starved(evidence: Evidence) -> bool:
@@ -242,10 +235,9 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
     workers = evidence.num_workers
     build_ms, cpu_frac = evidence.record.loading.get("build_ms_mean"), evidence.record.loading.get("cpu_frac")
     build_cpu_ms = None if cpu_frac is None or build_ms is None else cpu_frac * build_ms
-    cpu_pct = evidence.telemetry.mean("cpu_pct")
-    cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
-    is_estimate = build_ms is None
-    if build_ms is None:  # while steps wait, each worker is always busy
+    if (cpu_pct := evidence.telemetry.mean("cpu_pct")) is None:
+        cpu_pct = evidence.record.host.get("cpu_pct")
+    if is_estimate := build_ms is None:  # while steps wait, each worker is always busy
         build_ms = workers * step_ms if workers else wait_ms
     if build_ms <= 0:
         return None
@@ -313,9 +305,9 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
     """Returns overrides that leave the loader to the plan, and undo single knobs of the command line."""
     if not any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides):
         return ("loader=auto",)
-    change = knobs(evidence, backend="auto", num_workers=None)
     has_false = evidence.record.config.get("loader", {}).get("persistent_workers") is False
-    return change + (knobs(evidence, persistent_workers=None) if has_false else ())
+    restarts: dict[str, object] = {"persistent_workers": None} if has_false else {}
+    return knobs(evidence, backend="auto", num_workers=None, **restarts)
 
 
 def workers_take_cores(evidence: Evidence) -> bool:

@@ -1,4 +1,4 @@
-"""Holds one rule per file: ``check(evidence)`` returns a Finding if the evidence shows it, else None.
+"""Holds the rules, each a function with the id of its finding: takes the evidence and returns a Finding, else None.
 
-The file name is the id of its finding. `wellfed.explain.diagnosis.run_rules` runs all rules.
+`wellfed.explain.diagnosis.run_rules` lists and runs them. In ``ranks/`` a file has the id, and its function is `check`.
 """

@@ -1,4 +1,4 @@
-"""Draws what the machine did: its CPUs, each GPU beside the others, power, temperature and clocks."""
+"""Draws what the machine did: utilisation and its swing, memory, CPUs, each GPU and rank, power and clocks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,108 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.ranks.rank_comparison import ms_of, waits_for_others_ms
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, Key, LevelLine, PagePicture, Stretch, bars
-from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
+from wellfed.explain.pages.chart import (
+    SERIES,
+    Axis,
+    Bar,
+    Chart,
+    ChartCurve,
+    Colour,
+    Key,
+    LevelLine,
+    Note,
+    PagePicture,
+    Stretch,
+    Stroke,
+    bars,
+)
+from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, binned, of_gpus, of_host, of_many
 from wellfed.explain.report.pictures.step_time_picture import PARTS
-from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.machines import HOST, named
-from wellfed.record import RankEntry
-from wellfed.units import show_gib, show_ms, show_percent
+from wellfed.record import MemoryEntry, RankEntry
+from wellfed.units import show_duration, show_gib, show_ms, show_percent
+
+_RULED_FRAC = 1 / 16
+"""Shortest period drawn over the whole run, as a share of the time."""
+_HEIGHT, _LEAST_HEIGHT = 130, 44
+"""Pixels of one curve, and of each of many."""
+
+
+def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
+    """Draws the curve of each GPU, with phases and swing; without a GPU the cores at work."""
+    what, curves = "utilisation", of_gpus(evidence, "util_pct")
+    if not curves:  # as of a MIG instance
+        what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")
+    if not curves:
+        yield from cpus(evidence, axis)
+        return
+    num_gpus = len(curves)
+    kept = sorted(curves, key=lambda gpu: float(curves[gpu][1].mean()))[:MOST_GPUS]
+    curves = {gpu: curve for gpu, curve in curves.items() if gpu in kept}
+    swings = {gpu: one for gpu, one in evidence.swings.of_gpus.items() if gpu in curves and one.depth >= LEAST_DEPTH}
+    deepest = max(swings, key=lambda gpu: swings[gpu].depth, default=None)
+    is_short = deepest is not None and swings[deepest].period_s < _RULED_FRAC * axis.span_s
+    height = max(_LEAST_HEIGHT, _HEIGHT // len(curves))
+    charts = []
+    for gpu, (at_s, values) in curves.items():
+        who = f"GPU {named(gpu)}"
+        told = f"{who}: mean {values.mean():.3g} %, from {values.min():.3g} to {values.max():.3g}"
+        levels, notes = list[LevelLine](), list[Note]()
+        if gpu == deepest:
+            swing = swings[gpu]
+            levels = _swing_levels(swing)
+            notes = [] if is_short else [_ruler(at_s, values, swing)]
+            period = show_duration(swing.period_s)
+            told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {period}"
+        curve = binned(at_s, values, what, "accent")
+        about = f"{what[0].upper()}{what[1:]} over time. {told}."
+        shown = {"title": who * (len(curves) > 1), "is_labelled": gpu == list(curves)[-1], "height": height}
+        top = 120.0 if notes else 100.0
+        charts.append(axis.chart("%", [curve], top, about, levels=levels, notes=notes, **shown))
+    caption = of_many(max(len(at_s) for at_s, _ in curves.values()), "reading")
+    if num_gpus > len(curves):
+        caption = f"The {len(curves)} of {num_gpus:,} GPUs that were idle most. {caption}".rstrip()
+    yield PagePicture("Utilisation", charts, caption=caption)
+    if is_short and deepest is not None:
+        yield _latest(deepest, *curves[deepest], swings[deepest])
+
+
+def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture:
+    """Draws the last periods of a swing that is too short for the picture of the whole run."""
+    latest = at_s >= at_s[-1] - PERIODS * swing.period_s
+    at_s, values = at_s[latest], values[latest]
+    on = f" of GPU {named(gpu)}" if gpu else ""
+    chart = Chart(
+        unit="%",
+        axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
+        curves=[binned(at_s, values, "utilisation", "accent")],
+        top=120.0,
+        told=f"The last {PERIODS} periods of the swing{on}, each of {show_duration(swing.period_s)}.",
+        levels=_swing_levels(swing),
+        notes=[_ruler(at_s, values, swing)],
+    )
+    return PagePicture(f"The last {PERIODS} periods{on}", [chart])
+
+
+def _swing_levels(swing: Swing) -> list[LevelLine]:
+    named_levels = (("levels of its swing", swing.low), ("", swing.high))
+    return [LevelLine(name, level, "bad", "dashed", f"{level:.0f} %") for name, level in named_levels]
+
+
+def _ruler(at_s: Series, values: Series, swing: Swing) -> Note:
+    """Returns a ruler over a real period in the middle."""
+    middle = (swing.low + swing.high) / 2
+    rises = at_s[1:][(values[1:] >= middle) & (values[:-1] < middle)]
+    begin_s = float(rises[len(rises) // 2]) if len(rises) else float(at_s[0])
+    begin_s = min(begin_s, float(at_s[-1]) - swing.period_s)
+    until_s = begin_s + swing.period_s
+    return Note(begin_s, swing.high + 9, show_duration(swing.period_s), "bad", until=until_s)
+
 
 _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
     "cpu_pct": ("this run", "accent"),
@@ -39,7 +130,7 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         if found := of_host(evidence, column).get(HOST):
             at_s, busy_pct = found
             if column == "cpu_pct" or busy_pct.max() > 1:
-                curves.append(binned(at_s, busy_pct / 100).curve(name, colour))
+                curves.append(binned(at_s, busy_pct / 100, name, colour))
     if not curves:
         return
     cores = evidence.cores
@@ -87,16 +178,17 @@ def _stretches(evidence: Evidence, flag: str) -> list[tuple[float, float]]:
 def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[ChartCurve]:
     """Returns a curve for each of a few GPUs, or mean and range over many."""
     if len(found) == 1:
-        return [binned(*curve).curve(name, "accent") for curve in found.values()]
+        return [binned(*curve, name, "accent") for curve in found.values()]
     if len(found) <= len(SERIES):
         return [
-            binned(*curve).curve(f"GPU {named(gpu)}", colour)
+            binned(*curve, f"GPU {named(gpu)}", colour)
             for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
         ]
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])
     mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
-    return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.mean, low.low, high.high)]
+    least, most = low.y if low.low is None else low.low, high.y if high.high is None else high.high
+    return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.y, least, most)]
 
 
 def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
@@ -127,10 +219,7 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     shown = sorted(ranks, key=lambda one: -one["wait_frac"])[:MOST_GPUS] if len(ranks) > MOST_GPUS else ranks
     has_nodes = len({one["node"] for one in ranks}) > 1
     waits_ms = waits_for_others_ms(evidence)
-    rows = [
-        Bar(_rank_name(one, has_nodes=has_nodes), _rank_parts(one, waits_ms.get(one["rank"], 0.0)), _rank_text(one))
-        for one in shown
-    ]
+    rows = [_rank_bar(one, waits_ms.get(one["rank"], 0.0), has_nodes=has_nodes) for one in shown]
     caption = "Parts of the mean step, batches that were ready, peak of memory."
     caption += " Others: waiting for other ranks." if waits_ms else " Compute includes waiting for other ranks."
     if len(shown) < len(ranks):
@@ -142,17 +231,48 @@ def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     yield PagePicture("Ranks side by side", image=bars(rows, told), caption=caption, more_keys=keys)
 
 
-def _rank_name(one: RankEntry, *, has_nodes: bool) -> str:
-    parts = [f"rank {one['rank']}", *([f"GPU {one['gpu']}"] if one["gpu"] is not None else [])]
-    return ", ".join([*parts, f"node {one['node']}"] if has_nodes and one["gpu"] is None else parts)
-
-
-def _rank_parts(one: RankEntry, waits_ms: float) -> list[tuple[Colour, float, str]]:
+def _rank_bar(one: RankEntry, waits_ms: float, *, has_nodes: bool) -> Bar:
+    where = f", node {one['node']}" if has_nodes else ""
+    where = where if one["gpu"] is None else f", GPU {one['gpu']}"
     spent = {name: ms_of(one, name) for name in _RANK_PARTS}
     spent |= {"compute": max(0.0, spent["compute"] - waits_ms), "others": waits_ms}
-    return [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
-
-
-def _rank_text(one: RankEntry) -> str:
+    parts = [(_RANK_PARTS[name], ms, f"{name} {show_ms(ms)}") for name, ms in spent.items() if ms]
     memory = "" if one["peak_gib"] is None else f", {show_gib(one['peak_gib'])}"
-    return f"{show_ms(one['step_ms_mean'])}, ready {100 * one['readiness_frac']:.0f} %{memory}"
+    text = f"{show_ms(one['step_ms_mean'])}, ready {100 * one['readiness_frac']:.0f} %{memory}"
+    return Bar(f"rank {one['rank']}{where}", parts, text)
+
+
+def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
+    """Draws the device's memory if a GPU was used, else the process's."""
+    levels = _memory_levels(evidence.record.memory)
+    curves, is_host = of_gpus(evidence, "mem_used_gib"), False
+    if not curves and not evidence.on_gpu:
+        curves, is_host = of_host(evidence, "rss_gib"), True
+        levels = [] if curves else levels
+    if not curves:
+        if levels:
+            told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
+            rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]
+            yield PagePicture("Memory", image=bars(rows, told))
+        return
+    highest = max(float(values.max()) for _, values in curves.values())
+    drawn = over_gpus(curves, "this process and its workers" if is_host else "in use on the device")
+    told = "".join(f" {level.name.replace(',', '')}." for level in levels)
+    top = 1.05 * max([highest, *(level.y for level in levels)]) or 1.0
+    told = f"{'Host' if is_host else 'Device'} memory over time, at most {show_gib(highest)}.{told}"
+    chart = axis.chart("GiB", drawn, top, told, levels=levels, height=110)
+    caption = "Resident memory." if is_host else "What is in use is of all processes on the device."
+    yield PagePicture("Memory", [chart], caption=caption)
+
+
+def _memory_levels(memory: MemoryEntry) -> list[LevelLine]:
+    found: dict[str, tuple[float | None, Colour, Stroke]] = {
+        "budget": (memory.get("budget_gib"), "bad", "line"),
+        "predicted peak": (memory.get("predicted_peak_gib"), "ink", "dashed"),
+        "measured peak": (memory.get("measured_peak_gib"), "accent", "dotted"),
+    }
+    return [
+        LevelLine(f"{name}, {show_gib(size_gib)}", size_gib, colour, stroke)
+        for name, (size_gib, colour, stroke) in found.items()
+        if size_gib is not None
+    ]

@@ -1,19 +1,19 @@
-"""Holds what the pictures of a run share: thinned curves, scales, and readings by GPU."""
+"""Holds what the pictures of a run share: their time axis with its phases, thinned curves, and readings by GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import ChartCurve, Colour
-from wellfed.explain.report.run_lines import MOST_GPUS
+from wellfed.explain.diagnosis.run_tables import PHASES, Series
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Kind, Stretch
 from wellfed.observe.telemetry.machines import HOST, is_host
-from wellfed.units import counted
+from wellfed.units import counted, show_duration
 
 PERIODS = 6
 """Periods drawn of a swing that is too short for the picture of the whole run."""
@@ -21,23 +21,6 @@ MOST = 300
 """Maximum points of a curve in a picture; more are indistinguishable."""
 _GAP = 6
 """Times the usual distance of readings: further apart there is a gap between them."""
-
-
-@dataclass(frozen=True)
-class Binned:
-    """A curve of at most `MOST` points, and ``nan`` in its gaps."""
-
-    x: Series
-    mean: Series
-    low: Series
-    high: Series
-    is_thinned: bool
-    """Points stand for several readings each, so that least and most differ from the mean."""
-
-    def curve(self, name: str, colour: Colour) -> ChartCurve:
-        """Returns the mean, with the range where a point stands for several readings."""
-        low, high = (self.low, self.high) if self.is_thinned else (None, None)
-        return ChartCurve(name, colour, self.x, self.mean, low, high)
 
 
 def of_many(number: int, noun: str) -> str:
@@ -50,14 +33,6 @@ def of_many(number: int, noun: str) -> str:
 def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
     """Returns times and readings of a figure in every phase of the run, by GPU."""
     return readings(evidence.watched, name, [gpu for gpu in sorted(evidence.watched) if not is_host(gpu)])
-
-
-def the_most(
-    curves: Mapping[int, tuple[Series, Series]], by: Callable[[Series], float]
-) -> dict[int, tuple[Series, Series]]:
-    """Returns the `MOST_GPUS` curves with the largest values of ``by``, in their order."""
-    kept = sorted(curves, key=lambda gpu: by(curves[gpu][1]), reverse=True)[:MOST_GPUS]
-    return {gpu: curve for gpu, curve in curves.items() if gpu in kept}
 
 
 def of_host(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
@@ -78,8 +53,17 @@ def readings(
     return found
 
 
-def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
-    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; where one is not finite, there is a gap.
+def binned(
+    x: Series,
+    values: Series,
+    name: str = "",
+    colour: Colour = "ink",
+    *,
+    lasts: Series | None = None,
+    kind: Kind = "line",
+) -> ChartCurve:
+    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order, to at most `MOST` points; where one is not
+    finite, there is a gap. A line has a range if its points stand for several readings each.
 
     Args:
         lasts: the length of ``x`` that each value is about, where that differs.
@@ -88,17 +72,20 @@ def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
     x, values = x[there], values[there]
     number = len(x)
     if number == 0:
-        return Binned(x, values, values, values, False)
+        return ChartCurve(name, colour, x, values, kind=kind)
     late = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
     gaps = np.union1d(late, 1 + np.flatnonzero(np.diff(np.flatnonzero(there)) > 1))
     gaps = gaps if len(gaps) <= MOST else late
     first = np.unique(np.append(np.linspace(0, number, min(MOST, number), endpoint=False).astype(int), gaps))
     count = np.diff(np.append(first, number))
     found = [np.add.reduceat(values, first) / count]
-    found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
+    if number > MOST and kind == "line":
+        found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
     breaks, at = np.searchsorted(first, gaps), np.add.reduceat(x, first) / count
-    mean, low, high = (np.insert(curve, breaks, np.nan) for curve in found)
-    return Binned(np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2), mean, low, high, number > MOST)
+    x = np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2)
+    mean, *edges = (np.insert(curve, breaks, np.nan) for curve in found)
+    low, high = (edges[0], edges[1]) if edges else (None, None)
+    return ChartCurve(name, colour, x, mean, low, high, kind)
 
 
 def _gaps(x: Series, lasts: Series) -> npt.NDArray[np.intp]:
@@ -108,3 +95,112 @@ def _gaps(x: Series, lasts: Series) -> npt.NDArray[np.intp]:
         return np.empty(0, dtype=np.intp)
     found = 1 + np.flatnonzero(steps > _GAP * np.maximum(np.median(steps), lasts[1:]))
     return found if len(found) <= MOST else found[:0]  # this irregular, it has none
+
+
+Pause = Literal["validate", "checkpoint", "test", "ceiling"]
+PAUSES: tuple[Pause, ...] = ("validate", "checkpoint", "test", "ceiling")
+"""Phases that a strip below the curves shows, each in the colour of its name; training has none."""
+_LEAST_FRAC = 1 / 250
+"""Least width of a phase, as a share of the axis."""
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Time axis from the first reading or step of a run to the last."""
+
+    begin_s: float
+    end_s: float
+    spans: dict[Pause, list[tuple[float, float]]] = field(default_factory=dict)
+    """Stretches of each phase but training, seconds."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Phase -> how often and how long, in words."""
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> TimeAxis:
+        """Returns the axis of all pictures of a run."""
+        tables = [evidence.all_steps, *evidence.watched.values()]
+        times = [table["time_s"][np.isfinite(table["time_s"])] for table in tables if len(table.get("time_s", ()))]
+        times = [at_s for at_s in times if len(at_s)]
+        if not times:
+            return cls(0.0, 1.0)
+        begin_s, end_s = min(float(at_s.min()) for at_s in times), max(float(at_s.max()) for at_s in times)
+        end_s = max(end_s, begin_s + 1e-3)
+        told = {
+            phase: f"{phase}, {spent['times']} times, {show_duration(spent['total_s'])} in all"
+            if spent["times"] > 1
+            else f"{phase}, {show_duration(spent['total_s'])}"
+            for phase, spent in evidence.record.phases.items()
+            if spent["times"]
+        }
+        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)), told)
+
+    @property
+    def span_s(self) -> float:
+        """Length of the axis."""
+        return self.end_s - self.begin_s
+
+    @property
+    def axis(self) -> Axis:
+        """The axis of a chart."""
+        margin_s = 0.01 * self.span_s
+        return Axis(self.begin_s - margin_s, self.end_s + margin_s, "since the run started", "time")
+
+    @property
+    def strip(self) -> list[Stretch]:
+        """The phases as stretches of a chart."""
+        return [Stretch(*stretch, phase) for phase, stretches in self.spans.items() for stretch in stretches]
+
+    def chart(self, unit: str, curves: Sequence[ChartCurve], top: float, told: str, **more: Any) -> Chart:
+        """Returns a chart over this axis, linked to the others."""
+        options = {"spans": self.strip, "is_linked": True, **more}
+        return Chart(unit, self.axis, curves, top, told=told, **options)
+
+    @property
+    def keys(self) -> list[Key]:
+        """A legend of the phases."""
+        return [Key(phase, self.told.get(phase, phase), "shade") for phase in self.spans]
+
+
+def _spans(evidence: Evidence, least_s: float) -> dict[Pause, list[tuple[float, float]]]:
+    """Returns the stretches of each phase; short ones are widened to be visible, and close ones joined."""
+    found: dict[Pause, list[tuple[float, float]]] = {}
+    for phase in PAUSES:
+        for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
+            short_s = max(0.0, least_s - (span[1] - span[0])) / 2
+            begin_s, end_s = span[0] - short_s, span[1] + short_s
+            stretches = found.setdefault(phase, [])
+            if stretches and begin_s - stretches[-1][1] < least_s / 2:
+                stretches[-1] = (stretches[-1][0], max(end_s, stretches[-1][1]))
+            else:
+                stretches.append((begin_s, end_s))
+    return found
+
+
+def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """Returns stretches that end when the phase was recorded, each of the mean length; empty without records."""
+    usual_s = _usual_s(evidence, phase)
+    if phase == "checkpoint":
+        events = [event.get("time_s") for event in evidence.record.events if event.get("kind") == "checkpoint"]
+        ended_s = [float(at_s) for at_s in events if isinstance(at_s, (int, float))]
+    else:
+        ended_s = evidence.ended.get({"validate": "val", "test": "test"}.get(phase, ""), np.empty(0)).tolist()
+        if usual_s is None:
+            return []
+    return [(at_s - (usual_s or 0.0), at_s) for at_s in ended_s]
+
+
+def _watched(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """Returns stretches from readings, each of which covers the time since the one before, up to the mean length."""
+    curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
+    at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
+    if len(at_s) != len(phases):
+        return []
+    at_s, phases = (column[np.isfinite(at_s) & np.isfinite(phases)] for column in (at_s, phases))
+    usual_s = _usual_s(evidence, phase) or np.inf
+    places = np.flatnonzero(phases == PHASES.index(phase)).tolist()
+    return [(float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])) for place in places]
+
+
+def _usual_s(evidence: Evidence, phase: str) -> float | None:
+    spent = evidence.record.phases.get(phase)
+    return spent["total_s"] / spent["times"] if spent and spent["times"] else None

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import OTHER
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
-from wellfed.explain.report.pictures.picture_parts import PERIODS, Binned, binned, of_many
-from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, binned, of_many
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_duration, show_ms
@@ -23,7 +22,6 @@ _COLOURS: Mapping[str, Colour] = {**PARTS, "forward": "eight", "backward": "five
 """Colours of these kinds and of the phases of compute."""
 _PAUSE = "what lay before the step"
 _MARKS = ("▼", "▲", "■", "◆", "●", "✚")
-"""Marks of events."""
 _MOST_MARKS = 300
 MOST_SHARES, FEWEST_TIMED = 100, 20
 """Points of the curve of ready batches, and fewest steps of a histogram."""
@@ -41,18 +39,19 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     if not parts:
         return
     total_ms = np.sum(list(parts.values()), axis=0)
-    total, *means = (binned(at_s, ms, total_ms / 1e3) for ms in (total_ms, *parts.values()))
-    x, curves = total.x, [curve.mean for curve in means]
+    total, *means = (binned(at_s, ms, lasts=total_ms / 1e3) for ms in (total_ms, *parts.values()))
+    x, curves = total.x, [curve.y for curve in means]
     warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
-    most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
+    # The upper limit of the axis: a few very long steps must not flatten all others.
+    usual_ms = float(np.nanpercentile(total.y, 95)) if np.isfinite(total.y).any() else 1.0
+    most_ms = max(1e-3, 1.08 * min(float(total_ms[warmup if warmup < number else 0 :].max()), 2.5 * usual_ms))
     if len(total.x) == 1:  # an area needs a begin and an end
         x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
     areas = [ChartCurve(name, colour_of(name), x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
-    if total.is_thinned:
+    if total.high is not None:
         areas.append(ChartCurve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
     if len(table.get("step", ())) == number:
-        step = binned(at_s, table["step"])
-        areas.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
+        areas.append(binned(at_s, table["step"], "step", kind="told"))
     notes, keys = _happened(evidence, axis, most_ms)
     spans = axis.strip
     if warmup and number > 1:
@@ -81,10 +80,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 def parts_of(evidence: Evidence, phases_ms: Mapping[str, Series] | None = None) -> dict[str, Series]:
     """Returns the milliseconds of each kind of time in all steps, warm-up included, without kinds that have no figure.
 
-    Compute is divided among its phases in the steps where they are known.
-
-    Args:
-        phases_ms: phases by step; by default `StepTimes.all_phases_ms`.
+    Compute is divided among its phases in the steps where they are known, by default by `StepTimes.all_phases_ms`.
     """
     found: dict[str, Series] = {}
     for name in PARTS:
@@ -140,12 +136,6 @@ def histogram(evidence: Evidence) -> Iterator[PagePicture]:
     yield PagePicture("How long steps took", [chart])
 
 
-def _most(total_ms: Series, curve: Binned) -> float:
-    """Returns the upper limit of the axis: a few very long steps must not flatten all others."""
-    usual_ms = float(np.nanpercentile(curve.mean, 95)) if np.isfinite(curve.mean).any() else 1.0
-    return max(1e-3, 1.08 * min(float(total_ms.max()), 2.5 * usual_ms))
-
-
 def _happened(evidence: Evidence, axis: TimeAxis, most_ms: float) -> tuple[list[Note], list[Key]]:
     """Returns a mark at each event that needs attention, above the steps, and their legend."""
     kinds: dict[str, list[float]] = {}
@@ -182,7 +172,6 @@ def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str
 
 
 def _is_marked(event: Mapping[str, Any]) -> bool:
-    """Returns whether an event has a mark."""
     return (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None
 
 
@@ -201,11 +190,10 @@ def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: in
     text = f"{period} steps"
     if abs(lasted_s[nearest] - period_s) < 0.2 * period_s:  # else a mean that no period took
         text += f", {show_duration(period_s)}"
-    curves = {name: binned(steps, ms) for name, ms in latest.items()}
     chart = Chart(
         unit="ms a step",
         axis=Axis(float(steps[0]), float(steps[-1]), "step"),
-        curves=[ChartCurve(name, colour_of(name), curve.x, curve.mean, kind="area") for name, curve in curves.items()],
+        curves=[binned(steps, ms, name, colour_of(name), kind="area") for name, ms in latest.items()],
         top=1.35 * top or 1.0,
         told=f"The last {number} periods of a swing, step by step.",
         notes=[Note(begin, 1.12 * top, text, "bad", until=min(begin + period, float(steps[-1])))],

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wellfed.explain.diagnosis.compute_phases import OTHER, phases_ms
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.step_times import OTHER, phases_ms
 from wellfed.explain.pages.chart import Bar, Colour, Key, PagePicture, bars
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, parts_of
 from wellfed.units import show_ms
@@ -36,7 +36,9 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     total_ms = evidence.steps.wait_ms + evidence.steps.rest_ms
     first = _usual(total_ms, evidence.steps.gap_ms)
     shown = range(first, first + SHOWN)
-    error_ms = 1e3 * _error_s(float(columns["time_s"][-1]))
+    # The resolution of a time in steps.csv: six digits, and milliseconds at least.
+    last_s = max(float(columns["time_s"][-1]), 1e-3)
+    error_ms = 1e3 * min(1e-3, 10.0 ** (math.floor(math.log10(last_s)) - 5))
     is_precise = error_ms <= _PRECISE_FRAC * float(total_ms[shown].mean())
     earliest = max(0, first - _HISTORY)
     ended_ms = np.full(number, np.nan)
@@ -81,11 +83,6 @@ def _usual(total_ms: Series, gap_ms: Series) -> int:
     return int(np.argpartition(lasted_ms, middle)[middle])
 
 
-def _error_s(time_s: float) -> float:
-    """Returns the resolution of a time in steps.csv: six digits, and milliseconds at least."""
-    return min(1e-3, 10.0 ** (math.floor(math.log10(max(time_s, 1e-3))) - 5))
-
-
 def _ended(total_ms: Series, time_ms: Series, *, is_precise: bool) -> Series:
     """Returns the end of each step on the host's clock.
 
@@ -99,12 +96,9 @@ def _ended(total_ms: Series, time_ms: Series, *, is_precise: bool) -> Series:
 def _launches(columns: Mapping[str, Series], launch_ms: Series, begin_ms: float, end_ms: float) -> list[_Stretch]:
     """Returns the launches of the host in this time, which may be of later steps."""
     launched_ms = 1e3 * columns["time_s"]
-    at = np.flatnonzero((launched_ms > begin_ms) & (launched_ms - launch_ms < end_ms)).tolist()
-    return [
-        (ended - took, ended, "good", f"step {columns['step'][place]:.0f}: launching {show_ms(took)}")
-        for place in at
-        for ended, took in [(float(launched_ms[place]), float(launch_ms[place]))]
-    ]
+    shown = (launched_ms > begin_ms) & (launched_ms - launch_ms < end_ms)
+    launches = zip(*(column[shown].tolist() for column in (columns["step"], launched_ms, launch_ms)), strict=True)
+    return [(end - took, end, "good", f"step {step:.0f}: launching {show_ms(took)}") for step, end, took in launches]
 
 
 def _filled(row: Sequence[_Stretch], begin_ms: float, end_ms: float) -> list[tuple[Colour, float, str]]:

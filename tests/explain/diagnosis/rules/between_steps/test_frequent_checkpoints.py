@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.between_steps.frequent_checkpoints import check
+from wellfed.explain.diagnosis.rules.pause_rules import frequent_checkpoints as check
 
 
 def saved(*, files=("last.ckpt",) * 8, each_s=0.15, every=25, epoch_steps=1000, **more):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.between_steps.frequent_logging import check
+from wellfed.explain.diagnosis.rules.pause_rules import frequent_logging as check
 
 
 def logged(*, every=10, row_ms=30.0, also_every=None, steps=120, **more):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence, walled
-from wellfed.explain.diagnosis.rules.between_steps.frequent_validation import check
+from wellfed.explain.diagnosis.rules.pause_rules import frequent_validation as check
 
 
 def validated(*, times=10, each_s=0.2, every=20, epoch_steps=1000, config=None, **more):

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence, walled
-from wellfed.explain.diagnosis.rules.between_steps.slow_callbacks import (
-    check,
-    check_between_passes,
-    check_between_steps,
-)
+from wellfed.explain.diagnosis.rules.pause_rules import check_between_passes, check_between_steps
+from wellfed.explain.diagnosis.rules.pause_rules import slow_callbacks as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.run.watch.script_steps import GRAPHS, NO_LOADER
 from wellfed.run.watch.torch_marks import COMPILED, NO_MODULE, UNTRAINED

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.compute import clocks_limited
+from wellfed.explain.diagnosis.rules.compute_rules import clocks_limited
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 
@@ -22,5 +22,5 @@ def test_the_cause_and_the_clocks():
 
 
 def test_silent():
-    assert clocks_limited.check(on_card()) is None
-    assert clocks_limited.check(on_card(card={"power_limited": 0.0, "heat_limited": 0.0})) is None
+    assert clocks_limited(on_card()) is None
+    assert clocks_limited(on_card(card={"power_limited": 0.0, "heat_limited": 0.0})) is None

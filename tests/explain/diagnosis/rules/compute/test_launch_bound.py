@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.compute import launch_bound, small_batch
+from wellfed.explain.diagnosis.rules.compute_rules import launch_bound, small_batch
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 LATE = {"launch_frac": 1.0, "card": {"util_pct": 25, "sm_active_pct": 25}}
 
 
 def test_graphs_and_at_most_what_the_card_idles():
-    found = launch_bound.check(on_card(**LATE))
+    found = launch_bound(on_card(**LATE))
     assert found is not None
     assert found.change == ("gpu.compile=reduce-overhead",)
     assert found.gain is not None
@@ -38,23 +38,23 @@ def test_what_passes_between_steps_comes_first_if_it_takes_longer():
 def test_lines_that_wait_as_well_are_named():
     lines = [{"place": "net.py:7", "per_step": 133.0}]
     late = {"launch_frac": 1.0, "card": {"util_pct": 15, "sm_active_pct": 5}}
-    found = launch_bound.check(on_card(**late, synchronisations=lines))
+    found = launch_bound(on_card(**late, synchronisations=lines))
     assert found is not None
     assert found.message.endswith("The host also waits for the GPU at net.py:7 (133 times a step).")
 
 
 def test_compiled_already():
-    found = launch_bound.check(on_card(**LATE, plan={"gpu.compile": "reduce-overhead"}))
+    found = launch_bound(on_card(**LATE, plan={"gpu.compile": "reduce-overhead"}))
     assert found is not None
     assert found.change == ()
 
 
 def test_fewer_passes_come_before_graphs():
     split = on_card(**LATE, num_micro=8)
-    assert launch_bound.check(split) is None
-    assert small_batch.check(split) is not None
+    assert launch_bound(split) is None
+    assert small_batch(split) is not None
 
 
 @pytest.mark.parametrize("figures", [{}, LATE | {"launch_frac": 0.5}, LATE | {"launch_frac": None}])
 def test_silent(figures):
-    assert launch_bound.check(on_card(**figures)) is None
+    assert launch_bound(on_card(**figures)) is None

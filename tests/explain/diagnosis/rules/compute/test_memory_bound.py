@@ -3,13 +3,13 @@
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.compute import memory_bound
+from wellfed.explain.diagnosis.rules.compute_rules import memory_bound
 
 MOVES = {"dram_active_pct": 78, "tensor_active_pct": 2}
 
 
 def test_fewer_bytes():
-    found = memory_bound.check(on_card(card=MOVES, plan={"gpu.precision": "32-true"}))
+    found = memory_bound(on_card(card=MOVES, plan={"gpu.precision": "32-true"}))
     assert found is not None
     assert found.change == ("gpu.precision=bf16-mixed", "gpu.compile=default")
     assert found.message.startswith("Reading and writing the card's memory takes 78.9 % of its bandwidth")
@@ -18,11 +18,11 @@ def test_fewer_bytes():
 
 
 def test_nothing_left_to_set():
-    found = memory_bound.check(on_card(card=MOVES, plan={"gpu.compile": "default"}))
+    found = memory_bound(on_card(card=MOVES, plan={"gpu.compile": "default"}))
     assert found is not None
     assert (found.change, found.gain, found.severity) == ((), None, "low")
 
 
 @pytest.mark.parametrize("card", [{}, {"dram_active_pct": None}, MOVES | {"tensor_active_pct": 40}])
 def test_silent(card):
-    assert memory_bound.check(on_card(card=card)) is None
+    assert memory_bound(on_card(card=card)) is None

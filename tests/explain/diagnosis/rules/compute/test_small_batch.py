@@ -4,13 +4,13 @@ import pytest
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.compute import small_batch
+from wellfed.explain.diagnosis.rules.compute_rules import small_batch
 
 EMPTY = {"util_pct": 96, "sm_active_pct": 20}
 
 
 def test_micro_batches_are_merged():
-    found = small_batch.check(on_card(num_micro=16, used_frac=0.1, card=EMPTY))
+    found = small_batch(on_card(num_micro=16, used_frac=0.1, card=EMPTY))
     assert found is not None
     assert found.change == ("memory.micro_batch=64", "memory.accumulate=null")
     assert not found.changes_learning
@@ -23,7 +23,7 @@ def test_micro_batches_are_merged():
 
 def test_passes_that_read_weights_for_few_samples():
     card = {"sm_active_pct": 66, "tensor_active_pct": 3.2, "dram_active_pct": 72}
-    found = small_batch.check(on_card(num_micro=32, used_frac=0.01, card=card))
+    found = small_batch(on_card(num_micro=32, used_frac=0.01, card=card))
     assert found is not None
     assert found.gain is not None
     assert found.gain.factor == pytest.approx(15.5, rel=0.02)  # 16.3 in a run on the simulated card
@@ -31,7 +31,7 @@ def test_passes_that_read_weights_for_few_samples():
 
 
 def test_a_step_that_is_not_split_can_only_learn_from_more():
-    found = small_batch.check(on_card(card=EMPTY))
+    found = small_batch(on_card(card=EMPTY))
     assert found is not None
     assert found.change[0] == "workload.effective_batch_size=256"
     assert found.changes_learning
@@ -49,5 +49,5 @@ def test_a_step_that_is_not_split_can_only_learn_from_more():
     ],
 )
 def test_silent(figures):
-    assert small_batch.check(on_card(**figures)) is None
-    assert small_batch.check(evidence()) is None
+    assert small_batch(on_card(**figures)) is None
+    assert small_batch(evidence()) is None

@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from tests.kit.few import few
-from wellfed.explain.diagnosis.rules.compute.step_time_trend import check
+from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.compute import synchronisation
+from wellfed.explain.diagnosis.rules.compute_rules import synchronisation
 
 LINES = [{"place": "model.py:7", "per_step": 1.0}, {"place": "model.py:9", "per_step": 12.0}]
 HALF = {"launch_frac": 1.0, "card": {"util_pct": 50, "sm_active_pct": 50}}
 
 
 def test_the_lines_are_named():
-    found = synchronisation.check(on_card(**HALF, synchronisations=LINES))
+    found = synchronisation(on_card(**HALF, synchronisations=LINES))
     assert found is not None
     assert "waits for it at model.py:9 (12 times a step), model.py:7 (once a step), and" in found.message
     assert found.change == ()
@@ -21,7 +21,7 @@ def test_the_lines_are_named():
 
 def test_many_lines_are_counted():
     lines = [{"place": f"model.py:{line}", "per_step": 0.5} for line in range(5)]
-    found = synchronisation.check(on_card(**HALF, synchronisations=lines))
+    found = synchronisation(on_card(**HALF, synchronisations=lines))
     assert found is not None
     assert "model.py:2 (every 2 steps) and 2 lines more" in found.message
 
@@ -36,4 +36,4 @@ def test_many_lines_are_counted():
     ],
 )
 def test_silent(figures):
-    assert synchronisation.check(on_card(**figures)) is None
+    assert synchronisation(on_card(**figures)) is None

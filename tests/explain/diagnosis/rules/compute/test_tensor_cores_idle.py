@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.compute import tensor_cores_idle
+from wellfed.explain.diagnosis.rules.compute_rules import tensor_cores_idle
 
 FLOAT32 = {"gpu.precision": "32-true", "gpu.tf32": False}
 IDLE = {"tensor_active_pct": 0}
@@ -14,7 +14,7 @@ IDLE = {"tensor_active_pct": 0}
     [("9.0", ("gpu.precision=bf16-mixed", "gpu.tf32=true")), ("7.5", ("gpu.precision=16-mixed",))],
 )
 def test_what_the_card_can(capability, change):
-    found = tensor_cores_idle.check(on_card(card=IDLE, plan=FLOAT32, capability=capability))
+    found = tensor_cores_idle(on_card(card=IDLE, plan=FLOAT32, capability=capability))
     assert found is not None
     assert found.change == change
     assert not found.changes_learning
@@ -22,7 +22,7 @@ def test_what_the_card_can(capability, change):
 
 
 def test_what_the_host_launches_and_memory_moves_bounds_the_gain():
-    found = tensor_cores_idle.check(on_card(card=IDLE | {"dram_active_pct": 10}, plan=FLOAT32, launch_frac=0.5))
+    found = tensor_cores_idle(on_card(card=IDLE | {"dram_active_pct": 10}, plan=FLOAT32, launch_frac=0.5))
     assert found is not None
     assert found.gain is not None
     assert found.gain.high == pytest.approx(2, rel=0.01)
@@ -30,7 +30,7 @@ def test_what_the_host_launches_and_memory_moves_bounds_the_gain():
 
 def test_cards_that_tell_nothing_of_their_tensor_cores():
     figures = {"tensor_active_pct": None, "sm_active_pct": None, "dram_active_pct": None}
-    found = tensor_cores_idle.check(on_card(card=figures, plan=FLOAT32, capability="8.6"))
+    found = tensor_cores_idle(on_card(card=figures, plan=FLOAT32, capability="8.6"))
     assert found is not None
     assert "its tensor cores are not used" in found.message
 
@@ -47,4 +47,4 @@ def test_cards_that_tell_nothing_of_their_tensor_cores():
     ],
 )
 def test_silent(figures):
-    assert tensor_cores_idle.check(on_card(**figures)) is None
+    assert tensor_cores_idle(on_card(**figures)) is None

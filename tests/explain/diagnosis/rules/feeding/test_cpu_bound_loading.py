@@ -1,7 +1,7 @@
 """Batches that take more CPU than there is."""
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.cpu_bound_loading import check
+from wellfed.explain.diagnosis.rules.feeding_rules import cpu_bound_loading as check
 
 
 def starved(**more):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.loading_in_main_process import check
+from wellfed.explain.diagnosis.rules.feeding_rules import loading_in_main_process as check
 
 
 def test_workers_that_the_steps_need_are_told():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.feeding.restarted_workers import check
+from wellfed.explain.diagnosis.rules.feeding_rules import restarted_workers as check
 
 PLAN = {"loader.backend": "processes", "loader.num_workers": 4, "loader.persistent_workers": False}
 

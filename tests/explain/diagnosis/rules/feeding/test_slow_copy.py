@@ -4,13 +4,13 @@ import pytest
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.feeding import slow_copy
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_copy
 
 PAGEABLE = {"loader.pin_memory": False, "loader.device_prefetch": 0}
 
 
 def test_a_copy_from_pageable_memory():
-    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=5.9, plan=PAGEABLE, loading={"batch_mib": 10.0}))
+    found = slow_copy(on_card(copy_ms=4.0, compute_ms=5.9, plan=PAGEABLE, loading={"batch_mib": 10.0}))
     assert found is not None
     assert found.message == (
         "40.0 % of each step is copying its batch to the GPU: 10.0 MiB in 4.00 ms, 2.6 GB/s; its memory is not "
@@ -24,7 +24,7 @@ def test_a_copy_from_pageable_memory():
 def test_a_copy_of_few_bytes_is_held_up_by_something_else():
     """Pinned memory would not make it faster."""
     few = on_card(copy_ms=3.3, compute_ms=20.0, plan=PAGEABLE, loading={"batch_mib": 1.1 / 1024})
-    found = slow_copy.check(few)
+    found = slow_copy(few)
     assert found is not None
     assert (found.change, found.gain) == ((), None)
     assert "something else holds it up" in found.message
@@ -32,7 +32,7 @@ def test_a_copy_of_few_bytes_is_held_up_by_something_else():
 
 
 def test_a_copy_longer_than_its_step_is_not_hidden_wholly():
-    found = slow_copy.check(on_card(copy_ms=8.0, compute_ms=2.0, plan={"loader.device_prefetch": 0}))
+    found = slow_copy(on_card(copy_ms=8.0, compute_ms=2.0, plan={"loader.device_prefetch": 0}))
     assert found is not None
     assert found.change == ("loader.device_prefetch=2",)
     assert found.gain is not None
@@ -40,20 +40,20 @@ def test_a_copy_longer_than_its_step_is_not_hidden_wholly():
 
 
 def test_a_step_is_no_shorter_than_the_host_takes_to_launch_it():
-    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=5.9, launch_frac=1.36, plan=PAGEABLE))
+    found = slow_copy(on_card(copy_ms=4.0, compute_ms=5.9, launch_frac=1.36, plan=PAGEABLE))
     assert found is not None
     assert found.gain is not None
     assert found.gain.factor == pytest.approx(10 / 8, rel=0.02)
 
 
 def test_a_loader_that_is_left_as_it_came_pins_as_it_likes():
-    found = slow_copy.check(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.backend": "own"}))
+    found = slow_copy(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.backend": "own"}))
     assert found is not None
     assert found.change == ("loader.device_prefetch=2",)
 
 
 def test_nothing_to_set_where_copies_run_ahead():
-    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=6.0))
+    found = slow_copy(on_card(copy_ms=4.0, compute_ms=6.0))
     assert found is not None
     assert found.change == ()
     assert "uint8" in found.message
@@ -61,5 +61,5 @@ def test_nothing_to_set_where_copies_run_ahead():
 
 
 def test_silent():
-    assert slow_copy.check(evidence()) is None
-    assert slow_copy.check(on_card(copy_ms=0.3, plan=PAGEABLE)) is None
+    assert slow_copy(evidence()) is None
+    assert slow_copy(on_card(copy_ms=0.3, plan=PAGEABLE)) is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.slow_handover import check
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_handover as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 EVEN = np.full(200, 2.0)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding import slow_samples, uneven_batches
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_samples, uneven_batches
 
 SLOW = np.isin(np.arange(200), (30, 77, 130, 177))
 EPOCH = np.repeat([0.0, 1.0], 100)
@@ -19,26 +19,26 @@ def slow_at(indices, *, slow=SLOW, epoch=EPOCH, workers=4):
 
 
 def test_samples_that_were_slow_in_two_epochs_are_named():
-    found = slow_samples.check(slow_at([17, 203, 203, 17]))
+    found = slow_samples(slow_at([17, 203, 203, 17]))
     assert "100.0 % of that in 4 steps of 200, up to 850 ms each" in found.message
     assert "The same samples were slow in more than one epoch: 17, 203" in found.message
     assert "loader.skip_ids" in found.message
     assert found.evidence["samples_slow_twice"] == 2
-    assert uneven_batches.check(slow_at([17, 203, 203, 17])) is None
+    assert uneven_batches(slow_at([17, 203, 203, 17])) is None
 
 
 def test_other_samples_in_each_epoch_are_random_latency():
     run = slow_at([17, 203, 45, 99])
-    assert slow_samples.check(run) is None
-    found = uneven_batches.check(run)
+    assert slow_samples(run) is None
+    found = uneven_batches(run)
     assert "random latency, as the samples of one epoch's slow batches were not slow in another" in found.message
     assert "skip_ids" not in found.text
 
 
 def test_samples_that_were_read_once_are_not_blamed():
     run = slow_at([17, 203, 45, 99], epoch=np.zeros(200))
-    assert slow_samples.check(run) is None
-    assert "each was read once" in uneven_batches.check(run).message
+    assert slow_samples(run) is None
+    assert "each was read once" in uneven_batches(run).message
 
 
 def test_one_sample_of_many_that_repeats_may_be_chance():
@@ -46,25 +46,25 @@ def test_one_sample_of_many_that_repeats_may_be_chance():
     indices = np.arange(many.sum()) * 7.0
     indices[-1] = indices[0]
     run = slow_at(indices, slow=many)
-    assert slow_samples.check(run) is None
-    assert "random latency" in uneven_batches.check(run).message
+    assert slow_samples(run) is None
+    assert "random latency" in uneven_batches(run).message
     indices[12:] = indices[:12]
-    assert slow_samples.check(slow_at(indices, slow=many)) is not None
+    assert slow_samples(slow_at(indices, slow=many)) is not None
 
 
 def test_whole_batches_have_no_known_samples():
-    found = uneven_batches.check(fed_by(4, build_ms=np.where(SLOW, 900.0, 5.0), wait_ms=np.where(SLOW, 850.0, 0.0)))
+    found = uneven_batches(fed_by(4, build_ms=np.where(SLOW, 900.0, 5.0), wait_ms=np.where(SLOW, 850.0, 0.0)))
     assert "which samples were slow is not recorded" in found.message
 
 
 def test_samples_that_were_left_out_are_noted():
     events = [{"kind": "sample_skipped", "step": 3, "time_s": 1.0, "index": 17, "reason": "hung"}]
-    found = slow_samples.check(fed_by(2, build_ms=5.0, events=events))
+    found = slow_samples(fed_by(2, build_ms=5.0, events=events))
     assert found.is_note
     assert "17" in found.message
 
 
 def test_one_slow_step_and_many_are_another_matter():
     once = np.arange(200) == 30
-    assert slow_samples.check(fed_by(4, build_ms=np.where(once, 900.0, 5.0), wait_ms=850.0 * once)) is None
-    assert slow_samples.check(fed_by(1, build_ms=200.0)) is None
+    assert slow_samples(fed_by(4, build_ms=np.where(once, 900.0, 5.0), wait_ms=850.0 * once)) is None
+    assert slow_samples(fed_by(1, build_ms=200.0)) is None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.feeding.slow_start import check
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_start as check
 
 
 def started(first_ms, *, steps=200, warmup=3, **more):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.slow_storage import check
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_storage as check
 
 EPOCH = np.repeat([0.0, 1.0], 100)
 

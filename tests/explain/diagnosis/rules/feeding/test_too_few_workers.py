@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.too_few_workers import check
+from wellfed.explain.diagnosis.rules.feeding_rules import too_few_workers as check
 
 
 def test_the_number_and_its_gain_are_told():

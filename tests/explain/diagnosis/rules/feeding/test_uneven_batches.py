@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.uneven_batches import check
+from wellfed.explain.diagnosis.rules.feeding_rules import uneven_batches as check
 
 HEAVY = np.where(np.arange(200) % 8 == 0, 80.0, 4.0)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding.workers_take_the_cpu import check
+from wellfed.explain.diagnosis.rules.feeding_rules import workers_take_the_cpu as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.card_evidence import on_card
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.rules.memory import device_memory_full
+from wellfed.explain.diagnosis.rules.memory_rules import device_memory_full
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.record import RunRecord
 
@@ -20,7 +20,7 @@ DOWN = [
 def test_a_run_that_went_on_in_smaller_parts():
     compute_ms = np.full(100, 10.0)
     compute_ms[[4, 8]] = 60.0
-    found = device_memory_full.check(on_card(events=DOWN, columns={"compute_ms": compute_ms}, used_frac=0.99))
+    found = device_memory_full(on_card(events=DOWN, columns={"compute_ms": compute_ms}, used_frac=0.99))
     assert found is not None
     assert found.change == ("memory.micro_batch=32", "memory.accumulate=null")
     assert found.message.startswith("Device memory ran out 2 times, first in step 5 (19.80 GiB of a budget of 20.00")
@@ -35,7 +35,7 @@ def test_the_last_of_each_change_counts():
         {"kind": "ladder", "step": 12, "change": "workload.optimizer.foreach=false"},
         {"kind": "step_down", "step": 20, "evaluation_batch": 512, "before": 1024},
     ]
-    found = device_memory_full.check(on_card(events=events))
+    found = device_memory_full(on_card(events=events))
     assert found is not None
     assert found.change[2:] == ("memory.features=dynamic", "workload.eval_batch_size=512")
 
@@ -43,7 +43,7 @@ def test_the_last_of_each_change_counts():
 def test_a_run_that_was_restarted():
     changes = {"memory.micro_batch": 8, "memory.accumulate": 2}
     restart = {"kind": "restart", "step": 3, "checkpoint": "last.ckpt", "because": "no room", "changes": changes}
-    found = device_memory_full.check(on_card(events=[{"kind": "oom", "step": 5, "message": "no room"}, restart]))
+    found = device_memory_full(on_card(events=[{"kind": "oom", "step": 5, "message": "no room"}, restart]))
     assert found is not None
     assert found.change == ("memory.micro_batch=8", "memory.accumulate=null")
     assert "ran out 1 time, first in step 5" in found.message
@@ -51,7 +51,7 @@ def test_a_run_that_was_restarted():
 
 
 def test_a_cache_that_is_given_back_again_and_again():
-    found = device_memory_full.check(on_card(events=[{"kind": "thrash", "step": 4, "message": ""}]))
+    found = device_memory_full(on_card(events=[{"kind": "thrash", "step": 4, "message": ""}]))
     assert found is not None
     assert "was so full that torch emptied its cache, first in step 4" in found.message
 
@@ -91,7 +91,7 @@ def test_what_the_model_would_refuse_is_not_advised(may_lower, micro, change):
     values = {"memory.micro_batch": micro, "memory.features": "cache", "memory.on_oom": "fail"}
     of_run = {knob: {"value": value, "because": "", "source": "predicted"} for knob, value in values.items()}
     memory = {"device": "a card", "measured_peak_gib": 1.0, "may_lower": may_lower}
-    found = device_memory_full.check(Evidence(RunRecord("run", status="oom", plan=of_run, memory=memory)))
+    found = device_memory_full(Evidence(RunRecord("run", status="oom", plan=of_run, memory=memory)))
     assert found is not None
     assert found.change == change
 
@@ -100,16 +100,16 @@ def test_a_retry_is_advised_to_those_who_switched_it_off():
     values = {"memory.micro_batch": 64, "memory.on_oom": "fail"}
     for source, more in (("set", ("memory.on_oom=retry",)), ("predicted", ())):
         of_run = {knob: {"value": value, "because": "", "source": source} for knob, value in values.items()}
-        found = device_memory_full.check(Evidence(RunRecord("run", status="oom", plan=of_run)))
+        found = device_memory_full(Evidence(RunRecord("run", status="oom", plan=of_run)))
         assert found is not None
         assert found.change == ("memory.micro_batch=32", "memory.accumulate=null", *more)
 
 
 def test_silent():
-    assert device_memory_full.check(on_card(used_frac=0.98)) is None
+    assert device_memory_full(on_card(used_frac=0.98)) is None
 
 
 def test_host_memory_is_the_matter_of_another_rule():
     for kind, is_found in (("device_oom", True), ("host_oom", False)):
         evidence = Evidence(RunRecord("run", status="oom", error={"kind": kind, "message": "", "advice": ""}))
-        assert (device_memory_full.check(evidence) is not None) is is_found
+        assert (device_memory_full(evidence) is not None) is is_found

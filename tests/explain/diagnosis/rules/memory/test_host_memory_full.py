@@ -1,7 +1,7 @@
 """Host memory that is full."""
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.memory.host_memory_full import check
+from wellfed.explain.diagnosis.rules.memory_rules import host_memory_full as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 MACHINE = {"cpu_quota_cores": 8.0, "ram_gib": 16.0, "shm_gib": 8.0}

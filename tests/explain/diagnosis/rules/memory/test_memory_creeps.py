@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.memory import device_memory_full, memory_creeps
+from wellfed.explain.diagnosis.rules.memory_rules import device_memory_full, memory_creeps
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import HOST
@@ -19,7 +19,7 @@ RAMP = np.linspace(0, 1, N)
 
 
 def check(used_gib: Any, **given: Any) -> Any:
-    return memory_creeps.check(on_card(readings=len(used_gib), card={"mem_used_gib": used_gib}, **given))
+    return memory_creeps(on_card(readings=len(used_gib), card={"mem_used_gib": used_gib}, **given))
 
 
 def test_a_leak_on_the_card():
@@ -35,7 +35,7 @@ def test_a_leak_that_filled_the_card_is_the_cause_and_not_the_size_of_batches():
     first, *_ = run_rules(full)
     assert (first.id, first.severity) == ("memory_creeps", "high")
     assert "until it was full" in first.message
-    assert device_memory_full.check(full) is None
+    assert device_memory_full(full) is None
 
 
 @given(st.integers(0, 2**16), st.floats(0.02, 0.3), st.integers(5, 40))
@@ -67,16 +67,16 @@ def host(rss_gib: Series, epochs: int) -> Any:
 
 
 def test_a_leak_on_the_host():
-    found = memory_creeps.check(host(10 + 8 * RAMP, epochs=4))
+    found = memory_creeps(host(10 + 8 * RAMP, epochs=4))
     assert found is not None
     assert found.message.startswith("Host memory of this run grew from 10.18 GiB to 18.00 GiB")
 
 
 def test_a_memory_map_that_is_read_for_the_first_time_is_no_leak():
-    assert memory_creeps.check(host(10 + 8 * RAMP, epochs=1)) is None
+    assert memory_creeps(host(10 + 8 * RAMP, epochs=1)) is None
 
 
 def test_nothing_is_said_of_few_readings_or_a_card_of_unknown_size():
     assert check(4 + 6 * np.linspace(0, 1, 15)) is None
     assert check(4 + 6 * RAMP, machine={}) is None
-    assert memory_creeps.check(evidence()) is None
+    assert memory_creeps(evidence()) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.rules.memory import memory_unused
+from wellfed.explain.diagnosis.rules.memory_rules import memory_unused
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 ROOM = {"card": {"sm_active_pct": 60}}
@@ -18,7 +18,7 @@ ROOM = {"card": {"sm_active_pct": 60}}
     ],
 )
 def test_what_would_use_it(figures, change):
-    found = memory_unused.check(on_card(**figures))
+    found = memory_unused(on_card(**figures))
     assert found is not None
     assert found.change == change
     assert found.message.startswith("30.0 % of the GPU memory budget is used at most (6.00 GiB of 20.00 GiB), while ")
@@ -34,4 +34,4 @@ def test_half_empty_cards_are_the_subject_of_another_rule():
     [{}, ROOM, {"num_micro": 2}, ROOM | {"num_micro": 2, "used_frac": 0.6}, {"plan": {"memory.features": "cache"}}],
 )
 def test_silent(figures):
-    assert memory_unused.check(on_card(**figures)) is None
+    assert memory_unused(on_card(**figures)) is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.verdict.loss_blows_up import check
+from wellfed.explain.diagnosis.rules.verdict_rules import loss_blows_up as check
 
 
 def losses(*values):

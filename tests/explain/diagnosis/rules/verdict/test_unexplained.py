@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.verdict.unexplained import check
+from wellfed.explain.diagnosis.rules.verdict_rules import unexplained as check
 
 
 def test_waiting_without_a_cause_is_told_with_its_share():

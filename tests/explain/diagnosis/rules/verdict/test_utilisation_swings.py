@@ -5,7 +5,7 @@ import pytest
 
 from tests.explain.diagnosis.curves.test_swing import wave
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.rules.verdict.utilisation_swings import check
+from wellfed.explain.diagnosis.rules.verdict_rules import utilisation_swings as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 

@@ -1,1 +1,0 @@
-"""Rules on the time between steps: validation, checkpoints, logging, callbacks."""

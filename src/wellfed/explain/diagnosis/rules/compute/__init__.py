@@ -1,1 +1,0 @@
-"""Rules on what happens within a step: kernels, launches, threads, synchronisation."""

@@ -1,1 +1,0 @@
-"""Rules on the way of a batch: storage, workers, collation, copy."""

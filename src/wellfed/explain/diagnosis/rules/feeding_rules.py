@@ -1,0 +1,430 @@
+"""Finds why steps wait for their batches: workers, CPU, storage, uneven or slow samples, handover, copy, start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis import thresholds as limits
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.gains.device_load import launch_ms
+from wellfed.explain.diagnosis.gains.feeding import (
+    feeding_of,
+    has_unused_fetch,
+    knobs,
+    planned_anew,
+    workers_take_cores,
+)
+from wellfed.explain.diagnosis.gains.pauses import gain_of, pauses
+from wellfed.explain.diagnosis.script_words import is_script
+from wellfed.explain.diagnosis.waiting import (
+    CauseOfWaiting,
+    cause_of_waiting,
+    cold_over_warm,
+    handover_ms,
+    has_slow_builds,
+    latency_of,
+    prefetch_needed,
+    slow_steps,
+    slow_twice,
+    stall_period_s,
+    waiting_for,
+    way_out_of_latency,
+)
+from wellfed.record import WallEntry
+from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
+
+_UNUSED_FETCH = ". The data has fetch, which builds whole batches, but the loader requests single samples."
+_FETCH_FRAC = 0.1
+"""Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
+
+
+def loading_in_main_process(evidence: Evidence) -> Finding | None:
+    """Returns a finding if there are no workers, and workers could build beside the step."""
+    waiting = waiting_for(evidence, "loading_in_main_process")
+    if waiting is None:
+        return None
+    feeding = waiting.feeding
+    text = (
+        f"{waiting.share_text}: the training process builds a batch itself in {show_ms(feeding.build_ms)}, and a step "
+    )
+    text += f"takes {show_ms(feeding.fed_ms)}"
+    if has_unused_fetch(evidence) and not feeding.waits_outside:
+        low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
+        gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
+        text += _UNUSED_FETCH
+        change = planned_anew(evidence)
+    else:
+        advised = feeding.workers_advised
+        gain = feeding.gain(advised)
+        text += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
+        change = knobs(evidence, backend="auto", num_workers=advised)
+        if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
+            change += knobs(evidence, persistent_workers=True)
+    return Finding("loading_in_main_process", text, feeding.figures(), change, gain=gain)
+
+
+def too_few_workers(evidence: Evidence) -> Finding | None:
+    """Returns a finding if more workers would build batches faster."""
+    waiting = waiting_for(evidence, "too_few_workers")
+    if waiting is None:
+        return None
+    feeding = waiting.feeding
+    advised, workers = feeding.workers_advised, feeding.num_workers
+    about = "about " if feeding.is_estimate else ""
+    text = (
+        f"{waiting.share_text}: one worker builds a batch in "
+        f"{about}{show_ms(feeding.build_ms)}, a step takes {show_ms(feeding.fed_ms)}; {feeding.show_need()}, "
+        f"{workers} {'is' if workers == 1 else 'are'} set."
+    )
+    if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
+        text += f" Then all {feeding.cores:g} cores are full, and steps still wait."
+    if (swing := evidence.swings.describe_workers()) is not None:
+        text += f" {swing}"
+    text += feeding.show_doubt()
+    own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
+    change = knobs(evidence, **own, num_workers=advised)
+    return Finding("too_few_workers", text, feeding.figures(), change, gain=feeding.gain(advised))
+
+
+def cpu_bound_loading(evidence: Evidence) -> Finding | None:
+    """Returns a finding if more workers would only share the same cores."""
+    waiting = waiting_for(evidence, "cpu_bound_loading")
+    if waiting is None:
+        return None
+    feeding = waiting.feeding
+    text = f"{waiting.share_text}: building a batch takes {show_ms(feeding.build_cpu_ms)} of CPU, a step takes "
+    text += show_ms(feeding.fed_ms)
+    if has_unused_fetch(evidence):
+        change, gain = planned_anew(evidence), Gain(feeding.bound, 1.0, feeding.bound)
+        text += _UNUSED_FETCH
+        return Finding("cpu_bound_loading", text, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
+    cores = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    if feeding.others >= 0.1 * feeding.cores:
+        cores += f" ({feeding.others:.1f} of them with others' work)"
+    text += (
+        f", and {cores}: more workers would only share them. Make it cheaper: fetch for whole batches, augmentation in "
+        "on_device, what is the same in each epoch prepared once. Store or decode pictures at the size that is used "
+        "(a JPEG in Pillow's draft mode)."
+    )
+    return Finding("cpu_bound_loading", text, feeding.figures(), lost_frac=waiting.frac)
+
+
+def slow_storage(evidence: Evidence) -> Finding | None:
+    """Returns a finding if building hardly uses the CPU, and there is evidence that it waits for the disk."""
+    waiting = waiting_for(evidence, "slow_storage")
+    if waiting is None:
+        return None
+    feeding, figures = waiting.feeding, waiting.feeding.figures()
+    if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
+        return _stalls(evidence, waiting, period_s)
+    text = f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to build, only "
+    text += f"{show_percent(feeding.cpu_frac)} of it CPU time"
+    iowait_pct, cold = evidence.telemetry.mean("iowait_pct"), cold_over_warm(evidence)
+    if iowait_pct is not None:
+        text += f"; cores stood idle for a disk in {iowait_pct:.0f} % of the time"
+        figures["iowait_pct"] = iowait_pct
+    if cold is not None:
+        text += f"; in the first epoch it took {cold:.2g} times as long as later"
+        figures["cold_over_warm"] = cold
+    text += ". Keep the data on a local disk, in few large files, or in memory."
+    needed = feeding.workers_advised
+    gain = feeding.gain(needed)
+    if needed <= feeding.num_workers or gain.factor < limits.LEAST_GAIN:
+        return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
+    text += " More workers read in parallel, which helps unless the disk is at its limit."
+    change = knobs(evidence, num_workers=needed)
+    return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
+
+
+def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
+    slow_ms = evidence.steps.wait_ms[slow_steps(evidence, waiting.feeding)]
+    text = (
+        f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
+        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
+        "stalls that often, whichever samples are requested. Check what else uses it, or keep the data locally."
+    )
+    figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
+    return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
+
+
+def contended_loading(evidence: Evidence) -> Finding | None:
+    """Returns a finding if a batch takes far longer beside other workers than with one worker alone."""
+    waiting = waiting_for(evidence, "contended_loading")
+    if waiting is None or waiting.feeding.contention is None:
+        return None
+    feeding, factor = waiting.feeding, waiting.feeding.contention
+    is_thread = evidence.value("loader.backend") == "threads"
+    first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
+    text = (
+        f"{waiting.share_text}. Beside {feeding.num_workers} workers a batch takes "
+        f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
+        f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
+        "a rate limit, or a store at its limit. More workers don't help. Read without the lock, in larger "
+        "requests, or from a local copy."
+    )
+    figures = {**feeding.figures(), "build_ms_alone": feeding.alone_ms or 0.0, "contention_factor": factor}
+    return Finding("contended_loading", text, figures, lost_frac=waiting.frac)
+
+
+def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
+    """Returns a finding if all cores are full, and steps are slowed down or workers have many threads."""
+    waiting, feeding = cause_of_waiting(evidence), feeding_of(evidence)
+    is_waiting = waiting is not None and waiting.cause == "workers_take_the_cpu"
+    if feeding is None or not (is_waiting or workers_take_cores(evidence)):
+        return None
+    cores, threads = evidence.cores or 1.0, int(evidence.value("loader.worker_threads") or 1)
+    workers, fewer = feeding.num_workers, max(1, int(cores) - 1)
+    ceiling, loader_pct = evidence.ceiling_factor, evidence.telemetry.mean("loader_cpu_pct")
+    top = max(1.0, feeding.step_ms / feeding.fed_ms if ceiling is None else ceiling)
+    text = f"{counted(workers, 'worker')} of {counted(threads, 'thread')} share {cores:g} cores with the steps"
+    if loader_pct is not None:
+        text += f" and take {show_percent(loader_pct / 100 / cores)} of them"
+    if ceiling is not None:
+        text += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
+    fewer_threads = knobs(evidence, worker_threads=1) if threads > 1 else ()
+    change = (*fewer_threads, *(knobs(evidence, num_workers=fewer) if workers > fewer else ()))
+    figures = {**feeding.figures(), "worker_threads": threads}
+    lost_frac = 1 - 1 / top
+    gain = Gain(top, 1.0, top) if change else None
+    return Finding("workers_take_the_cpu", f"{text}.", figures, change, gain=gain, lost_frac=lost_frac)
+
+
+def uneven_batches(evidence: Evidence) -> Finding | None:
+    """Returns a finding if more batches kept ready would bridge the slow ones, or latency is random."""
+    waiting = waiting_for(evidence, "uneven_batches")
+    if waiting is None:
+        return None
+    feeding = waiting.feeding
+    if has_slow_builds(evidence, feeding):
+        return _latency(evidence, waiting)
+    needed = prefetch_needed(evidence, feeding)
+    p99_ms = float(np.nanquantile(evidence.steps.column("build_ms"), 0.99))
+    text = (
+        f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
+        f"average. The slowest batches take {show_ms(p99_ms)}. {needed} batches kept ready by each worker bridge "
+        f"that; now it keeps {feeding.prefetch}."
+    )
+    figures = {**feeding.figures(), "build_ms_p99": p99_ms}
+    change = knobs(evidence, prefetch_factor=needed)
+    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(feeding.num_workers, needed))
+
+
+def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
+    """Returns the finding for batches that are far too late, with other samples each time."""
+    feeding, (latency, of_latency, lost_frac) = waiting.feeding, latency_of(evidence, waiting)
+    text, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
+    found = way_out_of_latency(evidence, feeding)
+    if found is None:
+        text += " No queue that fits into memory bridges that: make the slowest reads faster."
+        return Finding("uneven_batches", text, figures, lost_frac=lost_frac)
+    workers, prefetch = found
+    text += " Batches kept ready bridge some of that."
+    ahead = {} if feeding.num_workers else {"backend": "auto"}
+    change = knobs(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
+    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(workers, prefetch))
+
+
+def _of_samples(evidence: Evidence) -> str:
+    """Returns what the record shows of the samples in the slow batches, as text."""
+    epochs, index = evidence.steps.column("epoch"), evidence.steps.column("slowest_index")
+    if len(index) and np.isfinite(index).any():
+        if len(np.unique(epochs[np.isfinite(epochs)])) > 1:
+            return "random latency, as the samples of one epoch's slow batches were not slow in another."
+        return "random latency, or slow samples; each was read once, so a second epoch is needed to know."
+    return "random latency, or slow samples; which samples were slow is not recorded of whole batches."
+
+
+_NAMED = 5
+
+
+def slow_samples(evidence: Evidence) -> Finding | None:
+    """Returns a finding if the same samples were slow in two epochs, or a note on samples that were left out."""
+    lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
+    if lost:
+        indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
+        text = (
+            f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
+            f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
+            "the start."
+        )
+        return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)
+    waiting = waiting_for(evidence, "slow_samples")
+    if waiting is None:
+        return None
+    repeated, (text, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
+    named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
+    more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
+    text += (
+        f". The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
+        "leaves them out."
+    )
+    return Finding("slow_samples", text, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)
+
+
+def slow_handover(evidence: Evidence) -> Finding | None:
+    """Returns a finding if workers are fast enough, and each step waits about equally long for a ready batch."""
+    waiting = waiting_for(evidence, "slow_handover")
+    if waiting is None:
+        return None
+    feeding, taken_ms = waiting.feeding, handover_ms(evidence)
+    text = (
+        f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up: receiving a batch from a worker process takes "
+        f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
+    )
+    figures = {**feeding.figures(), "handover_ms": taken_ms}
+    if evidence.record.loading.get("has_fetch"):
+        return Finding(
+            "slow_handover",
+            f"{text}. The data has fetch, so threads can build whole batches in this process.",
+            figures,
+            knobs(evidence, backend="threads"),
+            gain=feeding.gain(feeding.num_workers),
+        )
+    text += ". Batches of fewer and larger tensors arrive faster. With a fetch in the data, threads avoid this."
+    return Finding("slow_handover", text, figures, lost_frac=waiting.frac)
+
+
+_AHEAD = 2
+"""Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
+_LATENCY_MS, _SLOWEST_GB_S = 0.5, 0.02
+"""Longest start and lowest rate of a copy, with much room: pageable memory goes over PCIe at 1 GB/s and more. Something
+else holds up what takes longer."""
+
+
+def slow_copy(evidence: Evidence) -> Finding | None:
+    """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
+    copy = evidence.copy_frac
+    if copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or evidence.steps.mean_ms is None:
+        return None
+    copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
+    parts = evidence.steps.column("num_micro")  # a script that accumulates gradients copies each by itself
+    num_copies = int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
+    figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
+    text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+    if mib:
+        figures |= {"batch_mib": mib, "copy_gb_per_s": num_copies * mib * MIB / 1e6 / copy_ms}
+        text += f": {show_bytes(num_copies * mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        is_simulated = any(gpu.get("is_simulated") for gpu in evidence.record.machine.get("gpus") or ())
+        if not is_simulated and copy_ms > num_copies * (_LATENCY_MS + mib * MIB / 1e6 / _SLOWEST_GB_S):
+            text += (
+                ". So small a copy takes microseconds: something else holds it up, such as other programs on this GPU "
+                "(nvidia-smi shows them)"
+            )
+            return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
+    change, whys = [], []
+    if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
+        change.append("loader.pin_memory=true")
+        whys.append("its memory is not page-locked")
+    if not evidence.value("loader.device_prefetch"):
+        change.append(f"loader.device_prefetch={_AHEAD}")
+        whys.append("nothing is copied ahead")
+    if not change:
+        text += (
+            ", and copies run ahead of the step already. Only smaller batches go over faster: uint8 or int16 in the "
+            "batch, converted to floats on the device (on_device)"
+        )
+        return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
+    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+
+
+def _hidden(copy: float, evidence: Evidence) -> Gain:
+    """Returns the gain of copies beside the step, limited by copies and launching where they take longer."""
+    launched_frac = (launch_ms(evidence) or 0.0) / (evidence.steps.mean_ms or 1.0)
+    best = 1 / (1 - min(copy, 0.99))
+    factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))
+    return Gain(factor, 1 + 0.5 * (factor - 1), best)
+
+
+def slow_start(evidence: Evidence) -> Finding | None:
+    """Returns a note if the first steps took much of the time. No figure contains them."""
+    wall = evidence.record.wall
+    if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.wall.once_s:
+        return _around_steps(evidence, wall)
+    throughput, step_ms = evidence.record.throughput, evidence.steps.mean_ms
+    if not throughput or step_ms is None:
+        return None
+    warmup, took_ms = throughput["warmup_steps"], evidence.steps.all_ms
+    first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
+    lost_s = first_s - warmup * step_ms / 1e3
+    if lost_s < limits.SLOW_START_S or lost_s < limits.SLOW_START_FRAC * all_s:
+        return None
+    compiled = evidence.value("gpu.compile") not in (None, "none")
+    why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
+    return Finding(
+        "slow_start",
+        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
+        f"{why}. They are in no figure; a longer run loses no more.",
+        {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
+        is_note=True,
+    )
+
+
+def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
+    """Returns a note if much of the time passed before the first step or after the last."""
+    around_s = wall["start_s"] + wall["end_s"]
+    if around_s < limits.SLOW_START_S or around_s < limits.SLOW_START_FRAC * wall["total_s"]:
+        return None
+    return Finding(
+        "slow_start",
+        f"{show_duration(wall['start_s'])} passed before the first step (setting up, trainer.sanity_batches) and "
+        f"{show_duration(wall['end_s'])} after the last, of {show_duration(wall['total_s'])} of training. A longer run "
+        "loses no more.",
+        {"start_s": wall["start_s"], "end_s": wall["end_s"], "training_s": wall["total_s"]},
+        is_note=True,
+    )
+
+
+_FEWEST_STARTS = 3
+
+
+def restarted_workers(evidence: Evidence) -> Finding | None:
+    """Returns a finding if the first batches of epochs are late by at least `PAUSE_FRAC` of the time. Either the
+    workers are started anew, or they begin with nothing ready, and the data could be fetched without them."""
+    stays = evidence.value("loader.persistent_workers") is not False
+    if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
+        return None
+    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
+    wall_ms = (evidence.steps.mean_ms or 0.0) * len(evidence.steps.wait_ms) + float(evidence.steps.gap_ms.sum())
+    if len(starts) < _FEWEST_STARTS or not wall_ms or evidence.value("loader.backend") in ("threads", "inline"):
+        return None
+    usual_ms = float(np.median(np.delete(evidence.steps.wait_ms, starts)))
+    waited_ms = max(0.0, float(np.median(evidence.steps.wait_ms[starts])) - usual_ms)
+    stopped_ms = max(0.0, float(np.median(evidence.steps.gap_ms[starts])) - _other_pauses_ms(evidence, len(starts) + 1))
+    start_ms = waited_ms + stopped_ms
+    frac = start_ms * len(starts) / wall_ms
+    if frac < limits.PAUSE_FRAC:
+        return None
+    # The first batch has to be built in any case.
+    kept_frac = min(1.0, (evidence.record.loading.get("build_ms_mean") or 0.1 * start_ms) / start_ms) * frac
+    is_own = evidence.value("loader.backend") == "own"
+    begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
+    length = evidence.swings.lags.get("epoch", 0)
+    text = (
+        f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
+        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {length} steps"
+    )
+    text += _UNUSED_FETCH if stays else "."
+    return Finding(
+        "restarted_workers",
+        f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
+        {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
+        () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
+        gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),
+    )
+
+
+def _other_pauses_ms(evidence: Evidence, epochs: int) -> float:
+    """Returns the milliseconds of validations and checkpoints at the end of an epoch."""
+    total_s = 0.0
+    for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
+        spent = pauses(evidence, phase)
+        if spent is None:
+            continue
+        if not evidence.value(f"trainer.{knob}"):
+            total_s += spent.total_s
+        elif evidence.record.wall is None:  # a watched script, where one may be at each end, and the knob is an average
+            total_s += min(spent.total_s, epochs * spent.each_s)
+    return 1e3 * total_s / epochs

@@ -1,1 +1,0 @@
-"""Rules on device and host memory: full, growing, unused."""

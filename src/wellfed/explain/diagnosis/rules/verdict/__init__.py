@@ -1,1 +1,0 @@
-"""Rules on a run as a whole: healthy, unknown, too short, disturbed by other programs."""
