@@ -31,6 +31,8 @@ _GUESSED_TRIAL_S = 5
 _MOST_PROBES = 5
 """Points whose data and model are made before a search gives up."""
 _NAME = re.compile(r"\w[\w.-]*")
+_BESIDE_THE_MODEL = ("loader", "memory", "gpu", "trainer")
+"""Groups of which no knob changes data or model."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class StudyRequest:
             name: Choices(_masked(name, axis.values)) if isinstance(axis, Choices) else axis
             for name, axis in self.space.items()
         }
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether all points surely have the same data and model, by the names of the axes."""
+        names = (name.lstrip("+") for name in self.space)
+        return all(group_of(name) in _BESIDE_THE_MODEL or name.startswith("workload.optimizer.") for name in names)
 
     def ends(self) -> Iterator[GridPoint]:
         """Yields points of a sampler's space: all axes at one end, at the other, in between."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -375,6 +376,7 @@ def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> No
     with pytest.raises(ForkServerFailed, match="were not there after 0.2 s; see .*server0.log") as caught:
         server.wait_ready()
     assert caught.value.status == "timeout"
+
 
 
 @pytest.mark.parametrize("is_busy", [False, True])

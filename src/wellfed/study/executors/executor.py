@@ -124,6 +124,14 @@ class Executor(ABC):
     def __exit__(self, *error: object) -> None:
         self._leave()
 
+    def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:  # noqa: B027  only a local one can
+        """Begins to prepare trials of a configuration. The study composes others meanwhile.
+
+        Args:
+            composed: configuration of the first trial.
+            is_one: all trials have its data and model.
+        """
+
     def run(
         self,
         trials: Iterable[Trial] = (),

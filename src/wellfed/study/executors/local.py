@@ -22,7 +22,7 @@ from wellfed.run.folder.lock import held_by, only_one, refusal
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
-from wellfed.study.executors.point_plans import ForkServers, PointPlans
+from wellfed.study.executors.point_plans import ForkServers, PointPlans, import_trial_work, prepare
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
@@ -73,13 +73,10 @@ class LocalExecutor(Executor):
         """Times at which that was first seen."""
 
     def _reach(self) -> None:
-        with wellfed.process.without_collections():
-            from wellfed.study.executors import trial_work  # here, before the forks, for all of them
-
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
-        prepare = partial(trial_work.prepare, logs=group == "search")  # timed trials have none
-        self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
+        make = partial(prepare, logs=group == "search")  # timed trials have none
+        self._servers = ForkServers(make, self._log, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
 
     def _leave(self) -> None:
@@ -102,6 +99,12 @@ class LocalExecutor(Executor):
         self._slots = Slots(self.plans.gpus, wellfed.process.CPUS_AT_START)
         left = [trial for trial in trials if trial.row.point not in refused]
         yield from super().run(left, more, alone=alone, prune=prune)
+
+    def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:
+        """Begins to make the data and model of a configuration, as `Executor.expect` says."""
+        if not is_one:  # else PyTorch would be imported twice
+            import_trial_work()
+        self._servers.get(composed.config)
 
     def start_no_more(self) -> None:
         """Drops the trials that wait, as `Executor.start_no_more` says, also for their folder."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
-from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of, without_collections
+from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
 from wellfed.study.board import step_table
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
+from wellfed.study.executors.point_plans import import_trial_work, work
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.guided.change import Change, TuneTrial
@@ -129,15 +131,13 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 
 def _machine() -> MachineFacts:
     """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    with without_collections():
-        from wellfed.study.executors.trial_work import see_machine  # imported before the forks, for all of them
-
+    import_trial_work()  # before the forks, for all of them
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
             try:
                 server.wait_ready()
-                answers = server.ask(Job("machine", folder, see_machine, limit_s=_LOOK_S))
+                answers = server.ask(Job("machine", folder, partial(work, function="see_machine"), limit_s=_LOOK_S))
             except ForkServerFailed:
                 answers = []
     return answers[0] if answers else machine()
