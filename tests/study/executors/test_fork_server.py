@@ -378,6 +378,19 @@ def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> No
     assert caught.value.status == "timeout"
 
 
+def test_imports_do_not_count_as_preparing(tmp_path: Path) -> None:
+    with closing(ForkServer(lambda: None, tmp_path / "log", 0.5, imports=lambda: time.sleep(1.5))) as server:
+        server.wait_ready()
+
+
+def test_imports_that_fail_are_told(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    failed = pytest.raises(ForkServerFailed, match="ModuleNotFoundError: No module named 'torch'")
+    with closing(ForkServer(lambda: None, tmp_path / "log", LONG_S, imports=fail)) as server, failed:
+        server.wait_ready()
+
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_busy: bool) -> None:
