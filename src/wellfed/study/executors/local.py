@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +14,10 @@ from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import wellfed.process
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
+from wellfed.process import CPUS_AT_START
 from wellfed.run.folder.lock import held_by, only_one, refusal
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
@@ -82,23 +82,13 @@ class LocalExecutor(Executor):
     def _leave(self) -> None:
         self._servers.close()
 
-    def run(
-        self,
-        trials: Iterable[Trial] = (),
-        more: Callable[[], Trial | None] | None = None,
-        *,
-        alone: bool = False,
-        prune: Callable[[Trial, int, float], str | None] | None = None,
-    ) -> Ended:
-        """Runs trials as `Executor.run` says, once all are planned."""
-        trials = list(trials)
+    def _planned(self, trials: list[Trial]) -> Generator[tuple[Trial, Row], None, list[Trial]]:
         refused = self.plans.refused(trials)
         for trial in trials:
             if (end := refused.get(trial.row.point)) is not None:
                 yield trial, self._row(trial, end)
-        self._slots = Slots(self.plans.gpus, wellfed.process.CPUS_AT_START)
-        left = [trial for trial in trials if trial.row.point not in refused]
-        yield from super().run(left, more, alone=alone, prune=prune)
+        self._slots = Slots(self.plans.gpus, CPUS_AT_START)
+        return [trial for trial in trials if trial.row.point not in refused]
 
     def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:
         """Begins to make the data and model of a configuration, as `Executor.expect` says."""

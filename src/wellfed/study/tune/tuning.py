@@ -33,7 +33,6 @@ from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
 from wellfed.study.board import step_table
-from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.point_plans import import_trial_work, work
@@ -44,6 +43,7 @@ from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_tu
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
 from wellfed.study.points.guided.steps import Step, TuneBudget
+from wellfed.study.request import check_energy
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile
