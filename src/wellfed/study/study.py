@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -38,6 +39,9 @@ from wellfed.study.trial_end import RowMaker, refused_row
 class Study(ABC):
     """One command of a study, in its folder."""
 
+    goes_on: ClassVar[str] = "again goes on."
+    """What `way_on` does after a signal."""
+
     folder: Path
     screen: StudyScreen
     stop: StopRequest = field(default_factory=StopRequest, kw_only=True)
@@ -56,10 +60,6 @@ class Study(ABC):
     @abstractmethod
     def finish(self) -> int:
         """Writes and shows what is made of the rows so far; returns the exit code."""
-
-    @abstractmethod
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
 
     def interrupted(self) -> int:
         """Does what `finish` does for a study that did not come to its end."""
@@ -121,7 +121,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped while putting the trials into wandb. {self.way_on} again does the rest.")
                 else:
                     self.interrupted()
-                    self.screen.say(self.stop_message())
+                    self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
                 if is_new and self.has_nothing:

@@ -58,6 +58,8 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
 class SweepStudy(MultirunStudy):
     """One command of a sweep."""
 
+    goes_on = "again runs what is missing."
+
     @cached_property
     def points(self) -> list[GridPoint]:
         """All points of the grid."""
@@ -208,10 +210,6 @@ class SweepStudy(MultirunStudy):
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
         return leaderboard(self.file, self.trials.ledger.found)
-
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} again runs what is missing."
 
     @property
     def _publishes(self) -> bool:

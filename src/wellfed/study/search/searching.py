@@ -79,6 +79,8 @@ class _HopelessError(Exception):
 class SearchStudy(MultirunStudy):
     """One command of a search."""
 
+    goes_on = "goes on; trials that ran begin anew."
+
     probes: Iterator[Composed[RunConfig]] = field(default=iter(()), init=False)
     """Configurations whose data and model show the metric."""
     until_s: float = field(default=math.inf, init=False)
@@ -303,10 +305,6 @@ class SearchStudy(MultirunStudy):
             if row.folder and row.folder not in self._curves:
                 self._curves[row.folder] = read_curve(self.folder / row.folder, self.file.metric)
         return search_board(self.file, found, self._curves)
-
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} goes on; trials that ran begin anew."
 
 
 def _seen_by(

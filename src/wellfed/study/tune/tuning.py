@@ -362,10 +362,6 @@ class TuneStudy(Study):
             self._write(status="stopped")
         return EXIT_FAILED
 
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} again goes on."
-
     def _write(self, **known: Any) -> None:
         """Writes what is known by now."""
         search = self.search
