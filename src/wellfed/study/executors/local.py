@@ -22,7 +22,7 @@ from wellfed.run.folder.lock import held_by, only_one, refusal
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
-from wellfed.study.executors.point_plans import ForkServers, PointPlans, import_trial_work, prepare
+from wellfed.study.executors.point_plans import ForkServers, PointPlans, call, import_trial_work
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
@@ -75,8 +75,8 @@ class LocalExecutor(Executor):
     def _reach(self) -> None:
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
-        make = partial(prepare, logs=group == "search")  # timed trials have none
-        self._servers = ForkServers(make, self._log, self.settings.prepare_s, way_out)
+        prepare = partial(call, "prepare", is_timed=group == "sweep")
+        self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
 
     def _leave(self) -> None:

@@ -24,7 +24,7 @@ from wellfed.study.points.grid import point_id
 from wellfed.units import counted
 
 Task = Callable[[Any, Connection], int]
-"""Task of a `Job`: `work` with the name of a function of `trial_work` and its arguments."""
+"""Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
 _ROWS_S = 20
@@ -37,19 +37,11 @@ def import_trial_work() -> None:
         from wellfed.study.executors import trial_work  # noqa: F401
 
 
-def prepare(config: RunConfig, *, logs: bool) -> Any:
-    """Makes data and model as `trial_work.prepare` does."""
+def call(function: str, *arguments: Any, **more: Any) -> Any:
+    """Calls a function of `trial_work` in a fork server or a process of it."""
     from wellfed.study.executors import trial_work
 
-    return trial_work.prepare(config, logs=logs)
-
-
-def work(shared: Any, study: Connection, function: str, **arguments: Any) -> int:
-    """Calls a function of `trial_work`."""
-    from wellfed.study.executors import trial_work
-
-    code: int = getattr(trial_work, function)(shared, study, **arguments)
-    return code
+    return getattr(trial_work, function)(*arguments, **more)
 
 
 class ForkServers:
@@ -142,10 +134,10 @@ class PointPlans:
     def task(self, trial: Trial, composed: Composed[RunConfig]) -> Task:
         """Returns the task that runs a trial, with all that is known about its point."""
         if not trial.is_timed:
-            return partial(work, function="train_whole", composed=composed, may_be_pruned=trial.may_be_pruned)
+            return partial(call, "train_whole", composed=composed, may_be_pruned=trial.may_be_pruned)
         plan = self._plans.get(trial.row.point)
         rows = self._rows.get(shared_key(composed.config)) if plan is not None and plan.keeps_rows else None
-        return partial(work, function="run_timed", composed=composed, plan=plan, rows=rows)
+        return partial(call, "run_timed", composed=composed, plan=plan, rows=rows)
 
     def peak_gib(self, trial: Trial) -> float | None:
         """Returns the peak memory that the plan of a trial predicts."""
@@ -196,7 +188,7 @@ class PointPlans:
     def _plan(self, points: Sequence[tuple[str, Composed[RunConfig]]], server: ForkServer) -> None:
         """Plans points in one process, or in several: a point that ends the process is left without a plan."""
         while True:
-            plans = self._answers(server, partial(work, function="plan_points", points=points))
+            plans = self._answers(server, partial(call, "plan_points", points=points))
             self._plans.update({plan.point: plan for plan in plans})
             points = points[len(plans) + 1 :]
             if not points:
@@ -211,7 +203,7 @@ class PointPlans:
         folder = self._settings.scratch
         file = folder / f"{point_id([shared])}.pt"
         limit_s = min(_ROWS_S, self._settings.prepare_s)
-        server.ask(Job("rows", folder, partial(work, function="compute_rows", file=file), limit_s=limit_s))
+        server.ask(Job("rows", folder, partial(call, "compute_rows", file=file), limit_s=limit_s))
         self._rows[shared] = file if file.exists() else None
 
     def _answers(self, server: ForkServer, task: Task) -> list[Any]:

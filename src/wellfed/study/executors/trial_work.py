@@ -22,6 +22,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, Fault, WellfedError
+from wellfed.explain.pages.html_page import script
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import installed_versions, machine
@@ -57,12 +58,12 @@ class SharedParts:
         return self.parts
 
 
-def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
+def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
     """Makes data and model, as a run's own process would.
 
     Args:
         config: configuration of one of the trials.
-        logs: the trials have loggers.
+        is_timed: the trials have neither loggers nor pages.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -71,8 +72,10 @@ def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
     torch.set_num_threads(1)
     seed_everything(config.seed)
     _fill_caches()
-    if logs and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
-        with suppress(Exception):  # the trials say what is wrong with it
+    if not is_timed:
+        script()
+    if not is_timed and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
+        with suppress(Exception):  # the trials report what is wrong with it
             wandb_sink.list_packages()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ from wellfed.study.executors.executor import Executor, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.point_plans import work
+from wellfed.study.executors.point_plans import call
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.learning_curve import CurvePoint, read_curve, reported_metrics
 from wellfed.study.ledger import FILE_NAME, Ledger
@@ -318,7 +318,7 @@ def _seen_by(
     first: ConfigError | None = None
     for probe in probes:
         try:
-            answers = here.plans.ask(probe.config, partial(work, function="see_metric", config=probe.config))
+            answers = here.plans.ask(probe.config, partial(call, "see_metric", config=probe.config))
         except ForkServerFailed as failed:
             first = first or ConfigError.of("data and model", str(failed), "")
             continue

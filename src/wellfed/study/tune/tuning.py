@@ -35,7 +35,7 @@ from wellfed.record import differences, write_atomically
 from wellfed.study.board import step_table
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.point_plans import import_trial_work, work
+from wellfed.study.executors.point_plans import call, import_trial_work
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.guided.change import Change, TuneTrial
@@ -137,7 +137,7 @@ def _machine() -> MachineFacts:
         with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
             try:
                 server.wait_ready()
-                answers = server.ask(Job("machine", folder, partial(work, function="see_machine"), limit_s=_LOOK_S))
+                answers = server.ask(Job("machine", folder, partial(call, "see_machine"), limit_s=_LOOK_S))
             except ForkServerFailed:
                 answers = []
     return answers[0] if answers else machine()
