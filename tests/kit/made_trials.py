@@ -42,7 +42,6 @@ def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> S
         timeout_s=math.inf,
         prepare_s=60,
         group="sweep",
-        code="abc",
         row_of=RowMaker(),
         say=told.append,
         tick=lambda: None,

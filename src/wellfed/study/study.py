@@ -69,7 +69,7 @@ class Study(ABC):
         """Copies a finished study into wandb."""
 
     def settings(
-        self, scratch: Path, limit_s: float | None, code: str, row_of: RowMaker, prepare_s: float | None = None
+        self, scratch: Path, limit_s: float | None, row_of: RowMaker, prepare_s: float | None = None
     ) -> StudySettings:
         """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
         timeout_s = math.inf if limit_s is None else limit_s
@@ -79,7 +79,6 @@ class Study(ABC):
             timeout_s=timeout_s,
             prepare_s=prepare_s or timeout_s,
             group=row_of.group,
-            code=code,
             row_of=row_of,
             say=self.screen.say,
             tick=self.tick,

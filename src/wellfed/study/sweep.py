@@ -93,7 +93,7 @@ class SweepStudy(MultirunStudy):
                 kept.adopt(point)
         prepare_to_fork(self.config)
         with scratch_folder(self.folder / ".scratch") as scratch, ExitStack() as entered:
-            settings = self.settings(scratch, options.timeout_s, file.code, RowMaker())
+            settings = self.settings(scratch, options.timeout_s, RowMaker())
             executor = executor_of(self.launcher, self.launch, settings)
             if self.launcher is None:  # it prepares while the points are composed
                 entered.enter_context(executor)

@@ -89,8 +89,6 @@ class StudySettings:
     """Time limit of making data and model."""
     group: str
     """``sweep`` or ``search``: the group with the knobs that advice names."""
-    code: str
-    """Version of the code, for messages."""
     row_of: RowOf
     say: Callable[[str], None]
     """Shows a sentence to the user."""

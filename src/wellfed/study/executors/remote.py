@@ -182,7 +182,7 @@ def needs_of(settings: StudySettings, alive: Path) -> Needs:
         alive=str(alive.absolute()),
         project=str(project.root()),
         source=project.source_digest(),
-        code=settings.code,
+        code=code_version(own_git_state(), engine_state()),
         argv=(str(Path(sys.argv[0]).absolute()), *sys.argv[1:]),
     )
 

@@ -117,7 +117,7 @@ class SearchStudy(MultirunStudy):
         announce("Search: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
             maker = RowMaker("search")
-            settings = self.settings(scratch, options.timeout_s, self.code, maker, options.timeout_s or _PREPARE_S)
+            settings = self.settings(scratch, options.timeout_s, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
                 first = next(self.probes)
                 here.expect(first, is_one=self.asked.shares_model)

@@ -200,7 +200,7 @@ class TuneStudy(Study):
             return replace(compose(overrides, "train", **extra), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = self.settings(scratch, self.config.sweep.timeout_s, self.file.code, RowMaker())
+            settings = self.settings(scratch, self.config.sweep.timeout_s, RowMaker())
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
                 self.trials = trials = Trials(kept, self.screen, compose_point)
