@@ -30,12 +30,13 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers import wandb_sink
 from wellfed.plan.run_plan import RunPlan
+from wellfed.record import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
-from wellfed.run.train import TRIAL, train
+from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.tasks import PointPlan
 from wellfed.study.row import TrialMetric
 from wellfed.train.lightning.trainer import before_forks
@@ -86,7 +87,9 @@ def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
 
 
 def _fill_caches() -> None:
-    """Looks up what each trial would look up again: installed packages, their versions, devices."""
+    """Looks up what each trial would look up again: state of the code, installed packages, their versions, devices."""
+    own_git_state()
+    engine_state()
     installed_versions()
     project.engine_doubt()
     page_of_finding("healthy", Path())
