@@ -120,3 +120,13 @@ def test_wandb_comes_without_its_launch_and_without_pandas(tmp_path: Path):
     assert len(modules) < 3500
     assert len([name for name in started if "git" not in name and "uname" not in name]) <= 1, "wandb's own service"
     assert list(tmp_path.rglob("*.wandb"))
+
+
+@pytest.mark.slow
+def test_the_process_of_a_study_imports_neither_torch_nor_lightning(tmp_path: Path):
+    """Its fork server does so, while the points are composed."""
+    words = [*(word for word in FAST if "encoder" not in word), "workload.model.text=none", f"paths.log_dir={tmp_path}"]
+    swept = ["-m", "sweep=quick", "loader=baseline,balanced", "sweep.trial_steps=10", "logger=none", *words]
+    ended, modules, *_ = probed("train.py", *swept)
+    assert ended == 0
+    assert {"torch", "lightning", *OF_OTHERS}.isdisjoint(modules)

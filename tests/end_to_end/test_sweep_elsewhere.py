@@ -23,7 +23,7 @@ from wellfed.study import ledger
 from wellfed.study.study_files import SweepFile
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-NODE = "wellfed.study.executors.node"
+NODE = "wellfed.study.executors.remote"
 
 
 OF_ITS_OWN = ["hydra.launcher.ray.init.address=local"]

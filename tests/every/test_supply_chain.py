@@ -135,7 +135,6 @@ PICKLES = {
     "run/ranks/following.py",
     "run/ranks/exchange.py",
     "study/executors/remote.py",
-    "study/executors/node.py",
     "testing/workload_contract.py",
 }
 """Files that unpickle what another process of the same run has sent: SECURITY.md, "What is trusted"."""

@@ -11,7 +11,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import StopRequest
 from wellfed.study.executors.executor import StudySettings, Trial
-from wellfed.study.executors.node import process_start
+from wellfed.study.executors.remote import process_start
 from wellfed.study.executors.trial_process import ProcessStart
 from wellfed.study.row import Row
 from wellfed.study.trial_end import RowMaker
@@ -27,7 +27,7 @@ sys.stdout.buffer.write(pickle.dumps(row))
 
 
 def evaluating() -> ProcessStart:
-    """Starts a process in place of `node.main`: the value of the trial's override is the ``device`` of its row."""
+    """Starts a process in place of `remote.main`: the value of the trial's override is the ``device`` of its row."""
     return replace(process_start(), program=_PROGRAM)
 
 
@@ -42,7 +42,6 @@ def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> S
         timeout_s=math.inf,
         prepare_s=60,
         group="sweep",
-        code="abc",
         row_of=RowMaker(),
         say=told.append,
         tick=lambda: None,

@@ -23,7 +23,7 @@ class PlayedTrials(Executor):
     ) -> None:
         none = Path()
         super().__init__(
-            StudySettings(none, none, 1, 1, "sweep", "", RowMaker(), str, lambda: None, StopRequest())  # type: ignore[arg-type]
+            StudySettings(none, none, 1, 1, "sweep", RowMaker(), str, lambda: None, StopRequest())  # type: ignore[arg-type]
         )
         self._play, self._curve = play, curve
         self.pruned: dict[str, str] = {}

@@ -5,7 +5,7 @@ import pytest
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeDriver, FakeGpu, Scenario
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
-from wellfed.study.energy import check_energy
+from wellfed.study.request import check_energy
 
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 POWER = "nvmlDeviceGetPowerUsage"

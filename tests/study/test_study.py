@@ -51,9 +51,6 @@ class Tiny(Study):
     def publish(self) -> None:
         self.copy()
 
-    def stop_message(self) -> str:
-        return f"Stopped. {self.way_on} again goes on."
-
 
 def tiny(folder: Path, work: Callable[[], None] = lambda: None, copy: Callable[[], None] = lambda: None) -> Tiny:
     return Tiny(folder, StudyScreen(SAMPLES_PER_S), work, copy)

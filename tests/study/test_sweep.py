@@ -37,7 +37,7 @@ def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> 
     study = SweepStudy(folder, screen, ANY, config, asked, None, None)
     kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
     trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
-    study.compose(trials)
+    study.compose(trials, played)
     study.measure(trials, played)
     return played, kept
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -81,9 +81,14 @@ class MultirunStudy(Study):
             self.screen.say(f"{error} It is written anew.")
             return None
 
-    def write_board(self) -> Leaderboard:
-        """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written."""
+    def write_board(self, *notes: str) -> Leaderboard:
+        """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written.
+
+        Args:
+            notes: notes before its own.
+        """
         board = self.board()
+        board = replace(board, notes=(*notes, *board.notes))
         try:
             board.file.write(self.folder)
             files.write(self.folder, board)

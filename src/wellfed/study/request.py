@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from wellfed.command_line import command
 from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun, Varied
-from wellfed.config.schema import RunConfig, SearchSampler
+from wellfed.config.schema import Accelerator, RunConfig, SearchSampler, SweepObjective
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.nvml.readings import OpenDevice, Power
+from wellfed.observe.nvml.session import NvmlError, NvmlSession, within
 from wellfed.process import MAY_FORK
 from wellfed.run.folder.run_folder import new_name
 from wellfed.study import ledger
-from wellfed.study.energy import check_energy
 from wellfed.study.executors.executor import Launch
 from wellfed.study.executors.tasks import shared_key
 from wellfed.study.points import space as spaces
@@ -28,9 +33,13 @@ from wellfed.units import counted, show_duration
 
 SAME_COMMAND = "The same command"
 _GUESSED_TRIAL_S = 5
+_NVML_S = 10
+"""Seconds that reading the power of a card may take."""
 _MOST_PROBES = 5
 """Points whose data and model are made before a search gives up."""
 _NAME = re.compile(r"\w[\w.-]*")
+_BESIDE_THE_MODEL = ("loader", "memory", "gpu", "trainer")
+"""Groups of which no knob changes data or model."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,12 @@ class StudyRequest:
             name: Choices(_masked(name, axis.values)) if isinstance(axis, Choices) else axis
             for name, axis in self.space.items()
         }
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether all points surely have the same data and model, by the names of the axes."""
+        names = (name.lstrip("+") for name in self.space)
+        return all(group_of(name) in _BESIDE_THE_MODEL or name.startswith("workload.optimizer.") for name in names)
 
     def ends(self) -> Iterator[GridPoint]:
         """Yields points of a sampler's space: all axes at one end, at the other, in between."""
@@ -221,3 +236,44 @@ def _masked(axis: str, values: Sequence[str]) -> tuple[str, ...]:
         value if masked_override(f"{axis}={value}") == f"{axis}={value}" else f"{SECRET_SHOWN}{number}"
         for number, value in enumerate(values, start=1)
     )
+
+
+def check_energy(config: RunConfig, axes: Collection[str]) -> None:
+    """Checks that the objective can be measured; ``axes`` are the knobs in which points differ.
+
+    Raises:
+        ConfigError: the objective needs energy, which trials could not measure.
+    """
+    if config.sweep.objective is not SweepObjective.samples_per_joule:
+        return
+    if not config.telemetry.enabled:
+        problem, way_out = "nothing is watched with telemetry.enabled=false.", "Set telemetry.enabled=true"
+    elif config.trainer.accelerator is Accelerator.cpu and "trainer.accelerator" not in axes:
+        problem, way_out = "nothing here measures the energy of a processor.", "Set trainer.accelerator=gpu"
+    elif (reason := _why_no_energy(machine())) is not None:
+        problem, way_out = f"energy can't be measured here: {reason}.", f"{command('doctor')} says more"
+    else:
+        return
+    objective = config.sweep.objective.value
+    way_out += ", or sweep.objective=samples_per_s."
+    raise ConfigError.of(f"sweep.objective={objective}", problem, way_out)
+
+
+def _why_no_energy(facts: MachineFacts) -> str | None:
+    """Returns why a card's energy can't be read; None if that of all can."""
+    if facts.nvml_problem is not None:
+        return f"NVML: {facts.nvml_problem}"
+
+    def read_power(uuid: str) -> None:
+        device = OpenDevice(uuid)
+        with NvmlSession() as nvml:
+            device.open(nvml)
+            Power(device).read()
+
+    for gpu in facts.gpus:
+        try:
+            if gpu.uuid is not None:
+                within(_NVML_S, partial(read_power, gpu.uuid))
+        except NvmlError as error:
+            return f"{gpu.name} tells neither energy nor power ({error.reason})"
+    return None

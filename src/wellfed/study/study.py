@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -38,6 +39,9 @@ from wellfed.study.trial_end import RowMaker, refused_row
 class Study(ABC):
     """One command of a study, in its folder."""
 
+    goes_on: ClassVar[str] = "again goes on."
+    """What `way_on` does after a signal."""
+
     folder: Path
     screen: StudyScreen
     stop: StopRequest = field(default_factory=StopRequest, kw_only=True)
@@ -57,10 +61,6 @@ class Study(ABC):
     def finish(self) -> int:
         """Writes and shows what is made of the rows so far; returns the exit code."""
 
-    @abstractmethod
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-
     def interrupted(self) -> int:
         """Does what `finish` does for a study that did not come to its end."""
         return self.finish()
@@ -69,7 +69,7 @@ class Study(ABC):
         """Copies a finished study into wandb."""
 
     def settings(
-        self, scratch: Path, limit_s: float | None, code: str, row_of: RowMaker, prepare_s: float | None = None
+        self, scratch: Path, limit_s: float | None, row_of: RowMaker, prepare_s: float | None = None
     ) -> StudySettings:
         """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
         timeout_s = math.inf if limit_s is None else limit_s
@@ -79,7 +79,6 @@ class Study(ABC):
             timeout_s=timeout_s,
             prepare_s=prepare_s or timeout_s,
             group=row_of.group,
-            code=code,
             row_of=row_of,
             say=self.screen.say,
             tick=self.tick,
@@ -121,7 +120,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped while putting the trials into wandb. {self.way_on} again does the rest.")
                 else:
                     self.interrupted()
-                    self.screen.say(self.stop_message())
+                    self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
                 if is_new and self.has_nothing:

@@ -6,15 +6,18 @@ All points are composed and planned before the first is run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
+from wellfed.errors import ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.wandb_sink import decide_mode
 from wellfed.study import ledger
+from wellfed.study.board.publish import import_wandb, is_published, publish
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of, is_remote
 from wellfed.study.executors.local import prepare_to_fork
@@ -55,6 +58,8 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
 class SweepStudy(MultirunStudy):
     """One command of a sweep."""
 
+    goes_on = "again runs what is missing."
+
     @cached_property
     def points(self) -> list[GridPoint]:
         """All points of the grid."""
@@ -86,31 +91,52 @@ class SweepStudy(MultirunStudy):
         for point in self.points:
             if point.id not in kept.found.latest:
                 kept.adopt(point)
-        self.compose(trials)
-        if not (kept.missing(trials.ready) or (self._measures_again and kept.to_confirm(trials.ready))):
-            return
         prepare_to_fork(self.config)
-        announce(f"Sweep of {counted(len(self.points), 'point')}: importing PyTorch, reading data, building the model")
-        with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = self.settings(scratch, options.timeout_s, file.code, RowMaker())
-            with executor_of(self.launcher, self.launch, settings) as executor:
-                self.file.write(self.folder)
-                self.measure(trials, executor)
+        with scratch_folder(self.folder / ".scratch") as scratch, ExitStack() as entered:
+            settings = self.settings(scratch, options.timeout_s, RowMaker())
+            executor = executor_of(self.launcher, self.launch, settings)
+            if self.launcher is None:  # it prepares while the points are composed
+                entered.enter_context(executor)
+            self.compose(trials, executor)
+            if not (kept.missing(trials.ready) or (self._measures_again and kept.to_confirm(trials.ready))):
+                return
+            if not kept.missing(trials.ready):
+                self._announce()
+            if self.launcher is not None:
+                entered.enter_context(executor)
+            elif self._publishes:  # a local executor still prepares
+                import_wandb()
+            self.file.write(self.folder)
+            self.measure(trials, executor)
 
-    def compose(self, trials: Trials) -> None:
+    def compose(self, trials: Trials, executor: Executor) -> None:
         """Composes each point's configuration, or writes a row with the reason why that is impossible.
+
+        The executor begins to prepare the first point that is to be run.
 
         Raises:
             ConfigError: all points share one fault, which no axis can cure.
         """
+        refused: list[tuple[GridPoint, ConfigError]] = []
+        is_expected = False
         if len(self.points) > _MANY:
             self.screen.say(f"Composing {counted(len(self.points), 'point')}")
-        refused = [(point, error) for point in self.points if (error := trials.compose(point)) is not None]
+        for point in self.points:
+            if (error := trials.compose(point)) is not None:
+                refused.append((point, error))
+            elif not is_expected and trials.ledger.missing([point.id]):
+                is_expected = True
+                self._announce()
+                executor.expect(trials.ready[point.id][1], is_one=self.asked.shares_model)
         is_new = not trials.ledger.found.rows
         if is_new and not trials.ready and len({error.faults for _, error in refused}) == 1:
             raise refused[0][1]
         for point, error in refused:
             trials.refuse(point, error)
+
+    def _announce(self) -> None:
+        points = counted(len(self.points), "point")
+        announce(f"Sweep of {points}: importing PyTorch, reading data, building the model")
 
     def see_machine(self, facts: MachineFacts) -> None:
         """Compares the machine that runs the trials with that of before."""
@@ -185,16 +211,15 @@ class SweepStudy(MultirunStudy):
         assert self.trials is not None
         return leaderboard(self.file, self.trials.ledger.found)
 
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} again runs what is missing."
+    @property
+    def _publishes(self) -> bool:
+        """Whether the trials are to be copied into wandb."""
+        return decide_mode(self.config.logger.mode.value) != "disabled"
 
     def publish(self) -> None:
         """Copies the trials into wandb; a failure there is reported and costs nothing else."""
-        from wellfed.study.board.publish import is_published, publish
-
-        trials, logger = self.trials, self.config.logger
-        if trials is None or decide_mode(logger.mode.value) == "disabled" or trials.ledger.best() is None:
+        trials = self.trials
+        if trials is None or not self._publishes or trials.ledger.best() is None:
             return
         number = len(trials.ledger.found.rows)
         if is_published(self.folder, number):
@@ -202,6 +227,6 @@ class SweepStudy(MultirunStudy):
         self.screen.say("Putting the trials into wandb")
         try:
             rows = list(trials.ledger.latest.values())
-            publish(self.folder, self.file, rows, logger, number_of_rows=number)
+            publish(self.folder, self.file, rows, self.config.logger, number_of_rows=number)
         except (RuntimeError, OSError) as error:
             self.screen.say(f"{error}; the files have every figure.")

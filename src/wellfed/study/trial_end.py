@@ -60,7 +60,7 @@ class RowMaker:
             return row
         return replace(row, error=_error("code", end.message, f"{self.group}.retry=[killed] runs it again."))
 
-    def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool) -> Row:
+    def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool = False) -> Row:
         """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing."""
         folder = study / row.folder
         found = record_of(folder)
@@ -130,21 +130,10 @@ def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Ro
 
     The study was killed just then, or another launcher ran the trial.
     """
-    folder = study / row.folder
-    if (found := complete_record(folder)) is None:
+    if (found := complete_record(study / row.folder)) is None:
         return None
-    status, error = _recorded_end(found)
-    ended = replace(
-        row,
-        status=status,
-        error=error,
-        exit_code=found.exit_code,
-        seconds=found.duration_s,
-        stderr=() if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES)),
-        overrides=tuple(found.overrides),
-        code=code_version(found.git, found.engine),
-    )
-    return _with_curve(with_figures(ended, found), folder, found, metric)
+    ended = RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s)
+    return replace(ended, overrides=tuple(found.overrides), code=code_version(found.git, found.engine))
 
 
 def _recorded_end(found: RunRecord) -> tuple[Status, ErrorEntry | None]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -375,6 +376,20 @@ def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> No
     with pytest.raises(ForkServerFailed, match="were not there after 0.2 s; see .*server0.log") as caught:
         server.wait_ready()
     assert caught.value.status == "timeout"
+
+
+def test_imports_do_not_count_as_preparing(tmp_path: Path) -> None:
+    with closing(ForkServer(lambda: None, tmp_path / "log", 0.5, imports=lambda: time.sleep(1.5))) as server:
+        server.wait_ready()
+
+
+def test_imports_that_fail_are_told(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    failed = pytest.raises(ForkServerFailed, match="ModuleNotFoundError: No module named 'torch'")
+    with closing(ForkServer(lambda: None, tmp_path / "log", LONG_S, imports=fail)) as server, failed:
+        server.wait_ready()
 
 
 @pytest.mark.parametrize("is_busy", [False, True])

@@ -72,7 +72,7 @@ class Local(LocalExecutor):
         def prepare(config: RunConfig) -> Any:
             return self._prepare_one(config), self._work
 
-        self._servers = ForkServers(prepare, self._log, 60, "")
+        self._servers = ForkServers(prepare, self._log, 60, "", lambda: None)
         self.plans = plans = Plans(self.settings, self._servers)
         plans.tasks, plans.machine = self.tasks, machines.machine(*map(machines.card, range(self._num)))
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,6 +117,28 @@ def test_the_trials_of_a_grid_are_ranked_by_their_metric(tmp_path: Path, capsys:
     assert [(row["rank"], row["trial"], row["value"]) for row in table] == [
         ("1", "1", "0.3"), ("2", "2", "0.2"), ("3", "0", "0.1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("every_s", "is_new"), [(60.0, False), (0.0, True)])
+def test_the_leaderboard_is_written_every_few_seconds_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, is_new: bool
+) -> None:
+    monkeypatch.setattr("wellfed.study.search.searching.BOARD_EVERY_S", every_s)
+    monkeypatch.setattr("wellfed.study.search.searching._BOARD_FRAC", math.inf)
+    searching, page, seen = Searching(tmp_path, values=("0.1", "0.2")), tmp_path / "leaderboard.md", []
+
+    def play(trial: Trial) -> Row:
+        searching.study.tick()  # as executors do while a trial runs
+        seen.append(page.read_text())
+        return good(trial)
+
+    searching.played = PlayedTrials(play)
+    assert searching.run() == 0
+    assert (seen[0] != seen[1]) is is_new
+    assert "UTC while trials run: see ledger.jsonl." in seen[0]
+    last = page.read_text()
+    assert "2 complete" in last
+    assert "while trials run" not in last
 
 
 def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:

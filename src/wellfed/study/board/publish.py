@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -24,6 +25,8 @@ from wellfed.study.study_files import SweepFile
 
 _DONE = ".published"
 """File with the number of rows that are in wandb."""
+_AT_A_TIME = 8
+"""Runs that are closed at a time: closing one mostly waits for wandb's service."""
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
 _SUMMARY = {
     "status": "status",
@@ -36,6 +39,12 @@ _SUMMARY = {
     "seconds": "seconds",
 }
 """Name in wandb -> field of a row."""
+
+
+def import_wandb() -> None:
+    """Imports what `publish` needs, which reports what is wrong with it."""
+    with suppress(Exception):
+        wandb_sink.list_packages()
 
 
 def is_published(folder: Path, number_of_rows: int) -> bool:
@@ -60,29 +69,42 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         entity=logger.entity,
         group=logger.group or f"{file.workload}/{file.name}",
         run_id=None,
+        beside_others=True,
     )
-    for row in rows:
-        trial = folder / row.folder
-        if row.folder and not (trial / "wandb").exists():
-            _publish_trial(trial, row, open_run)
-    with (folder / CSV).open(encoding="utf-8", newline="") as stream:
-        columns, *table = csv.reader(stream)
-    sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
-    sink.table("leaderboard", columns, table)
-    sink.finish({"points": len(table)}, 0)
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        closing = []
+        for row in rows:
+            trial = folder / row.folder
+            if row.folder and not (trial / "wandb").exists() and (sink := _opened(trial, row, open_run)) is not None:
+                closing.append(pool.submit(_close, trial, row, sink))
+        with (folder / CSV).open(encoding="utf-8", newline="") as stream:
+            columns, *table = csv.reader(stream)
+        sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
+        sink.table("leaderboard", columns, table)
+        sink.finish({"points": len(table)}, 0)
+    for each in closing:
+        each.result()
     record.write_atomically(folder / _DONE, str(number_of_rows))
 
 
-def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> None:
+def _opened(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> WandbSink | None:
+    """Returns the run of a trial in wandb, with its telemetry; None where the trial left no record."""
     try:
-        made, found = record.RunRecord.read(trial), record.read(trial)
-    except (OSError, ValueError):  # it ended without a record
-        return
+        made = record.RunRecord.read(trial)
+    except (OSError, ValueError):
+        return None
     sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
+    return sink
+
+
+def _close(trial: Path, row: Row, sink: WandbSink) -> None:
+    """Closes the run of a trial, and notes it in the trial's record."""
     known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
-    sink.finish({name: value for name, value in known.items() if value is not None}, made.exit_code or 0)
+    found = record.read(trial)
+    summary = {name: value for name, value in known.items() if value is not None}
+    sink.finish(summary, found.get("exit_code") or 0)
     found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
     record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -89,8 +89,6 @@ class StudySettings:
     """Time limit of making data and model."""
     group: str
     """``sweep`` or ``search``: the group with the knobs that advice names."""
-    code: str
-    """Version of the code, for messages."""
     row_of: RowOf
     say: Callable[[str], None]
     """Shows a sentence to the user."""
@@ -124,6 +122,14 @@ class Executor(ABC):
     def __exit__(self, *error: object) -> None:
         self._leave()
 
+    def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:  # noqa: B027  only a local one can
+        """Begins to prepare trials of a configuration. The study composes others meanwhile.
+
+        Args:
+            composed: configuration of the first trial.
+            is_one: all trials have its data and model.
+        """
+
     def run(
         self,
         trials: Iterable[Trial] = (),
@@ -147,7 +153,8 @@ class Executor(ABC):
             ExecutorLost: no machine can run the rest.
             Stopped: a signal asked for it.
         """
-        self._queue, self._alone, self._prune = deque(trials if self._is_open else ()), alone, prune
+        fit = yield from self._planned(list(trials))
+        self._queue, self._alone, self._prune = deque(fit if self._is_open else ()), alone, prune
         while True:
             while self._is_open and self._has_room(self._queue[0] if self._queue else None):
                 trial = self._queue.popleft() if self._queue else None if more is None else more()
@@ -177,6 +184,11 @@ class Executor(ABC):
 
     def _leave(self) -> None:  # noqa: B027  as above
         """Ends every trial that still runs."""
+
+    def _planned(self, trials: list[Trial]) -> Generator[tuple[Trial, Row], None, list[Trial]]:
+        """Yields the trials that can't be run, and returns the others."""
+        yield from ()
+        return trials
 
     def _has_begun(self) -> bool:
         """Returns whether trials were started and not yielded yet."""

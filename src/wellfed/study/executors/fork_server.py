@@ -31,7 +31,9 @@ from wellfed.record import Status
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
 _LOOK_S = 0.5
-"""Seconds between looks for jobs at their time limit, and for ended ones whose connection another process holds."""
+"""Seconds between checks for jobs at their time limit, and for ended ones whose connection another process holds."""
+_IMPORTS_S = 600.0
+"""Seconds that imports may take, as on a slow shared disk."""
 _own: set[Connection] = set()
 """Connections of this process alone. Each process that it forks closes its copies, so that an end is noticed."""
 
@@ -92,25 +94,34 @@ class ForkServerFailed(Exception):
 
 
 class ForkServer:
-    """Process that calls ``prepare`` once, and does the task of each job in a forked process.
+    """Process that calls ``imports`` and ``prepare`` once, and does the task of each job in a forked process.
 
     Args:
         prepare: makes the objects that jobs share.
-        log: gets everything that ``prepare`` prints.
-        limit_s: time limit of preparing.
+        log: gets everything that ``imports`` and ``prepare`` print.
+        limit_s: time limit of preparing, without the imports.
         way_out: advice at the end of the message if that is over.
+        imports: imports what ``prepare`` and the jobs need. The parent need not import it.
     """
 
-    def __init__(self, prepare: Callable[[], Any], log: Path, limit_s: float, way_out: str = "") -> None:
+    def __init__(
+        self,
+        prepare: Callable[[], Any],
+        log: Path,
+        limit_s: float,
+        way_out: str = "",
+        imports: Callable[[], object] = lambda: None,
+    ) -> None:
         self._log, self._limit_s, self._way_out = log, limit_s, way_out
         self.connection, other = Pipe()
         """Connection that is readable when `is_ready` or `take` has something to return."""
         _own.add(self.connection)
-        parent, self._end_s, self._is_ready = os.getpid(), time.monotonic() + limit_s, False
+        parent, self._end_s = os.getpid(), time.monotonic() + _IMPORTS_S
+        self._has_imported = self._is_ready = False
         with held_signals() as let_through:
             self._pid = fork()
             if self._pid == 0:
-                _ServerProcess(other).live(parent, prepare, log, let_through)
+                _ServerProcess(other).live(parent, imports, prepare, log, let_through)
         other.close()
 
     def is_ready(self) -> bool:
@@ -119,20 +130,24 @@ class ForkServer:
         Raises:
             ForkServerFailed: they could not be made, or not in time.
         """
-        if not self._is_ready and self.connection.poll():
+        while not self._is_ready and self.connection.poll():
             failed: ForkServerFailed | None = self._receive()
             if failed is not None:
                 raise failed
-            self._is_ready = True
+            self._is_ready, self._has_imported = self._has_imported, True
+            self._end_s = time.monotonic() + self._limit_s
         if not self._is_ready and time.monotonic() >= self._end_s:
-            problem = f"data and model were not there after {self._limit_s:g} s; see {self._log}. {self._way_out}"
+            what, limit_s = "PyTorch was not imported", _IMPORTS_S
+            if self._has_imported:
+                what, limit_s = "data and model were not there", self._limit_s
+            problem = f"{what} after {limit_s:g} s; see {self._log}. {self._way_out}"
             raise ForkServerFailed(problem.rstrip(), "timeout")
         return self._is_ready
 
     def wait_ready(self) -> None:
         """Waits until `is_ready`, and raises as it does."""
         while not self.is_ready():
-            self.connection.poll(max(0.0, self._end_s - time.monotonic()))
+            self.connection.poll(min(_IMPORTS_S, max(0.0, self._end_s - time.monotonic())))
 
     def start(self, job: Job) -> None:
         """Forks a process for a job.
@@ -226,8 +241,15 @@ class _ServerProcess:
         self._study = study
         self._running: dict[Connection, _RunningJob] = {}
 
-    def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
-        """Prepares, then serves until the study is over."""
+    def live(
+        self,
+        parent: int,
+        imports: Callable[[], object],
+        prepare: Callable[[], Any],
+        log: Path,
+        let_through: Callable[[], None],
+    ) -> NoReturn:
+        """Imports, prepares, then serves until the study is over."""
         code = 1
         try:
             os.setsid()  # the terminal's Ctrl-C goes to the study, which then ends this
@@ -237,6 +259,9 @@ class _ServerProcess:
             _print_to(log, log)
             failed = prepared = None
             try:
+                imports()
+                with contextlib.suppress(ConnectionError):  # the study is over, which is noticed below
+                    self._study.send(None)
                 prepared = prepare()
             except ConfigError as error:
                 failed = ForkServerFailed(" ".join(map(str, error.faults)), "invalid")

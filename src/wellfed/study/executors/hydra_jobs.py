@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -20,10 +21,9 @@ from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
 from wellfed.study.executors.local import prepare_to_fork
+from wellfed.study.executors.point_plans import import_trial_work
 from wellfed.study.executors.slots import Slot, Slots, visible
 from wellfed.units import show_duration
-
-_IMPORTS_S = 600
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,9 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
     slots, waiting = Slots(gpus, process.CPUS_AT_START), deque(range(len(jobs)))
     running: dict[int, Slot] = {}
 
-    def prepare() -> Sequence[HydraJob]:
-        """Imports what each job would otherwise import itself."""
-        with process.without_collections():
-            import wellfed.run.stages  # noqa: F401
-
-        return jobs
-
     with (
         tempfile.TemporaryDirectory() as scratch,
-        closing(ForkServer(prepare, Path(scratch) / "log", _IMPORTS_S)) as server,
+        closing(ForkServer(lambda: jobs, Path(scratch) / "log", math.inf, imports=import_trial_work)) as server,
     ):
         try:
             server.wait_ready()

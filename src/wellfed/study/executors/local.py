@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,15 +14,15 @@ from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import wellfed.process
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
+from wellfed.process import CPUS_AT_START
 from wellfed.run.folder.lock import held_by, only_one, refusal
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
-from wellfed.study.executors.point_plans import ForkServers, PointPlans
+from wellfed.study.executors.point_plans import ForkServers, PointPlans, call, import_trial_work
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
@@ -73,35 +73,28 @@ class LocalExecutor(Executor):
         """Times at which that was first seen."""
 
     def _reach(self) -> None:
-        with wellfed.process.without_collections():
-            from wellfed.study.executors import trial_work  # here, before the forks, for all of them
-
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
-        prepare = partial(trial_work.prepare, logs=group == "search")  # timed trials have none
+        prepare = partial(call, "prepare", is_timed=group == "sweep")
         self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
 
     def _leave(self) -> None:
         self._servers.close()
 
-    def run(
-        self,
-        trials: Iterable[Trial] = (),
-        more: Callable[[], Trial | None] | None = None,
-        *,
-        alone: bool = False,
-        prune: Callable[[Trial, int, float], str | None] | None = None,
-    ) -> Ended:
-        """Runs trials as `Executor.run` says, once all are planned."""
-        trials = list(trials)
+    def _planned(self, trials: list[Trial]) -> Generator[tuple[Trial, Row], None, list[Trial]]:
         refused = self.plans.refused(trials)
         for trial in trials:
             if (end := refused.get(trial.row.point)) is not None:
                 yield trial, self._row(trial, end)
-        self._slots = Slots(self.plans.gpus, wellfed.process.CPUS_AT_START)
-        left = [trial for trial in trials if trial.row.point not in refused]
-        yield from super().run(left, more, alone=alone, prune=prune)
+        self._slots = Slots(self.plans.gpus, CPUS_AT_START)
+        return [trial for trial in trials if trial.row.point not in refused]
+
+    def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:
+        """Begins to make the data and model of a configuration, as `Executor.expect` says."""
+        if not is_one:  # else PyTorch would be imported twice
+            import_trial_work()
+        self._servers.get(composed.config)
 
     def start_no_more(self) -> None:
         """Drops the trials that wait, as `Executor.start_no_more` says, also for their folder."""

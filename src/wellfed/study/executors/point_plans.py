@@ -1,4 +1,7 @@
-"""Prepares the trials on this machine: fork servers, plans of points, feature rows."""
+"""Prepares the trials on this machine: fork servers, plans of points, feature rows.
+
+The study's own process does not import torch. It names the functions of `trial_work`, which its fork servers import.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.process import without_collections
 from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
@@ -20,27 +24,50 @@ from wellfed.study.points.grid import point_id
 from wellfed.units import counted
 
 Task = Callable[[Any, Connection], int]
-"""Task of a `Job`: a function of `trial_work` with its arguments."""
+"""Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
 _ROWS_S = 20
 """Time limit of computing feature rows for all trials. After it each trial computes its own."""
 
 
+def import_trial_work() -> None:
+    """Imports what a trial needs, PyTorch included."""
+    with without_collections():
+        from wellfed.study.executors import trial_work  # noqa: F401
+
+
+def call(function: str, *arguments: Any, **more: Any) -> Any:
+    """Calls a function of `trial_work` in a fork server or a process of it."""
+    from wellfed.study.executors import trial_work
+
+    return getattr(trial_work, function)(*arguments, **more)
+
+
 class ForkServers:
     """One fork server for each data and model, started when first needed. The oldest ends if there are too many.
+
+    The first server imports PyTorch itself unless the study has done so, which composes its points meanwhile. For a
+    second one the study imports it, so that all others are forked with it.
 
     Args:
         prepare: makes data and model of a configuration.
         log: returns the file that gets what the n-th server prints.
         limit_s: time limit of making data and model.
         way_out: advice where that is over.
+        imports: imports what ``prepare`` needs.
     """
 
     def __init__(
-        self, prepare: Callable[[RunConfig], Any], log: Callable[[int], Path], limit_s: float, way_out: str
+        self,
+        prepare: Callable[[RunConfig], Any],
+        log: Callable[[int], Path],
+        limit_s: float,
+        way_out: str,
+        imports: Callable[[], None] = import_trial_work,
     ) -> None:
         self._prepare, self._log, self._limit_s, self._way_out = prepare, log, limit_s, way_out
+        self._imports = imports
         self._servers: dict[str, ForkServer] = {}
         self._numbers: dict[str, int] = {}
 
@@ -52,9 +79,12 @@ class ForkServers:
             for server in oldest:
                 if server not in busy:
                     self.drop(server)
+            if self._numbers:
+                self._imports()
             number = self._numbers.setdefault(shared, len(self._numbers) + 1)
             make = partial(self._prepare, config)
-            self._servers[shared] = ForkServer(make, self._log(number), self._limit_s, self._way_out)
+            log = self._log(number)
+            self._servers[shared] = ForkServer(make, log, self._limit_s, self._way_out, self._imports)
         return self._servers[shared]
 
     def ready(self, config: RunConfig) -> ForkServer:
@@ -103,13 +133,11 @@ class PointPlans:
 
     def task(self, trial: Trial, composed: Composed[RunConfig]) -> Task:
         """Returns the task that runs a trial, with all that is known about its point."""
-        from wellfed.study.executors import trial_work
-
         if not trial.is_timed:
-            return partial(trial_work.train_whole, composed=composed, may_be_pruned=trial.may_be_pruned)
+            return partial(call, "train_whole", composed=composed, may_be_pruned=trial.may_be_pruned)
         plan = self._plans.get(trial.row.point)
         rows = self._rows.get(shared_key(composed.config)) if plan is not None and plan.keeps_rows else None
-        return partial(trial_work.run_timed, composed=composed, plan=plan, rows=rows)
+        return partial(call, "run_timed", composed=composed, plan=plan, rows=rows)
 
     def peak_gib(self, trial: Trial) -> float | None:
         """Returns the peak memory that the plan of a trial predicts."""
@@ -159,10 +187,8 @@ class PointPlans:
 
     def _plan(self, points: Sequence[tuple[str, Composed[RunConfig]]], server: ForkServer) -> None:
         """Plans points in one process, or in several: a point that ends the process is left without a plan."""
-        from wellfed.study.executors import trial_work
-
         while True:
-            plans = self._answers(server, partial(trial_work.plan_points, points=points))
+            plans = self._answers(server, partial(call, "plan_points", points=points))
             self._plans.update({plan.point: plan for plan in plans})
             points = points[len(plans) + 1 :]
             if not points:
@@ -170,8 +196,6 @@ class PointPlans:
 
     def _share_rows(self, server: ForkServer, shared: str, points: Sequence[str]) -> None:
         """Computes feature rows once for all trials that keep them, if that can be done in time."""
-        from wellfed.study.executors import trial_work
-
         plans = [self._plans[point] for point in points if point in self._plans]
         if shared in self._rows or not any(plan.keeps_rows and plan.problem is None for plan in plans):
             return
@@ -179,7 +203,7 @@ class PointPlans:
         folder = self._settings.scratch
         file = folder / f"{point_id([shared])}.pt"
         limit_s = min(_ROWS_S, self._settings.prepare_s)
-        server.ask(Job("rows", folder, partial(trial_work.compute_rows, file=file), limit_s=limit_s))
+        server.ask(Job("rows", folder, partial(call, "compute_rows", file=file), limit_s=limit_s))
         self._rows[shared] = file if file.exists() else None
 
     def _answers(self, server: ForkServer, task: Task) -> list[Any]:

@@ -22,6 +22,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, Fault, WellfedError
+from wellfed.explain.pages.html_page import script
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import installed_versions, machine
@@ -29,12 +30,13 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers import wandb_sink
 from wellfed.plan.run_plan import RunPlan
+from wellfed.record import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
-from wellfed.run.train import TRIAL, train
+from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.tasks import PointPlan
 from wellfed.study.row import TrialMetric
 from wellfed.train.lightning.trainer import before_forks
@@ -57,12 +59,12 @@ class SharedParts:
         return self.parts
 
 
-def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
+def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
     """Makes data and model, as a run's own process would.
 
     Args:
         config: configuration of one of the trials.
-        logs: the trials have loggers.
+        is_timed: the trials have neither loggers nor pages.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -71,8 +73,10 @@ def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
     torch.set_num_threads(1)
     seed_everything(config.seed)
     _fill_caches()
-    if logs and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
-        with suppress(Exception):  # the trials say what is wrong with it
+    if not is_timed:
+        script()
+    if not is_timed and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
+        with suppress(Exception):  # the trials report what is wrong with it
             wandb_sink.list_packages()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -83,7 +87,9 @@ def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
 
 
 def _fill_caches() -> None:
-    """Looks up what each trial would look up again: installed packages, their versions, devices."""
+    """Looks up what each trial would look up again: state of the code, installed packages, their versions, devices."""
+    own_git_state()
+    engine_state()
     installed_versions()
     project.engine_doubt()
     page_of_finding("healthy", Path())

@@ -7,7 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from wellfed.study.executors.executor import Executor, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
+from wellfed.study.executors.point_plans import call
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.learning_curve import CurvePoint, read_curve, reported_metrics
-from wellfed.study.ledger import Ledger
+from wellfed.study.ledger import FILE_NAME, Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import describe
@@ -40,6 +43,10 @@ from wellfed.units import counted
 
 _PREPARE_S = 3600
 """Seconds that data and model of a whole training may take."""
+BOARD_EVERY_S = 5.0
+"""Least seconds between two writings of the leaderboard while trials run."""
+_BOARD_FRAC = 0.05
+"""Largest share of the time for writing it: one of thousands of trials takes seconds."""
 _HOPELESS = 5
 """Trials of a sampler that may fail before one has ended well."""
 
@@ -72,6 +79,8 @@ class _HopelessError(Exception):
 class SearchStudy(MultirunStudy):
     """One command of a search."""
 
+    goes_on = "goes on; trials that ran begin anew."
+
     probes: Iterator[Composed[RunConfig]] = field(default=iter(()), init=False)
     """Configurations whose data and model show the metric."""
     until_s: float = field(default=math.inf, init=False)
@@ -81,6 +90,8 @@ class SearchStudy(MultirunStudy):
     """Learning curves by trial folder."""
     _rows_shown: int = field(default=-1, init=False)
     """Rows that the leaderboard on disk was made of."""
+    _board_due_s: float = field(default=0.0, init=False)
+    """Time from which the leaderboard may be written again."""
     _begun: set[str] = field(default_factory=set, init=False)
     """Folders of trials that run."""
     _remote: Executor | None = field(default=None, init=False)
@@ -106,9 +117,13 @@ class SearchStudy(MultirunStudy):
         announce("Search: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
             maker = RowMaker("search")
-            settings = self.settings(scratch, options.timeout_s, self.code, maker, options.timeout_s or _PREPARE_S)
+            settings = self.settings(scratch, options.timeout_s, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
-                facts, maker.metric = _seen_by(here, self.probes, self.folder)
+                first = next(self.probes)
+                here.expect(first, is_one=self.asked.shares_model)
+                if not self.is_grid:
+                    import wellfed.study.points.optuna_study  # noqa: F401  while data and model are made
+                facts, maker.metric = _seen_by(here, chain([first], self.probes), self.folder)
                 trials = self.begin(facts, maker.metric, earlier)
                 points = self.propose(trials, parallel=len(here.plans.gpus) // max(1, self.config.trainer.devices))
                 self._report_begin(trials)
@@ -271,9 +286,13 @@ class SearchStudy(MultirunStudy):
             raise _HopelessError(f"Stopped: all of the first {_HOPELESS} trials failed, the last with: {why}")
 
     def tick(self) -> None:
-        """Keeps the leaderboard on disk up to date, and other machines to the time."""
-        if self.trials is not None and len(self.trials.ledger.found.rows) != self._rows_shown:
-            self.write_board()
+        """Writes the leaderboard of new rows, at most every `BOARD_EVERY_S`, and keeps other machines to the time."""
+        now_s = time.monotonic()
+        is_new = self.trials is not None and len(self.trials.ledger.found.rows) != self._rows_shown
+        if is_new and now_s >= self._board_due_s:
+            self.write_board(f"Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC while trials run: see {FILE_NAME}.")
+            ended_s = time.monotonic()
+            self._board_due_s = ended_s + max(BOARD_EVERY_S, (ended_s - now_s) / _BOARD_FRAC)
         if self._remote is not None and time.monotonic() >= self.until_s:
             self._remote.start_no_more()
 
@@ -287,10 +306,6 @@ class SearchStudy(MultirunStudy):
                 self._curves[row.folder] = read_curve(self.folder / row.folder, self.file.metric)
         return search_board(self.file, found, self._curves)
 
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} goes on; trials that ran begin anew."
-
 
 def _seen_by(
     here: LocalExecutor, probes: Iterator[Composed[RunConfig]], folder: Path
@@ -300,12 +315,10 @@ def _seen_by(
     Raises:
         ConfigError: no data and model could be made; the fault of the first.
     """
-    from wellfed.study.executors.trial_work import see_metric
-
     first: ConfigError | None = None
     for probe in probes:
         try:
-            answers = here.plans.ask(probe.config, partial(see_metric, config=probe.config))
+            answers = here.plans.ask(probe.config, partial(call, "see_metric", config=probe.config))
         except ForkServerFailed as failed:
             first = first or ConfigError.of("data and model", str(failed), "")
             continue

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
-from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of, without_collections
+from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
 from wellfed.study.board import step_table
-from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
+from wellfed.study.executors.point_plans import call, import_trial_work
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.guided.change import Change, TuneTrial
@@ -42,6 +43,7 @@ from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_tu
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
 from wellfed.study.points.guided.steps import Step, TuneBudget
+from wellfed.study.request import check_energy
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile
@@ -129,15 +131,13 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 
 def _machine() -> MachineFacts:
     """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    with without_collections():
-        from wellfed.study.executors.trial_work import see_machine  # imported before the forks, for all of them
-
+    import_trial_work()  # before the forks, for all of them
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
             try:
                 server.wait_ready()
-                answers = server.ask(Job("machine", folder, see_machine, limit_s=_LOOK_S))
+                answers = server.ask(Job("machine", folder, partial(call, "see_machine"), limit_s=_LOOK_S))
             except ForkServerFailed:
                 answers = []
     return answers[0] if answers else machine()
@@ -200,7 +200,7 @@ class TuneStudy(Study):
             return replace(compose(overrides, "train", **extra), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = self.settings(scratch, self.config.sweep.timeout_s, self.file.code, RowMaker())
+            settings = self.settings(scratch, self.config.sweep.timeout_s, RowMaker())
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
                 self.trials = trials = Trials(kept, self.screen, compose_point)
@@ -361,10 +361,6 @@ class TuneStudy(Study):
         with contextlib.suppress(OSError):
             self._write(status="stopped")
         return EXIT_FAILED
-
-    def stop_message(self) -> str:
-        """Returns the message after a signal."""
-        return f"Stopped. {self.way_on} again goes on."
 
     def _write(self, **known: Any) -> None:
         """Writes what is known by now."""

@@ -12,8 +12,8 @@ from tests.run.folder.test_lock import holder
 from wellfed.config.compose import compose
 from wellfed.process import MAY_FORK
 from wellfed.project import root, source_digest
-from wellfed.study.executors import node
-from wellfed.study.executors.node import Needs, closed_by, order_of, process_start
+from wellfed.study.executors import remote
+from wellfed.study.executors.remote import Needs, closed_by, order_of, process_start
 from wellfed.study.executors.trial_process import run_process
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
@@ -27,7 +27,7 @@ def needs(tmp_path: Path) -> Needs:
 
 
 def test_a_machine_with_this_code_that_sees_the_study_is_fit(needs: Needs) -> None:
-    assert node.find_problem(needs) == ""
+    assert remote.find_problem(needs) == ""
 
 
 def test_a_process_of_other_code_ends_before_it_reads_the_trial(needs: Needs) -> None:
@@ -41,21 +41,21 @@ def test_a_process_of_other_code_ends_before_it_reads_the_trial(needs: Needs) ->
 
 
 def test_a_folder_that_is_another_one_there_is_named(needs: Needs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "_SEEN_WITHIN_S", 0)
+    monkeypatch.setattr(remote, "_SEEN_WITHIN_S", 0)
     Path(needs.alive).unlink()
-    problem = node.find_problem(needs)
+    problem = remote.find_problem(needs)
     assert problem.startswith(f"it does not see the study's folder {needs.study}.")
     assert "paths.log_dir" in problem
 
 
 def test_a_folder_that_can_not_be_written_there_is_named(needs: Needs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (needs.study, os.W_OK))
-    assert node.find_problem(needs).startswith(f"it can't write to the study's folder {needs.study}.")
+    assert remote.find_problem(needs).startswith(f"it can't write to the study's folder {needs.study}.")
 
 
 def test_no_trial_starts_after_the_study_was_told_to_start_no_more(needs: Needs) -> None:
     closed_by(Path(needs.alive)).touch()
-    assert node.find_problem(needs) == "no further trial is started."
+    assert remote.find_problem(needs) == "no further trial is started."
 
 
 def test_the_process_is_started_with_the_code_of_this_checkout() -> None:
