@@ -36,17 +36,15 @@ class ExitInData(Exception):
         return f"sys.exit({self.args[0]!r})"
 
 
-class Stopwatch:
-    """Measures wall time and CPU time of this thread since it was created."""
+def clocks() -> tuple[float, float]:
+    """Returns wall time and CPU time of this thread, in seconds."""
+    return time.perf_counter(), time.thread_time()
 
-    __slots__ = ("_began_s", "_cpu_s")
 
-    def __init__(self) -> None:
-        self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
-
-    def read(self) -> BuildTime:
-        """Returns the time so far."""
-        return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
+def build_time(began: tuple[float, float], slowest_ms: float | None = None, slowest_index: int | None = None) -> BuildTime:
+    """Returns the time since `clocks` was read."""
+    wall_s, cpu_s = time.perf_counter() - began[0], time.thread_time() - began[1]
+    return BuildTime(1e3 * wall_s, 1e3 * cpu_s, slowest_ms, slowest_index)
 
 
 @dataclass(slots=True)
@@ -102,14 +100,14 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        stopwatch = Stopwatch()
+        began = clocks()
         if self.has_fetch:
             built = self._by_fetch(request)
-            built.took = stopwatch.read()
+            built.took = build_time(began)
         else:
             slowest = _Slowest()
             built = self._by_item(request, slowest)
-            built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
+            built.took = build_time(began, slowest.ms, slowest.index)
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:
@@ -138,7 +136,8 @@ class BatchBuilder:
         rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
         try:
             # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
-            return self.dataset.fetch(request.indices.clone(), rng)
+            indices = request.indices
+            return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
