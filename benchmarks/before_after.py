@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
@@ -377,36 +377,20 @@ def main() -> None:
     won = "nothing was won" if end is steps[0] else "not run in turns"
     if turns and end is not steps[0]:
         won = f"{turns[0]['ratio_median']:.2f} times the rate"
-    record = {
-        "theme": f"before_after_{asked.workload}",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": RunRecord.read(end.folder).machine,
-        "config": {
+    config = {
             "where": asked.where,
             "is_simulated": asked.where == "simulated",
             "steps": num_steps,
             "card": card if asked.where == "simulated" else None,
-        },
-        "results": [
+    }
+    results = [
             {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
             for by, found in (("findings", steps), ("guide", advised))
             for step in found
-        ],
-        "guide": {"before": guide.before, "after": guide.after},
-        "turns": turns,
-        "says": f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}.",
-    }
-    write_record(record, asked.out)
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [words[0], *(word for before, word in pairwise(words) if "--folder" not in (before, word))]
-    return " ".join(
-        ["python benchmarks/before_after.py", *("RECORD" if word.endswith(".json") else word for word in shown)]
-    )
+    ]
+    more = {"machine": RunRecord.read(end.folder).machine, "guide": {"before": guide.before, "after": guide.after}}
+    says = f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}."
+    finish(f"before_after_{asked.workload}", results, says, asked.out, config=config, turns=turns, **more)
 
 
 def tell(step: Step) -> None:

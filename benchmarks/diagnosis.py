@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
@@ -372,26 +372,17 @@ def main() -> None:
         healthy = [*_others(earlier["healthy"], healthy, HealthyVerdict), *healthy]
     if verdicts:
         print(f"\n{confusion(verdicts)}\n\n{won_back(verdicts)}\n")
-    says = summary(verdicts, healthy)
-    print(sentence(says))
-    record = {
-        "theme": "diagnosis",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "; ".join(commands),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "minutes": (time.monotonic() - began_s) / 60,
-            "card": CARD if "simulated" in chosen.where.split(",") else None,
-            "shapes": [asdict(shape) for shape in shapes],
-            "faults": [fault.kind for fault in FAULTS],
-            "healthy": [each.kind for each in HEALTHY],
-        },
-        "results": [says, {"confusion": confusion(verdicts).splitlines() if verdicts else []}],
-        "says": sentence(says),
+    counts = summary(verdicts, healthy)
+    config = {
+        "minutes": (time.monotonic() - began_s) / 60,
+        "card": CARD if "simulated" in chosen.where.split(",") else None,
+        "shapes": [asdict(shape) for shape in shapes],
+        "faults": [fault.kind for fault in FAULTS],
+        "healthy": [each.kind for each in HEALTHY],
     }
-    if chosen.out and each_run:
-        write_record(record, chosen.out)
+    results = [counts, {"confusion": confusion(verdicts).splitlines() if verdicts else []}]
+    finish("diagnosis", results, sentence(counts), chosen.out, config=config, command="; ".join(commands))
+    if each_run:
         each_run.parent.mkdir(exist_ok=True)
         runs = {"planted": [asdict(one) for one in verdicts], "healthy": [asdict(one) for one in healthy]}
         each_run.write_text(json.dumps({"commands": commands, **runs}).replace(f"{ROOT}/", ""))

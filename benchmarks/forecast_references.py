@@ -19,7 +19,6 @@ import csv
 import io
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +34,11 @@ import numpy as np
 import pandas as pd
 import statsmodels
 import torch
-from measuring import write_record
+from measuring import finish
 from numpy.typing import NDArray
 from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
-from wellfed.record import git_state
 from workloads.forecast.synthetic import daily_series
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -332,31 +329,15 @@ def main() -> None:
         sets = {name: one for name, one in tables(work).items() if not chosen.only or name in chosen.only.split(",")}
     began_at_s = time.perf_counter()
     results = [compared(name, table, chosen.seeds, chosen.jobs, *overrides) for name, table in sets.items()]
-    record = {
-        "theme": "forecast_references",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/forecast_references.py --set {','.join(sets)} --seeds {chosen.seeds}"
-        + (f" --steps {chosen.steps}" if chosen.steps else ""),
-        "git": git_state(ROOT),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "statsmodels": statsmodels.__version__,
-            },
-        },
-        "config": {"workload": (ROOT / "configs/workload/forecast.yaml").read_text(), "overrides": overrides},
-        "results": results,
-        "seconds": round(time.perf_counter() - began_at_s),
-        "says": " ".join(sentences(results)),
-    }
-    print(record["says"])
     print("\n".join(rows(results)))
-    if chosen.out:
-        write_record(record, chosen.out)
+    config = {
+        "workload": (ROOT / "configs/workload/forecast.yaml").read_text(),
+        "overrides": overrides,
+        "statsmodels": statsmodels.__version__,
+    }
+    seconds = round(time.perf_counter() - began_at_s)
+    says = " ".join(sentences(results))
+    finish("forecast_references", results, says, chosen.out, config=config, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from measuring import write_record
+from measuring import finish
 from planted_faults import INLINE, LARGE, ON_GPU, SHAPES, WHOLE
 
 from wellfed.observe.hardware.detect import machine
@@ -422,25 +422,21 @@ def main() -> int:
     is_simulated = any(gpu.is_simulated for gpu in facts.gpus)
     kept, broken = (sum(row.ok is value for row in rows) for value in (True, False))
     says = f"{kept} of {len(rows)} promises seen kept on {facts.gpus[0].describe()}, {broken} broken."
-    print(f"{says}{' Simulated: of no real GPU.' if is_simulated else ''}")
+    says += " Simulated: of no real GPU." if is_simulated else ""
     out = (
         chosen.out
         or ROOT / "benchmarks" / "records" / f"{datetime.now(UTC).date()}_gpu_{_slug(facts.gpus[0].name)}.json"
     )
-    record = {
-        "theme": "gpu",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
-        "simulated": is_simulated,
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **facts.to_dict()},
-        "config": {"repeats": chosen.repeats, "small": chosen.small, "overrides": SMALL},
-        "results": [{"promise": row.promise, "seen": row.seen, "ok": row.ok} for row in rows],
-        "raw": [asdict(row)["raw"] for row in rows],
-        "seconds": time.monotonic() - began_s,
-        "says": says,
-    }
-    write_record(record, out)
+    finish(
+        "gpu",
+        [{"promise": row.promise, "seen": row.seen, "ok": row.ok} for row in rows],
+        says,
+        out,
+        config={"repeats": chosen.repeats, "small": chosen.small, "overrides": SMALL},
+        simulated=is_simulated,
+        machine={"load": os.getloadavg(), **facts.to_dict()},
+        seconds=time.monotonic() - began_s,
+    )
     print(f"The record, to send in with an issue: {out}")
     return int(broken > 0)
 

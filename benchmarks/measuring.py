@@ -25,7 +25,7 @@ WIDTH = 240
 NOT_INSTALLED, NO_PEER = "not installed", "no peer"
 _MACHINE = ("cpu", "cpu_quota_cores", "ram_gib", "gpus", "load", "load_before", "os")
 _VERSIONS = ("python", "torch", "lightning", "numpy")
-_PLACES = {"--out", "--folder", "--work", "--cache", "--keep"}
+_PLACES = {"--out", "--folder", "--work", "--cache", "--keep", "--data"}
 """Options that name a place on this machine."""
 
 

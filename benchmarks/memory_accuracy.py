@@ -38,7 +38,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from benchmarks.memory_cases import (  # noqa: E402
     CARDS_ALONE,
     Case,
@@ -183,31 +183,13 @@ def main() -> None:
         f"under-predicted by more than {100 * UNDER_FRAC:g} %, the lowest by {100 * each['error_frac_lowest']:.1f} %"
         for each in results
     )
-    record = {
-        "theme": "memory_accuracy",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(
-            ["python benchmarks/memory_accuracy.py", *(["--part", chosen.part] if chosen.part else []), "--out RECORD"]
-        ),
-        "is_simulated": is_simulated,
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "precisions": PRECISIONS,
-            "under_frac": UNDER_FRAC,
-            "threads": 1,
-            "only": chosen.only,
-            "part": chosen.part,
-        },
-        "results": results,
-        "raw": rows,
-        "says": f"{'Simulated card. ' if is_simulated else ''}{says}. "
+    config = {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1, "only": chosen.only, "part": chosen.part}
+    says = (
+        f"{'Simulated card. ' if is_simulated else ''}{says}. "
         f"An estimate took {statistics.median(times.values()):.1f} s in the median and "
-        f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none.",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+        f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none."
+    )
+    finish("memory_accuracy", results, says, chosen.out, config=config, is_simulated=is_simulated)
 
 
 if __name__ == "__main__":

@@ -34,12 +34,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from tests.kit.machines import card, machine  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.config.rules import batch_split  # noqa: E402
 from wellfed.config.schema import RunConfig  # noqa: E402
-from wellfed.data.epoch_order import EpochOrder  # noqa: E402
+from wellfed.data.epoch_order import LISTED, EpochOrder  # noqa: E402
 from wellfed.data.eval_loader import EvalLoader  # noqa: E402
 from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
 from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
@@ -340,9 +340,10 @@ def main() -> None:
         f"steps of 2,048 samples ({few})": [{"ranks": w, **steps(w, 2048)} for w in worlds],
         "streams": [{"ranks": w, **streams(w, shards)} for w in worlds for shards in (1000, 1024, 8192)],
         "evaluation": [{"ranks": w, **evaluation(w, batches)} for w in worlds for batches in (100, 5000)],
-        "order of an epoch (computed: 8 bytes a sample)": [
-            {"samples": count, "of_a_rank_gib": count * 8 / 2**30, "of_a_node_gib": OF_A_NODE * count * 8 / 2**30}
-            for count in (10**6, 10**8, 10**9)
+        "order of an epoch (computed: 4 bytes a sample while it is listed)": [
+            {"samples": count, "of_a_rank_gib": size, "of_a_node_gib": OF_A_NODE * size}
+            for count in (10**6, 10**7, 10**9)
+            for size in [count * 4 / 2**30 if count <= LISTED else 0.0]
         ],
         "tar shards": [tar_shards()],
         "checkpoints and what else is held (computed)": checkpoints(),
@@ -354,24 +355,20 @@ def main() -> None:
             tables["start-up of a rank"] = [start_up(Path(folder))]
     for title, rows in tables.items():
         print("\n".join(show(title, rows)))
-    if asked.out is None:
-        return
     is_same = all(row.get("is_the_order_of_one_rank", True) for rows in tables.values() for row in rows)
-    record = {
-        "theme": "plan_at_scale",
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        "command": " ".join(
-            ["python benchmarks/plan_at_scale.py", *("RECORD" if w.endswith(".json") else w for w in sys.argv[1:])]
-        ),
-        "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-        "machine": {"python": sys.version.split()[0], "torch": torch.__version__, "note": "counts and bytes, no times"},
-        "config": {"ranks": worlds, "batch": asked.batch, "samples": SAMPLES, "of_a_node": OF_A_NODE},
-        "results": [{"table": title, "rows": rows} for title, rows in tables.items()],
-        "raw": {},
-        "says": f"For {', '.join(map(str, worlds))} ranks the samples of a step "
-        f"{'are those of one rank, in its order' if is_same else 'ARE NOT those of one rank'}.",
-    }
-    write_record(record, asked.out)
+    about = {"python": sys.version.split()[0], "torch": torch.__version__, "note": "counts and bytes, no times"}
+    says = (
+        f"For {', '.join(map(str, worlds))} ranks the samples of a step "
+        f"{'are those of one rank, in its order' if is_same else 'ARE NOT those of one rank'}."
+    )
+    finish(
+        "plan_at_scale",
+        [{"table": title, "rows": rows} for title, rows in tables.items()],
+        says,
+        asked.out,
+        config={"ranks": worlds, "batch": asked.batch, "samples": SAMPLES, "of_a_node": OF_A_NODE},
+        machine=about,
+    )
 
 
 if __name__ == "__main__":

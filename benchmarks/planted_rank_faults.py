@@ -514,9 +514,7 @@ def main() -> None:
                     f"{last.named_cause}{' (busy)' if last.is_busy else ''}\n    {last.said}",
                     flush=True,
                 )
-                if chosen.out is not None:
-                    _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
-    print(_sentence(verdicts))
+                _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
 
 
 def _sentence(verdicts: Sequence[RankVerdict]) -> str:
@@ -528,23 +526,12 @@ def _sentence(verdicts: Sequence[RankVerdict]) -> str:
     )
 
 
-def _write(verdicts: Sequence[RankVerdict], out: Path) -> None:
-    from benchmarks.measuring import write_record
-    from wellfed.observe.hardware.detect import machine
-    from wellfed.record import git_state
+def _write(verdicts: Sequence[RankVerdict], out: Path | None) -> None:
+    from benchmarks.measuring import finish
 
-    state = git_state(ROOT)
-    record = {
-        "theme": "planted_rank_faults",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python {' '.join(sys.argv)}",
-        "git": None if state is None else {"commit": state["commit"], "dirty": state["dirty"]},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {"step_ms": STEP_MS, "samples_of_a_rank": BATCH, "card": CARD},
-        "results": [summary(verdicts), {"runs": [asdict(one) for one in verdicts]}],
-        "says": _sentence(verdicts),
-    }
-    write_record(record, out)
+    config = {"step_ms": STEP_MS, "samples_of_a_rank": BATCH, "card": CARD}
+    results = [summary(verdicts), {"runs": [asdict(one) for one in verdicts]}]
+    finish("planted_rank_faults", results, _sentence(verdicts), out, config=config)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.before_after import GUIDES, card_of, changed, machine  # noqa: E402
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
 TIMEOUT_S = 900
@@ -279,15 +279,7 @@ def main() -> None:
         raise SystemExit("\n".join(refused.values()))
     results = [result_of(case, ran, alone) for case, ran in found.items()]
     print("\n".join(["", *table(results)]))
-    if asked.out is None:
-        return
-    record = {
-        "theme": f"scaling_{asked.workload}",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-        "machine": alone[0].machine,
-        "config": {
+    config = {
             "where": asked.where,
             "is_simulated": asked.where == "simulated",
             "card": card if asked.where == "simulated" else None,
@@ -296,13 +288,9 @@ def main() -> None:
             "overrides": asked.overrides,
             "threads_of_a_rank": variables.get("OMP_NUM_THREADS"),
             "refused": {case.name: reason for case, reason in refused.items()},
-        },
-        "results": results,
-        "raw": {case.name: [one.figures for one in ran] for case, ran in found.items()},
-        "says": says(results, asked.where, refused),
     }
-    write_record(record, asked.out)
-    print(record["says"])
+    said = says(results, asked.where, refused)
+    finish(f"scaling_{asked.workload}", results, said, asked.out, config=config, machine=alone[0].machine)
 
 
 def says(results: Sequence[dict[str, Any]], where: str, refused: dict[Case, str]) -> str:
@@ -322,12 +310,6 @@ def _own_batch(workload: str) -> int:
     from wellfed.config.compose import compose
 
     return int(compose([f"workload={workload}"]).config.workload.samples_per_step)
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [words[0], *(word for before, word in pairwise(words) if "--folder" not in (before, word))] if words else []
-    return " ".join(["python benchmarks/scaling.py", *("RECORD" if word.endswith(".json") else word for word in shown)])
 
 
 if __name__ == "__main__":

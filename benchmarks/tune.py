@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
@@ -265,23 +265,15 @@ def main() -> None:
     if asked.list or not cases:
         print("\n".join(f"{case.name:<32} {' '.join(case.words)}" for case in (cases or CASES)))
         return
-    at, folder = datetime.now(UTC), asked.folder.resolve()
+    folder = asked.folder.resolve()
     rows = []
     for case in cases:
         row = one_case(case, folder, asked)
         rows.append(row)
         print("\n".join(table([row])), flush=True)
-    print("\n".join(["", *table(rows), in_words(rows)]))
-    if asked.out is None:
-        return
+    print("\n".join(["", *table(rows)]))
     is_simulated = any(case.where == "simulated" for case in cases)
-    record = {
-        "theme": "tune",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": machine().to_dict(),
-        "config": {
+    config = {
             "trial_steps": asked.steps,
             "rounds": asked.rounds,
             "compiles": not asked.no_compile,
@@ -291,12 +283,9 @@ def main() -> None:
                 for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
             },
             "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
-        },
-        "results": [{key: value for key, value in row.items() if key not in ("grid", "rounds")} for row in rows],
-        "raw": [{key: row[key] for key in ("case", "grid", "rounds")} for row in rows],
-        "says": in_words(rows),
     }
-    write_record(record, asked.out)
+    results = [{key: value for key, value in row.items() if key not in ("grid", "rounds")} for row in rows]
+    finish("tune", results, in_words(rows), asked.out, config=config)
 
 
 def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -315,12 +304,6 @@ def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, A
     known.parent.mkdir(exist_ok=True)
     known.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     return row
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [word for before, word in pairwise(["", *words]) if "--folder" not in (before, word)]
-    return " ".join(["python benchmarks/tune.py", *("RECORD" if word.endswith(".json") else word for word in shown)])
 
 
 if __name__ == "__main__":
