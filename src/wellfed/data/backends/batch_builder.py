@@ -11,7 +11,6 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSa
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import SampleRng, seed_from
 
+Time = tuple[float, int]
+"""Milliseconds that a sample took, and its index."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -45,20 +46,6 @@ def build_time(began: tuple[float, float], slowest_ms: float | None = None, slow
     """Returns the time since `clocks` was read."""
     wall_s, cpu_s = time.perf_counter() - began[0], time.thread_time() - began[1]
     return BuildTime(1e3 * wall_s, 1e3 * cpu_s, slowest_ms, slowest_index)
-
-
-@dataclass(slots=True)
-class _Slowest:
-    """The slowest sample of a batch."""
-
-    ms: float | None = None
-    index: int | None = None
-
-    def read(self, index: int, began_s: float) -> None:
-        """Adds a sample whose reading began at ``began_s`` and has just ended."""
-        took_ms = 1e3 * (time.perf_counter() - began_s)
-        if self.ms is None or took_ms > self.ms:
-            self.ms, self.index = took_ms, index
 
 
 class BatchBuilder:
@@ -100,14 +87,10 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        began = clocks()
-        if self.has_fetch:
-            built = self._by_fetch(request)
-            built.took = build_time(began)
-        else:
-            slowest = _Slowest()
-            built = self._by_item(request, slowest)
-            built.took = build_time(began, slowest.ms, slowest.index)
+        began, times = clocks(), list[Time]()
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
+        slowest_ms, slowest_index = max(times, default=(None, None))
+        built.took = build_time(began, slowest_ms, slowest_index)
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:
@@ -169,12 +152,12 @@ class BatchBuilder:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: BatchRequest, slowest: _Slowest) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest, times: list[Time]) -> BuiltBatch:
         if self._takes_rng:
-            samples, lost = self._samples(request, slowest, seeds=False)
+            samples, lost = self._samples(request, times, seeds=False)
         else:
             with generators.kept():  # per batch: takes longer than reading a sample from memory
-                samples, lost = self._samples_alike(request, slowest)
+                samples, lost = self._samples_alike(request, times)
         if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
         try:
@@ -187,17 +170,17 @@ class BatchBuilder:
                 raise
             raise fault from error
 
-    def _samples_alike(self, request: BatchRequest, slowest: _Slowest) -> tuple[list[Any], list[LostSample]]:
+    def _samples_alike(self, request: BatchRequest, times: list[Time]) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples. Repeats it with seeded generators if they draw from the process's generators."""
         if not self._draws:
             before = generators.numbers()
-            found = self._samples(request, slowest, seeds=False)
+            found = self._samples(request, times, seeds=False)
             self._draws = generators.numbers() != before
             if not self._draws:
                 return found
-        return self._samples(request, slowest, seeds=True)
+        return self._samples(request, times, seeds=True)
 
-    def _samples(self, request: BatchRequest, slowest: _Slowest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
+    def _samples(self, request: BatchRequest, times: list[Time], *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
@@ -205,7 +188,7 @@ class BatchBuilder:
             began_s = time.perf_counter()
             try:
                 samples.append(self.item(request.epoch, index, seeds=seeds))
-                slowest.read(index, began_s)
+                times.append((1e3 * (time.perf_counter() - began_s), index))
             except Exception as error:
                 if is_of_the_machine(error):
                     raise
