@@ -25,7 +25,7 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSa
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import SampleRng, seed_from
 
-Time = tuple[float, int]
+SampleTime = tuple[float, int]
 """Milliseconds that a sample took, and its index."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -87,10 +87,15 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        began, times = clocks(), list[Time]()
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
-        slowest_ms, slowest_index = max(times, default=(None, None))
-        built.took = build_time(began, slowest_ms, slowest_index)
+        began = clocks()
+        if self.has_fetch:
+            built = self._by_fetch(request)
+            built.took = build_time(began)
+        else:
+            times: list[SampleTime] = []
+            built = self._by_item(request, times)
+            slowest_ms, slowest_index = max(times, default=(None, None))
+            built.took = build_time(began, slowest_ms, slowest_index)
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:
@@ -152,7 +157,7 @@ class BatchBuilder:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: BatchRequest, times: list[Time]) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
         if self._takes_rng:
             samples, lost = self._samples(request, times, seeds=False)
         else:
@@ -170,7 +175,7 @@ class BatchBuilder:
                 raise
             raise fault from error
 
-    def _samples_alike(self, request: BatchRequest, times: list[Time]) -> tuple[list[Any], list[LostSample]]:
+    def _samples_alike(self, request: BatchRequest, times: list[SampleTime]) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples. Repeats it with seeded generators if they draw from the process's generators."""
         if not self._draws:
             before = generators.numbers()
@@ -180,7 +185,7 @@ class BatchBuilder:
                 return found
         return self._samples(request, times, seeds=True)
 
-    def _samples(self, request: BatchRequest, times: list[Time], *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
+    def _samples(self, request: BatchRequest, times: list[SampleTime], *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
