@@ -1,4 +1,4 @@
-"""Whether this commit is slower than an earlier one: the other benchmarks, run in both trees in turns.
+"""Compares this commit with an earlier one: runs the other benchmarks in both trees, in turns.
 
     python benchmarks/against.py COMMIT [--rounds 5] [--only loop loader handover] [--out RECORD]
 
@@ -71,12 +71,12 @@ BENCHMARKS: Mapping[str, tuple[list[str], Callable[[list[dict[str, Any]]], Figur
 
 
 def git(*arguments: str) -> str:
-    """What a git command prints in this repository."""
+    """Returns the output of a git command in this repository."""
     return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout.decode().strip()
 
 
 def measure(tree: Path, name: str) -> Figures:
-    """What a benchmark finds in a tree."""
+    """Runs a benchmark in a tree and returns its figures."""
     arguments, figures = BENCHMARKS[name]
     out = tree / "out.json"
     where = ["--date", "against"] if name == "startup" else ["--out", str(out)]
@@ -91,7 +91,7 @@ def measure(tree: Path, name: str) -> Figures:
 
 
 def summary(name: str, ratios: list[float]) -> dict[str, Any]:
-    """The geometric mean of ratios with its 95 % interval."""
+    """Returns the geometric mean of ratios with its 95 % interval."""
     mean, ci95 = mean_ratio(ratios)
     return {
         "figure": name,

@@ -42,7 +42,7 @@ MOST_STEPS, LEAST_GAIN = 8, 1.02
 LEAST_LONGER = 3
 """The last configuration is run again, for as long as the first one took, where it is so many times as fast."""
 NOT_SIMULATED = "gpu.compile"
-"""What a simulated card can't do: it would run as without, and noise would decide."""
+"""Knobs without effect on a simulated card, where noise would decide."""
 CALLED = {"cpu": "", "simulated": ", on a simulated card", "gpu": ", on a GPU"}
 TIMEOUT_S = 900
 CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pageable_gbps": 4.0, **MODELS["fast"]}
@@ -50,7 +50,7 @@ CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pa
 
 @dataclass(frozen=True)
 class Advice:
-    """A piece of advice of a guide."""
+    """Advice of a guide."""
 
     claim: str
     typed: tuple[str, ...]
@@ -62,13 +62,13 @@ class Advice:
 
 @dataclass(frozen=True)
 class Guide:
-    """What a published guide says of its system."""
+    """Claims of a published guide about its system."""
 
     before: str
     after: str
     advice: tuple[Advice, ...]
     card_share: float
-    """Of the rates of CARD, so that the card waits for the loading of this computer about as long as the guide says."""
+    """Share of the rates of CARD, so that the card waits for this computer as long as the guide says."""
     kernel_share: float | None = None
     """Of the speed of its shortest kernels; None = `card_share`. They decide where a step is in small parts."""
     start: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class Runner:
 
 
 def figures_of(record: RunRecord) -> dict[str, Any]:
-    """What is shown of a run."""
+    """Returns the figures of a run for the tables."""
     gpu = record.gpus.get("0", {})
     rate = (record.throughput or {}).get("samples_per_s")
     epoch_samples = record.samples / record.epochs if record.epochs else None
@@ -255,7 +255,7 @@ def follow(runner: Runner, start: Sequence[str], beyond: str | None) -> Iterator
 
 
 def changed(typed: Sequence[str], change: Sequence[str]) -> list[str]:
-    """The words with those of a finding; a knob that comes again has the later value."""
+    """Returns the words with those of a finding; a later value of a knob replaces an earlier one."""
     knobs = {word.partition("=")[0] for word in change}
     return [*(word for word in typed if word.partition("=")[0] not in knobs), *change]
 
@@ -315,7 +315,7 @@ def machine(where: str, card: Mapping[str, Any], folder: Path) -> Iterator[dict[
 
 
 def card_of(share: float, kernel_share: float | None = None) -> dict[str, Any]:
-    """The simulated card, at that share of its speed."""
+    """Returns the simulated card at a share of its speed."""
     rates = {name: CARD[name] * share for name in ("tflops", "tensor_tflops", "dram_gbps")}
     return {**CARD, **rates, "kernel_us": CARD["kernel_us"] / (kernel_share or share)}
 

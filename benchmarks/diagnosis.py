@@ -54,7 +54,7 @@ from wellfed.record import git_state  # noqa: E402
 
 @dataclass
 class Verdict:
-    """What a planted run came to."""
+    """Verdict on a run with a planted fault."""
 
     kind: str
     shape: str
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def gain_error_frac(self) -> float | None:
-        """How far the prediction is off."""
+        """Returns the error of the predicted gain."""
         if self.gain_predicted is None or self.gain_measured is None:
             return None
         return abs(self.gain_predicted / self.gain_measured - 1)
@@ -101,7 +101,7 @@ def others_cores(run: Run) -> float:
 
 
 def has_company(run: Run) -> bool:
-    """Whether that is too much for a verdict."""
+    """Returns whether other programs were too busy for a verdict."""
     cores = os.cpu_count() if run.evidence is None else run.evidence.cores
     return others_cores(run) >= OTHERS_FRAC * (cores or 1.0)
 
@@ -150,7 +150,7 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
 
 
 def show(verdict: Verdict) -> None:
-    """A run as it comes."""
+    """Prints a verdict."""
     sign = "right" if verdict.is_right else f"WRONG, {verdict.cause} was planted"
     if verdict.is_busy:
         sign = f"no verdict, others took {verdict.others_cores:.1f} cores; it would be {sign}"
@@ -178,7 +178,7 @@ def _figure(value: float | None) -> str:
 
 @dataclass
 class HealthyVerdict:
-    """What a run without a fault came to."""
+    """Verdict on a run without a fault."""
 
     kind: str
     shape: str
@@ -227,7 +227,7 @@ def confusion(verdicts: Sequence[Verdict]) -> str:
 
 
 def won_back(verdicts: Sequence[Verdict]) -> str:
-    """What the printed overrides came to."""
+    """Returns the table of what the suggested overrides won."""
     rows = [["planted", "shape", "planted/s", "changed/s", "healthy/s", "won back", "predicted", "measured", "change"]]
     for one in verdicts:
         if one.has_cure or one.changed_per_s is not None:
@@ -239,7 +239,7 @@ def won_back(verdicts: Sequence[Verdict]) -> str:
 
 
 def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
-    """The figures that the whole is held to, without the runs on a busy machine."""
+    """Returns the figures over all runs, except those on a busy machine."""
     both: list[Verdict | HealthyVerdict] = [*verdicts, *healthy]
     busy = [one for one in both if one.is_busy]
     verdicts = [one for one in verdicts if not one.is_busy]
@@ -267,7 +267,7 @@ def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> d
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """The summary in words."""
+    """Returns the summary in words."""
     error = found["gain_error_frac_median"]
     said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
     said += "of the kinds that were added last, for which rules were then written, in "

@@ -52,7 +52,7 @@ _NUMBERS = count()
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one promise."""
+    """Result of one promise."""
 
     promise: str
     seen: str
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the promises are looked at."""
+    """Machine on which the promises are checked."""
 
     gpus: tuple[GpuFacts, ...]
     folder: Path
@@ -99,7 +99,7 @@ def run(m: Machine, *overrides: str, base: Sequence[str] = SMALL) -> Mapping[str
 
 
 def command(m: Machine, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of this repository, to its end."""
+    """Runs a command of this repository to its end."""
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
         [sys.executable, str(ROOT / script), *words],
@@ -259,7 +259,7 @@ def out_of_memory_is_survived(m: Machine) -> Row:
 
 
 def kinds(record: Mapping[str, Any]) -> list[str]:
-    """The kinds of a run's events."""
+    """Returns the kinds of a run's events."""
     return [event["kind"] for event in record["events"]]
 
 
@@ -363,14 +363,14 @@ PROMISES: tuple[Callable[[Machine], Row], ...] = (
 
 
 def last_loss(folder: Path) -> float:
-    """The last training loss that a run wrote."""
+    """Returns the last training loss that a run wrote."""
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if (row["split"], row["name"]) == ("train", "loss")]
     return float(rows[-1]["value"])
 
 
 def weight_difference(one: Path, other: Path) -> float:
-    """The largest difference between the last weights of two runs."""
+    """Returns the largest difference between the last weights of two runs."""
     states = [
         torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
         for folder in (one, other)
@@ -442,7 +442,7 @@ def main() -> int:
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     mark = {True: "ok  ", False: "NO  ", None: "--  "}[row.ok]
     return f"{mark} {row.promise}\n       {row.seen}"
 

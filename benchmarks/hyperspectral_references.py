@@ -50,9 +50,9 @@ GRID = {"C": (1, 10, 100, 1000), "gamma": ("scale", 0.0001, 0.001, 0.01)}
 ABOUT = ("what", "licence", "package")
 FIGURES = ("overall_accuracy", "average_accuracy", "kappa")
 CHOSEN_BY = "average_accuracy"
-"""On validation: settings of the SVM, the epoch of ours."""
+"""Metric on validation that chooses the settings of the SVM and the epoch of ours."""
 REACH = 2
-"""Of the mean: 5 x 5 pixels."""
+"""Radius of the mean in pixels: 5 x 5."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ REAL_SCENES = {
 
 
 def real_scene(name: str, cache: Path) -> Path:
-    """The cube, downloaded and written with its ground truth where it is not there yet."""
+    """Returns the file of the cube; downloads and writes it with its ground truth if it is missing."""
     import tifffile
 
     found, cube = REAL_SCENES[name], cache / "real" / f"{name}.npy"

@@ -113,7 +113,7 @@ def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[st
 
 
 def summary(errors: list[float]) -> dict[str, float]:
-    """Of relative errors."""
+    """Returns a summary of relative errors."""
     sizes = [abs(error) for error in errors]
     return {
         "n": len(errors),
@@ -127,7 +127,7 @@ def summary(errors: list[float]) -> dict[str, float]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """One line of the table."""
+    """Prints a line of the table."""
     head = f"{row['model']:28} {row['precision']:10}"
     if "no_estimate" in row:
         print(f"{head} no estimate: {row['no_estimate']}", flush=True)
@@ -183,7 +183,8 @@ def main() -> None:
         f"under-predicted by more than {100 * UNDER_FRAC:g} %, the lowest by {100 * each['error_frac_lowest']:.1f} %"
         for each in results
     )
-    config = {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1, "only": chosen.only, "part": chosen.part}
+    config = {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1}
+    config |= {"only": chosen.only, "part": chosen.part}
     says = (
         f"{'Simulated card. ' if is_simulated else ''}{says}. "
         f"An estimate took {statistics.median(times.values()):.1f} s in the median and "

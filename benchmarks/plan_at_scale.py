@@ -132,7 +132,7 @@ class _Rows:
 
 
 def evaluation(world: int, num_batches: int) -> Row:
-    """A split of so many batches."""
+    """Returns the shares of an evaluation over a number of batches."""
     data = _Rows(num_batches)
     of_ranks = [EvalLoader(data, 1, seed=1, rank=rank, world_size=world) for rank in range(world)]
     held = [len(one._numbers) for one in of_ranks]
@@ -145,7 +145,7 @@ def evaluation(world: int, num_batches: int) -> Row:
 
 
 def tar_shards() -> Row:
-    """What each rank opens of tar shards whose index is in the cache, and what it holds of them."""
+    """Returns the files that a rank opens of indexed tar shards, and the memory that it holds for them."""
     with tempfile.TemporaryDirectory() as folder:
         clips = Path(folder) / "clips" / "word"
         clips.mkdir(parents=True)
@@ -238,7 +238,7 @@ def _values(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 def checkpoints() -> list[Row]:
-    """Of float32 weights that AdamW trains: the file of a small model is measured, those of large ones are computed."""
+    """Returns sizes of float32 checkpoints with AdamW: measured for a small model, computed for large ones."""
     states = states_per_parameter({"_target_": "torch.optim.AdamW", "lr": 0.1})
     model = torch.nn.Linear(1000, 1000, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -291,7 +291,7 @@ def start_up(folder: Path) -> Row:
 
 
 def traced_calls(lines: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Of strace: the name of each call, the file that it is about, and whether that is there."""
+    """Yields calls from strace's output: name, file, and whether the file exists."""
     begun: dict[str, tuple[str, str]] = {}
     for line in lines:
         called = re.match(r'(\d+) +(\w+)\([^"]*"([^"]+)"', line)

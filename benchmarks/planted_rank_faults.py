@@ -204,7 +204,7 @@ class RankFault:
     burners: int = 0
     """Processes on the first CPU while the ranks train."""
     of_all: bool = False
-    """Whether no single rank is at fault."""
+    """Returns whether no single rank is at fault."""
     is_note: bool = False
     most_ranks: int = 4
     """Maximum number of ranks with which it is a fault."""

@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Trained:
-    """What a training leaves: metrics of every user on test, and the best mean on validation."""
+    """Result of a training: metrics of every test user, and the best mean on validation."""
 
     ndcg: Floats
     recall: float
@@ -59,7 +59,7 @@ class Trained:
 
 
 def train(seed: int, *overrides: str) -> Trained:
-    """One run of the command, in a folder that goes with it.
+    """Runs the command once, in a temporary folder.
 
     Raises:
         subprocess.CalledProcessError: the run failed; its output has been shown.
@@ -124,7 +124,7 @@ def summary(result: Trained) -> dict[str, Any]:
 
 
 def difference(one: Trained, other: Trained) -> dict[str, Any]:
-    """Of NDCG@10, first minus second, paired by user."""
+    """Returns the difference of NDCG@10, first minus second, paired by user."""
     paired = one.ndcg - other.ndcg
     return {"mean": float(paired.mean()), "ci95": interval(paired)}
 

@@ -55,7 +55,7 @@ GREY = ("brick", "camera", "coins", "grass", "gravel")
 NLM_STRENGTHS = {True: (0.5, 0.6, 0.7, 0.8, 0.9), False: (0.4, 0.5, 0.6, 0.7)}
 """Strength of the filter in multiples of the noise, in the fast mode and in the other; 0.8 and 0.6 are recommended."""
 NLM_DISTANCES = (6, 11)
-"""How far it looks for likes, in pixels; the larger one is tried at each mode's best strength."""
+"""Search distances in pixels; the larger one is tried at each mode's best strength."""
 DRAWN = ("DarkestHour", "Grey", "Kite", "PastelHills", "summer_1am")
 SETS = {
     "lomiri": (
@@ -70,7 +70,7 @@ SETS = {
 CENTRE = 256
 """Side of what is judged of each photograph of a set."""
 CROPS_AN_EPOCH = 1536
-"""As many as of the embedded set, so that both trainings take the same number of steps."""
+"""Crops per epoch, the same number as with the embedded set."""
 Floats = NDArray[np.float64]
 
 

@@ -80,7 +80,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run has shown."""
+    """Figures of one run."""
 
     figures: dict[str, Any]
     machine: Any
@@ -217,7 +217,7 @@ def _sd(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line a case."""
+    """Yields a line for each case."""
     line = "{:>9} {:>7} {:>9} {:>12} {:>11} {:>9} {:>15} {:>15} {:>9} {:>11} {:>11}"
     heads = ("", "devices", "a step", "samples/s", "efficiency", "step", "gradients", "agreements", "alone")
     yield line.format(*heads, "ready", "util")
@@ -294,7 +294,7 @@ def main() -> None:
 
 
 def says(results: Sequence[dict[str, Any]], where: str, refused: dict[Case, str]) -> str:
-    """The finding in a sentence."""
+    """Returns the finding in a sentence."""
     parts = []
     for one in results:
         if one["devices"] > 1:

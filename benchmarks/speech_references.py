@@ -103,11 +103,11 @@ REAL_SETS = {
     ),
 }
 FEWEST_CLIPS = 8
-"""Of a class; smaller ones are left out."""
+"""Minimum number of clips of a class; smaller classes are left out."""
 
 
 def real_set(name: str, cache: Path) -> Path:
-    """The folder of classes, downloaded and linked where it is not there yet."""
+    """Returns the folder of classes; downloads and links it if it is missing."""
     found, folder = REAL_SETS[name], cache / "real" / name
     if folder.is_dir():
         return folder
@@ -178,7 +178,7 @@ def regression(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(options: dict[str, Any], epochs: int, seed: int) -> dict[str, Any]:
-    """One run of the command, in a folder that goes with it."""
+    """Runs the command once, in a temporary folder."""
     overrides = [f"workload.data.{name}={value}" for name, value in options.items() if name != "cache_dir"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"

@@ -46,7 +46,7 @@ from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
 
 LEAST_OF_BEST, MOST_OF_TIME = 0.95, 0.3
-"""What is asked of tune: so much of the grid's best rate, in so much of its trial time."""
+"""Minimum share of the grid's best rate, and maximum share of its trial time, for tune."""
 COMPILE = "gpu.compile"
 BASELINE = ("loader=baseline", "memory=dynamic")
 STARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -56,7 +56,7 @@ STARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "hyperspectral": {"guide": (*BASELINE, "loader.num_workers=8", "loader.prefetch_factor=1")},
     "speech": {"guide": (*BASELINE, "loader.num_workers=8", "loader.prefetch_factor=2", "loader.pin_memory=true")},
 }
-"""By workload: loader and memory of its ``experiment=<workload>_starved``, without what changes learning."""
+"""Loader and memory of ``experiment=<workload>_starved`` by workload, without what changes learning."""
 COMMON_STARTS = {
     "split": ("loader=aggressive", "memory=accumulate"),
     "baseline": BASELINE,
@@ -67,7 +67,7 @@ TIMEOUT_S = 7200
 
 @dataclass(frozen=True)
 class Case:
-    """Where tune begins, and on what."""
+    """Start and device of a case."""
 
     workload: str
     where: str
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of the start."""
+        """Overrides of the start."""
         return {**COMMON_STARTS, **STARTS[self.workload]}[self.start]
 
 
@@ -109,7 +109,7 @@ class Bench:
         return self._logs / "sweeps" / name
 
     def tune(self) -> Path:
-        """A search from the start; its folder."""
+        """Runs a search from the start, and returns its folder."""
         name = f"{self.case.where}_{self.case.start}"
         fixed = () if self.compiles else (f"tune.fixed=[{COMPILE}]",)
         self._type("tune.py", *self.case.words, *fixed, f"tune.name={name}", "tune.rounds=3", "tune.write=never")
@@ -177,7 +177,7 @@ def write_experiment(folder: Path, name: str, words: Sequence[str]) -> None:
 
 
 def measured(bench: Bench, rounds: int) -> dict[str, Any]:
-    """A case, all of it."""
+    """Runs a whole case."""
     case, swept, tuned = bench.case, bench.grid(), bench.tune()
     found = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))
     rows = ledger.read(swept)
@@ -221,12 +221,12 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
 
 
 def is_met(row: Mapping[str, Any]) -> bool:
-    """What is asked of tune."""
+    """Returns whether tune kept both limits."""
     return bool(row["of_best"] >= LEAST_OF_BEST and row["of_time"] <= MOST_OF_TIME)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line a case."""
+    """Yields a line for each case."""
     form = "{:<32} {:>10} {:>10} {:>10} {:>16} {:>7} {:>13}"
     yield form.format("case", "start/s", "tuned/s", "grid/s", "of the best", "trials", "of its time")
     for row in rows:
@@ -289,7 +289,7 @@ def main() -> None:
 
 
 def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """What is known of it already, or what running it has shown."""
+    """Returns the stored result of a case, or runs it."""
     known = folder / "cases" / f"{case.name.replace('/', '_')}.json"
     if known.exists():
         found: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
