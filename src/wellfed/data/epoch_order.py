@@ -74,8 +74,8 @@ class ComputedOrder:
 
     def listed(self) -> Tensor:
         """Returns all indices."""
-        starts = range(0, self._num, LISTED)
-        return torch.cat([self._computed(start, min(LISTED, self._num - start)) for start in starts])
+        starts = range(0, self._num, _WINDOW)
+        return torch.cat([self._computed(start, min(_WINDOW, self._num - start)) for start in starts])
 
     def _computed(self, start: int, length: int) -> Tensor:
         found = self._permuted(np.arange(start, start + length, dtype=np.uint64))
