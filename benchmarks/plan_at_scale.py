@@ -82,7 +82,7 @@ def steps(world: int, effective: int) -> Row:
     order = alone.order(0)
     for rank in range(world):
         own = EpochOrder(**common, rank=rank, world_size=world)
-        own._cached = (0, order)  # which each rank draws for itself: tests/every/test_world_sizes.py lets each do so
+        own._cached = (0, [order])  # which each rank draws for itself: tests/every/test_world_sizes.py lets each do so
         for batch, digest in enumerate(digests):
             share = own.share(0, batch)
             if batch + 1 < len(digests):
