@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellfed.data.sampled_epochs import SampledEpochs
+from wellfed.data.sampled_epochs import SampledEpochs, index_type
 from wellfed.errors import DataError
 from wellfed.ranks import share_of
 from wellfed.sample_rng import Bits, random_bits, seed_from
@@ -52,7 +52,7 @@ class ComputedOrder:
     """
 
     def __init__(self, num: int, seed: int | None) -> None:
-        self._num, self._type = num, _index_type(num)
+        self._num, self._type = num, index_type(num)
         self._seeds = () if seed is None else tuple(seed_from(seed, number) for number in range(_ROUNDS))
         bits = (num - 1).bit_length()
         self._low_bits = np.uint64(bits // 2)
@@ -241,14 +241,10 @@ class EpochOrder:
         seed = seed_from(self._seed, epoch)
         if self.is_computed(epoch):
             return ComputedOrder(self._num_samples, seed if self._shuffle else None)
-        kind = _index_type(self._num_samples)
+        kind = index_type(self._num_samples)
         if not self._shuffle:
             return torch.arange(self._num_samples, dtype=kind)
         return torch.randperm(self._num_samples, dtype=kind, generator=torch.Generator().manual_seed(seed))
-
-
-def _index_type(num_samples: int) -> torch.dtype:
-    return torch.int32 if num_samples < 2**31 else torch.int64
 
 
 def _listed(order: Order) -> Tensor:
