@@ -22,7 +22,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.report.comparison import Comparison  # noqa: E402
 from wellfed.explain.report.write import write_comparison  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 
 MOST_STEPS, LEAST_GAIN = 8, 1.02
 """Findings that are followed at most; a change that makes a run faster by less is taken back."""
@@ -378,15 +377,15 @@ def main() -> None:
     if turns and end is not steps[0]:
         won = f"{turns[0]['ratio_median']:.2f} times the rate"
     config = {
-            "where": asked.where,
-            "is_simulated": asked.where == "simulated",
-            "steps": num_steps,
-            "card": card if asked.where == "simulated" else None,
+        "where": asked.where,
+        "is_simulated": asked.where == "simulated",
+        "steps": num_steps,
+        "card": card if asked.where == "simulated" else None,
     }
     results = [
-            {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
-            for by, found in (("findings", steps), ("guide", advised))
-            for step in found
+        {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
+        for by, found in (("findings", steps), ("guide", advised))
+        for step in found
     ]
     more = {"machine": RunRecord.read(end.folder).machine, "guide": {"before": guide.before, "after": guide.after}}
     says = f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}."

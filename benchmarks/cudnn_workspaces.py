@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from measuring import finish
 from torch import Tensor, nn
-
-from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.record import git_state
 
 ROOT = Path(__file__).parents[1]
 SHAPES = [

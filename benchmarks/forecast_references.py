@@ -18,7 +18,6 @@ import argparse
 import csv
 import io
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import statsmodels
-import torch
 from measuring import finish
 from numpy.typing import NDArray
 from packages import VEGA, member, r_table

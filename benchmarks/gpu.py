@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -36,7 +36,6 @@ from planted_faults import INLINE, LARGE, ON_GPU, SHAPES, WHOLE
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.record import git_state
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "logger=none")

@@ -22,13 +22,11 @@ On a simulated card (tests/fake_cuda, compiled when first used):
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,6 @@ from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402
 from wellfed.plan.device import cublas_bytes  # noqa: E402
 from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 
 PRECISIONS = ("32-true", "bf16-mixed")

@@ -27,7 +27,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measuring import finish  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
 from wellfed.observe.timing.step_clock import BACKWARD, COMPUTE_PHASES, FORWARD, OPTIMIZER, OTHER, StepRow  # noqa: E402
 from wellfed.observe.timing.trace_figures import length_us, spans, union  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.train.lightning.trainer import clock_of  # noqa: E402
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402

@@ -25,7 +25,6 @@ import wave
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ from wellfed.observe.telemetry.series import Sample, Summary  # noqa: E402
 from wellfed.plan.decide import plan_run  # noqa: E402
 from wellfed.plan.device import plan_device  # noqa: E402
 from wellfed.plan.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 from wellfed.run.objects.optimizers import states_per_parameter  # noqa: E402
 from wellfed.units import show_bytes  # noqa: E402
 

@@ -36,7 +36,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.before_after import GUIDES, card_of, changed, machine  # noqa: E402
 from benchmarks.measuring import finish  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 
 TIMEOUT_S = 900
 RANK = ROOT / "benchmarks" / "scaling_rank.py"
@@ -280,14 +279,14 @@ def main() -> None:
     results = [result_of(case, ran, alone) for case, ran in found.items()]
     print("\n".join(["", *table(results)]))
     config = {
-            "where": asked.where,
-            "is_simulated": asked.where == "simulated",
-            "card": card if asked.where == "simulated" else None,
-            "steps": asked.steps,
-            "cores": len(os.sched_getaffinity(0)),
-            "overrides": asked.overrides,
-            "threads_of_a_rank": variables.get("OMP_NUM_THREADS"),
-            "refused": {case.name: reason for case, reason in refused.items()},
+        "where": asked.where,
+        "is_simulated": asked.where == "simulated",
+        "card": card if asked.where == "simulated" else None,
+        "steps": asked.steps,
+        "cores": len(os.sched_getaffinity(0)),
+        "overrides": asked.overrides,
+        "threads_of_a_rank": variables.get("OMP_NUM_THREADS"),
+        "refused": {case.name: reason for case, reason in refused.items()},
     }
     said = says(results, asked.where, refused)
     finish(f"scaling_{asked.workload}", results, said, asked.out, config=config, machine=alone[0].machine)

@@ -23,8 +23,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,8 +34,6 @@ from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
 from benchmarks.measuring import finish  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
 from wellfed.study.points.guided.change import with_overrides  # noqa: E402
@@ -274,15 +270,15 @@ def main() -> None:
     print("\n".join(["", *table(rows)]))
     is_simulated = any(case.where == "simulated" for case in cases)
     config = {
-            "trial_steps": asked.steps,
-            "rounds": asked.rounds,
-            "compiles": not asked.no_compile,
-            "is_simulated": is_simulated,
-            "cards": {
-                name: card_of(GUIDES[name].card_share, GUIDES[name].kernel_share)
-                for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
-            },
-            "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
+        "trial_steps": asked.steps,
+        "rounds": asked.rounds,
+        "compiles": not asked.no_compile,
+        "is_simulated": is_simulated,
+        "cards": {
+            name: card_of(GUIDES[name].card_share, GUIDES[name].kernel_share)
+            for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
+        },
+        "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
     }
     results = [{key: value for key, value in row.items() if key not in ("grid", "rounds")} for row in rows]
     finish("tune", results, in_words(rows), asked.out, config=config)

@@ -94,7 +94,7 @@ def test_a_record_has_a_row_of_results_a_line() -> None:
     assert json.loads(text) == record
     rows = [line for line in text.splitlines() if long in line]
     assert [len(line.strip(" ,")) > len(long) for line in rows] == [True] * 4
-    assert rows[0] == f'  {json.dumps(record["results"][0])},'
+    assert rows[0] == f"  {json.dumps(record['results'][0])},"
 
 
 def test_a_record_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

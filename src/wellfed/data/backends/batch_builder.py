@@ -42,7 +42,9 @@ def clocks() -> tuple[float, float]:
     return time.perf_counter(), time.thread_time()
 
 
-def build_time(began: tuple[float, float], slowest_ms: float | None = None, slowest_index: int | None = None) -> BuildTime:
+def build_time(
+    began: tuple[float, float], slowest_ms: float | None = None, slowest_index: int | None = None
+) -> BuildTime:
     """Returns the time since `clocks` was read."""
     wall_s, cpu_s = time.perf_counter() - began[0], time.thread_time() - began[1]
     return BuildTime(1e3 * wall_s, 1e3 * cpu_s, slowest_ms, slowest_index)
@@ -185,7 +187,9 @@ class BatchBuilder:
                 return found
         return self._samples(request, times, seeds=True)
 
-    def _samples(self, request: BatchRequest, times: list[SampleTime], *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
+    def _samples(
+        self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
+    ) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
