@@ -118,7 +118,7 @@ def _rows_of(table: Bytes) -> Iterable[Bytes | memoryview]:
     """Returns the rows of a table; those of a usual one as memoryviews, which are read into faster than arrays."""
     if table.ndim != 2 or not table.size or not table.flags.c_contiguous:
         return table
-    whole, size = memoryview(table.reshape(-1)), table.shape[1]
+    whole, size = table.reshape(-1).data, table.shape[1]
     return [whole[start : start + size] for start in range(0, len(whole), size)]
 
 
