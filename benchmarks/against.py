@@ -1,6 +1,6 @@
-"""Whether this commit is slower than an earlier one: the other benchmarks, run in both trees in turns.
+"""Compares this commit with an earlier one: runs the other benchmarks in both trees, in turns.
 
-    python benchmarks/against.py COMMIT [--rounds 5] [--only loop startup sweep loader] [--out RECORD]
+    python benchmarks/against.py COMMIT [--rounds 5] [--only loop loader handover] [--out RECORD]
 
 Both commits are cloned into a temporary folder. A round runs each benchmark once in either clone, in another order each
 time; a ratio is of one round, this commit over the earlier one, so that below 1 is faster. Packages are those of the
@@ -46,6 +46,15 @@ def _of_loader(results: list[dict[str, Any]]) -> Figures:
     }
 
 
+def _of_shards(results: list[dict[str, Any]]) -> Figures:
+    ours = [each for each in results if each["variant"].startswith("loader, ")]
+    return {f"shards: {each['variant']}, raw read over ours": 1 / each["ratio_to_raw_median"] for each in ours}
+
+
+def _of_handover(results: list[dict[str, Any]]) -> Figures:
+    return {f"handover: CPU time of a batch of {each['batch']}": each["handover_cpu_ms_median"] for each in results}
+
+
 def _one(results: list[dict[str, Any]], **wanted: str) -> dict[str, Any]:
     return next(each for each in results if wanted.items() <= each.items())
 
@@ -55,17 +64,19 @@ BENCHMARKS: Mapping[str, tuple[list[str], Callable[[list[dict[str, Any]]], Figur
     "startup": (["--runs", "5"], _of_startup),
     "sweep": (["--rounds", "2", "--trials", "3"], _of_sweep),
     "loader": (["--rounds", "5"], _of_loader),
+    "shard_reading": (["--rounds", "3", "--clips", "4000"], _of_shards),
+    "handover": (["--rounds", "3"], _of_handover),
 }
 """Name -> arguments, and what is compared of its results; less is better."""
 
 
 def git(*arguments: str) -> str:
-    """What a git command prints in this repository."""
+    """Returns the output of a git command in this repository."""
     return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout.decode().strip()
 
 
 def measure(tree: Path, name: str) -> Figures:
-    """What a benchmark finds in a tree."""
+    """Runs a benchmark in a tree and returns its figures."""
     arguments, figures = BENCHMARKS[name]
     out = tree / "out.json"
     where = ["--date", "against"] if name == "startup" else ["--out", str(out)]
@@ -80,7 +91,7 @@ def measure(tree: Path, name: str) -> Figures:
 
 
 def summary(name: str, ratios: list[float]) -> dict[str, Any]:
-    """The geometric mean of ratios with its 95 % interval."""
+    """Returns the geometric mean of ratios with its 95 % interval."""
     mean, ci95 = mean_ratio(ratios)
     return {
         "figure": name,

@@ -22,27 +22,26 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.report.comparison import Comparison  # noqa: E402
 from wellfed.explain.report.write import write_comparison  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 
 MOST_STEPS, LEAST_GAIN = 8, 1.02
 """Findings that are followed at most; a change that makes a run faster by less is taken back."""
 LEAST_LONGER = 3
 """The last configuration is run again, for as long as the first one took, where it is so many times as fast."""
 NOT_SIMULATED = "gpu.compile"
-"""What a simulated card can't do: it would run as without, and noise would decide."""
+"""Knobs without effect on a simulated card, where noise would decide."""
 CALLED = {"cpu": "", "simulated": ", on a simulated card", "gpu": ", on a GPU"}
 TIMEOUT_S = 900
 CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pageable_gbps": 4.0, **MODELS["fast"]}
@@ -50,7 +49,7 @@ CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pa
 
 @dataclass(frozen=True)
 class Advice:
-    """A piece of advice of a guide."""
+    """Advice of a guide."""
 
     claim: str
     typed: tuple[str, ...]
@@ -62,13 +61,13 @@ class Advice:
 
 @dataclass(frozen=True)
 class Guide:
-    """What a published guide says of its system."""
+    """Claims of a published guide about its system."""
 
     before: str
     after: str
     advice: tuple[Advice, ...]
     card_share: float
-    """Of the rates of CARD, so that the card waits for the loading of this computer about as long as the guide says."""
+    """Share of the rates of CARD, so that the card waits for this computer as long as the guide says."""
     kernel_share: float | None = None
     """Of the speed of its shortest kernels; None = `card_share`. They decide where a step is in small parts."""
     start: tuple[str, ...] = ()
@@ -206,7 +205,7 @@ class Runner:
 
 
 def figures_of(record: RunRecord) -> dict[str, Any]:
-    """What is shown of a run."""
+    """Returns the figures of a run for the tables."""
     gpu = record.gpus.get("0", {})
     rate = (record.throughput or {}).get("samples_per_s")
     epoch_samples = record.samples / record.epochs if record.epochs else None
@@ -255,7 +254,7 @@ def follow(runner: Runner, start: Sequence[str], beyond: str | None) -> Iterator
 
 
 def changed(typed: Sequence[str], change: Sequence[str]) -> list[str]:
-    """The words with those of a finding; a knob that comes again has the later value."""
+    """Returns the words with those of a finding; a later value of a knob replaces an earlier one."""
     knobs = {word.partition("=")[0] for word in change}
     return [*(word for word in typed if word.partition("=")[0] not in knobs), *change]
 
@@ -315,7 +314,7 @@ def machine(where: str, card: Mapping[str, Any], folder: Path) -> Iterator[dict[
 
 
 def card_of(share: float, kernel_share: float | None = None) -> dict[str, Any]:
-    """The simulated card, at that share of its speed."""
+    """Returns the simulated card at a share of its speed."""
     rates = {name: CARD[name] * share for name in ("tflops", "tensor_tflops", "dram_gbps")}
     return {**CARD, **rates, "kernel_us": CARD["kernel_us"] / (kernel_share or share)}
 
@@ -377,36 +376,20 @@ def main() -> None:
     won = "nothing was won" if end is steps[0] else "not run in turns"
     if turns and end is not steps[0]:
         won = f"{turns[0]['ratio_median']:.2f} times the rate"
-    record = {
-        "theme": f"before_after_{asked.workload}",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": RunRecord.read(end.folder).machine,
-        "config": {
-            "where": asked.where,
-            "is_simulated": asked.where == "simulated",
-            "steps": num_steps,
-            "card": card if asked.where == "simulated" else None,
-        },
-        "results": [
-            {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
-            for by, found in (("findings", steps), ("guide", advised))
-            for step in found
-        ],
-        "guide": {"before": guide.before, "after": guide.after},
-        "turns": turns,
-        "says": f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}.",
+    config = {
+        "where": asked.where,
+        "is_simulated": asked.where == "simulated",
+        "steps": num_steps,
+        "card": card if asked.where == "simulated" else None,
     }
-    write_record(record, asked.out)
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [words[0], *(word for before, word in pairwise(words) if "--folder" not in (before, word))]
-    return " ".join(
-        ["python benchmarks/before_after.py", *("RECORD" if word.endswith(".json") else word for word in shown)]
-    )
+    results = [
+        {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
+        for by, found in (("findings", steps), ("guide", advised))
+        for step in found
+    ]
+    more = {"machine": RunRecord.read(end.folder).machine, "guide": {"before": guide.before, "after": guide.after}}
+    says = f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}."
+    finish(f"before_after_{asked.workload}", results, says, asked.out, config=config, turns=turns, **more)
 
 
 def tell(step: Step) -> None:

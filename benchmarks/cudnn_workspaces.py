@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import write_record
+from measuring import finish
 from torch import Tensor, nn
-
-from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.record import git_state
 
 ROOT = Path(__file__).parents[1]
 SHAPES = [
@@ -96,19 +91,8 @@ def main() -> None:
     ]
     rows += [rnn(kind, SHAPES[4], "fp32", dropout=0.2) for kind in ("LSTM", "GRU", "RNN")]
     rows += [conv(shape, dtype) for dtype in ("fp32", "tf32", "bf16") for shape in IMAGES]
-    record = {
-        "theme": "cudnn",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python benchmarks/cudnn_workspaces.py --out RECORD",
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": machine(torch_cuda()).to_dict(),
-        "config": {"cudnn": torch.backends.cudnn.version(), "unit": "bytes"},
-        "results": rows,
-        "says": f"{len(rows)} calls on {torch.cuda.get_device_name()}.",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+    config = {"cudnn": torch.backends.cudnn.version(), "unit": "bytes"}
+    finish("cudnn", rows, f"{len(rows)} calls on {torch.cuda.get_device_name()}.", chosen.out, config=config)
 
 
 if __name__ == "__main__":

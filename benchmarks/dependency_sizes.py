@@ -1,4 +1,4 @@
-"""What a base install and each extra take on the disk, and which package of them how much.
+"""Measures the disk space of a base install, of each extra and of each package.
 
     python benchmarks/dependency_sizes.py [--extras hf,audio] [--date 2026-11-25]
 
@@ -62,7 +62,7 @@ def normal(requirement: str) -> str:
 
 
 def installed(venv: Path) -> Installed:
-    """The distributions of an environment, without pip itself."""
+    """Returns the distributions of an environment, without pip itself."""
     done = subprocess.run([venv / "bin/python", "-c", LIST], check=True, capture_output=True, text=True)
     found = {normal(name): (size, list(map(normal, wants))) for name, (size, wants) in json.loads(done.stdout).items()}
     return {name: entry for name, entry in found.items() if name != "pip"}
@@ -74,7 +74,7 @@ def pip_install(venv: Path, *what: str) -> None:
 
 
 def reached(found: Installed, roots: Iterable[str]) -> set[str]:
-    """The roots, and all that they require."""
+    """Returns the roots and everything that they require."""
     seen, todo = set[str](), list(roots)
     while todo:
         if (name := todo.pop()) in found and name not in seen:

@@ -34,7 +34,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +43,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 
 
 @dataclass
 class Verdict:
-    """What a planted run came to."""
+    """Verdict on a run with a planted fault."""
 
     kind: str
     shape: str
@@ -79,7 +76,7 @@ class Verdict:
 
     @property
     def gain_error_frac(self) -> float | None:
-        """How far the prediction is off."""
+        """Returns the error of the predicted gain."""
         if self.gain_predicted is None or self.gain_measured is None:
             return None
         return abs(self.gain_predicted / self.gain_measured - 1)
@@ -101,7 +98,7 @@ def others_cores(run: Run) -> float:
 
 
 def has_company(run: Run) -> bool:
-    """Whether that is too much for a verdict."""
+    """Returns whether other programs were too busy for a verdict."""
     cores = os.cpu_count() if run.evidence is None else run.evidence.cores
     return others_cores(run) >= OTHERS_FRAC * (cores or 1.0)
 
@@ -150,7 +147,7 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
 
 
 def show(verdict: Verdict) -> None:
-    """A run as it comes."""
+    """Prints a verdict."""
     sign = "right" if verdict.is_right else f"WRONG, {verdict.cause} was planted"
     if verdict.is_busy:
         sign = f"no verdict, others took {verdict.others_cores:.1f} cores; it would be {sign}"
@@ -178,7 +175,7 @@ def _figure(value: float | None) -> str:
 
 @dataclass
 class HealthyVerdict:
-    """What a run without a fault came to."""
+    """Verdict on a run without a fault."""
 
     kind: str
     shape: str
@@ -227,7 +224,7 @@ def confusion(verdicts: Sequence[Verdict]) -> str:
 
 
 def won_back(verdicts: Sequence[Verdict]) -> str:
-    """What the printed overrides came to."""
+    """Returns the table of what the suggested overrides won."""
     rows = [["planted", "shape", "planted/s", "changed/s", "healthy/s", "won back", "predicted", "measured", "change"]]
     for one in verdicts:
         if one.has_cure or one.changed_per_s is not None:
@@ -239,7 +236,7 @@ def won_back(verdicts: Sequence[Verdict]) -> str:
 
 
 def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
-    """The figures that the whole is held to, without the runs on a busy machine."""
+    """Returns the figures over all runs, except those on a busy machine."""
     both: list[Verdict | HealthyVerdict] = [*verdicts, *healthy]
     busy = [one for one in both if one.is_busy]
     verdicts = [one for one in verdicts if not one.is_busy]
@@ -267,7 +264,7 @@ def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> d
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """The summary in words."""
+    """Returns the summary in words."""
     error = found["gain_error_frac_median"]
     said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
     said += "of the kinds that were added last, for which rules were then written, in "
@@ -372,26 +369,17 @@ def main() -> None:
         healthy = [*_others(earlier["healthy"], healthy, HealthyVerdict), *healthy]
     if verdicts:
         print(f"\n{confusion(verdicts)}\n\n{won_back(verdicts)}\n")
-    says = summary(verdicts, healthy)
-    print(sentence(says))
-    record = {
-        "theme": "diagnosis",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "; ".join(commands),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "minutes": (time.monotonic() - began_s) / 60,
-            "card": CARD if "simulated" in chosen.where.split(",") else None,
-            "shapes": [asdict(shape) for shape in shapes],
-            "faults": [fault.kind for fault in FAULTS],
-            "healthy": [each.kind for each in HEALTHY],
-        },
-        "results": [says, {"confusion": confusion(verdicts).splitlines() if verdicts else []}],
-        "says": sentence(says),
+    counts = summary(verdicts, healthy)
+    config = {
+        "minutes": (time.monotonic() - began_s) / 60,
+        "card": CARD if "simulated" in chosen.where.split(",") else None,
+        "shapes": [asdict(shape) for shape in shapes],
+        "faults": [fault.kind for fault in FAULTS],
+        "healthy": [each.kind for each in HEALTHY],
     }
-    if chosen.out and each_run:
-        write_record(record, chosen.out)
+    results = [counts, {"confusion": confusion(verdicts).splitlines() if verdicts else []}]
+    finish("diagnosis", results, sentence(counts), chosen.out, config=config, command="; ".join(commands))
+    if each_run:
         each_run.parent.mkdir(exist_ok=True)
         runs = {"planted": [asdict(one) for one in verdicts], "healthy": [asdict(one) for one in healthy]}
         each_run.write_text(json.dumps({"commands": commands, **runs}).replace(f"{ROOT}/", ""))

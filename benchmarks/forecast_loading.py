@@ -94,7 +94,7 @@ def of_pytorch_forecasting(table_NC: np.ndarray, batch: int) -> Iterator[Any]:
 
 
 def variants(batch: int) -> dict[str, Callable[[], Iterator[Any]]]:
-    """What is timed, by name."""
+    """Returns the timed variants by name."""
     made = datasets(windows=(WINDOW,), horizon=HORIZON)
     assert made.features is not None
     assert made.features.store is not None

@@ -18,8 +18,6 @@ import argparse
 import csv
 import io
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,20 +26,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import statsmodels
-import torch
-from measuring import write_record
+from measuring import finish
 from numpy.typing import NDArray
 from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
-from wellfed.record import git_state
 from workloads.forecast.synthetic import daily_series
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,17 +59,17 @@ class SeriesTable:
     """Series of one frequency, and what is asked of them."""
 
     values: pd.DataFrame
-    """By date; a column each, NaN where there is none."""
+    """Values by date, a column for each series; NaN = missing."""
     season: int
     source: str
     overrides: list[str] = field(default_factory=list)
     is_embedded: bool = False
     written: pd.DataFrame | None = None
-    """What is trained on, where that is not ``values``."""
+    """Table to train on, if it is not ``values``."""
 
 
 def tables(work: Path) -> dict[str, SeriesTable]:
-    """The embedded set, and real ones from packages."""
+    """Returns the embedded set, and real ones from packages."""
     dates, values_ST, names = daily_series(20, 1500, 0)
     clock = victoria()
     temperatures = vega(work, "sf-temps").rename(columns={"temp": "san_francisco"})
@@ -147,7 +142,7 @@ def monthly() -> pd.DataFrame:
 
 @dataclass
 class Tested:
-    """What a training leaves of each origin; the seasonal naive forecasts, too."""
+    """Errors of a training at each origin, with those of the seasonal naive forecast."""
 
     default: Errors
     seasonal_naive: Errors
@@ -156,11 +151,11 @@ class Tested:
     seconds: float
     steps: int
     derived: dict[str, Any]
-    """What followed from the data."""
+    """Values derived from the data."""
 
 
 def train(table: SeriesTable, seed: int, *overrides: str) -> Tested:
-    """One run of the command, in a folder that goes with it.
+    """Runs the command once, in a temporary folder.
 
     Raises:
         subprocess.CalledProcessError: the run failed; its output has been shown.
@@ -218,12 +213,12 @@ def ets(table: SeriesTable, like: Errors, naive_mae: dict[str, float]) -> tuple[
 
 
 def whole(series: pd.Series, first: int, end: int) -> Floats:
-    """What is known before an origin, gaps interpolated."""
+    """Returns the values before an origin, with gaps interpolated."""
     return series.iloc[first:end].interpolate(limit_direction="both").to_numpy()
 
 
 def fitted(values: Floats, season: int) -> tuple[dict[str, Any], Floats]:
-    """The form of the lowest AICc, and its parameters."""
+    """Returns the form with the lowest AICc, and its parameters."""
     found = []
     for form in FORMS:
         if form["error"] == "mul" and values.min() <= 0:
@@ -241,7 +236,7 @@ def by_series(errors: Errors) -> dict[str, float]:
 
 
 def difference(one: Errors, other: Errors) -> dict[str, Any]:
-    """Of MASE, first minus second: mean over series, and 95 % of the bootstrapped ones."""
+    """Returns the difference of MASE, first minus second: mean over series, and 95 % interval by bootstrap."""
     names = list(by_series(one))
     rng = np.random.default_rng(0)
     paired = [np.array([one[key].mean() - other[key].mean() for key in one if key[0] == name]) for name in names]
@@ -305,7 +300,7 @@ def sentences(results: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def rows(results: list[dict[str, Any]]) -> Iterator[str]:
-    """A table in markdown."""
+    """Yields the lines of a table in markdown."""
     yield "| set | seasonal naive | ETS | default options (seeds, lowest to highest) | default - ETS, 95 % |"
     yield "|---|---|---|---|---|"
     for each in results:
@@ -332,31 +327,15 @@ def main() -> None:
         sets = {name: one for name, one in tables(work).items() if not chosen.only or name in chosen.only.split(",")}
     began_at_s = time.perf_counter()
     results = [compared(name, table, chosen.seeds, chosen.jobs, *overrides) for name, table in sets.items()]
-    record = {
-        "theme": "forecast_references",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/forecast_references.py --set {','.join(sets)} --seeds {chosen.seeds}"
-        + (f" --steps {chosen.steps}" if chosen.steps else ""),
-        "git": git_state(ROOT),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "statsmodels": statsmodels.__version__,
-            },
-        },
-        "config": {"workload": (ROOT / "configs/workload/forecast.yaml").read_text(), "overrides": overrides},
-        "results": results,
-        "seconds": round(time.perf_counter() - began_at_s),
-        "says": " ".join(sentences(results)),
-    }
-    print(record["says"])
     print("\n".join(rows(results)))
-    if chosen.out:
-        write_record(record, chosen.out)
+    config = {
+        "workload": (ROOT / "configs/workload/forecast.yaml").read_text(),
+        "overrides": overrides,
+        "statsmodels": statsmodels.__version__,
+    }
+    seconds = round(time.perf_counter() - began_at_s)
+    says = " ".join(sentences(results))
+    finish("forecast_references", results, says, chosen.out, config=config, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -30,13 +30,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from measuring import write_record
+from measuring import finish
 from planted_faults import INLINE, LARGE, ON_GPU, SHAPES, WHOLE
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.record import git_state
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "logger=none")
@@ -52,7 +51,7 @@ _NUMBERS = count()
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one promise."""
+    """Result of one promise."""
 
     promise: str
     seen: str
@@ -63,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the promises are looked at."""
+    """Machine on which the promises are checked."""
 
     gpus: tuple[GpuFacts, ...]
     folder: Path
@@ -99,7 +98,7 @@ def run(m: Machine, *overrides: str, base: Sequence[str] = SMALL) -> Mapping[str
 
 
 def command(m: Machine, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of this repository, to its end."""
+    """Runs a command of this repository to its end."""
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
         [sys.executable, str(ROOT / script), *words],
@@ -259,7 +258,7 @@ def out_of_memory_is_survived(m: Machine) -> Row:
 
 
 def kinds(record: Mapping[str, Any]) -> list[str]:
-    """The kinds of a run's events."""
+    """Returns the kinds of a run's events."""
     return [event["kind"] for event in record["events"]]
 
 
@@ -363,14 +362,14 @@ PROMISES: tuple[Callable[[Machine], Row], ...] = (
 
 
 def last_loss(folder: Path) -> float:
-    """The last training loss that a run wrote."""
+    """Returns the last training loss that a run wrote."""
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if (row["split"], row["name"]) == ("train", "loss")]
     return float(rows[-1]["value"])
 
 
 def weight_difference(one: Path, other: Path) -> float:
-    """The largest difference between the last weights of two runs."""
+    """Returns the largest difference between the last weights of two runs."""
     states = [
         torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
         for folder in (one, other)
@@ -422,31 +421,27 @@ def main() -> int:
     is_simulated = any(gpu.is_simulated for gpu in facts.gpus)
     kept, broken = (sum(row.ok is value for row in rows) for value in (True, False))
     says = f"{kept} of {len(rows)} promises seen kept on {facts.gpus[0].describe()}, {broken} broken."
-    print(f"{says}{' Simulated: of no real GPU.' if is_simulated else ''}")
+    says += " Simulated: of no real GPU." if is_simulated else ""
     out = (
         chosen.out
         or ROOT / "benchmarks" / "records" / f"{datetime.now(UTC).date()}_gpu_{_slug(facts.gpus[0].name)}.json"
     )
-    record = {
-        "theme": "gpu",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
-        "simulated": is_simulated,
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **facts.to_dict()},
-        "config": {"repeats": chosen.repeats, "small": chosen.small, "overrides": SMALL},
-        "results": [{"promise": row.promise, "seen": row.seen, "ok": row.ok} for row in rows],
-        "raw": [asdict(row)["raw"] for row in rows],
-        "seconds": time.monotonic() - began_s,
-        "says": says,
-    }
-    write_record(record, out)
+    finish(
+        "gpu",
+        [{"promise": row.promise, "seen": row.seen, "ok": row.ok} for row in rows],
+        says,
+        out,
+        config={"repeats": chosen.repeats, "small": chosen.small, "overrides": SMALL},
+        simulated=is_simulated,
+        machine={"load": os.getloadavg(), **facts.to_dict()},
+        seconds=time.monotonic() - began_s,
+    )
     print(f"The record, to send in with an issue: {out}")
     return int(broken > 0)
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     mark = {True: "ok  ", False: "NO  ", None: "--  "}[row.ok]
     return f"{mark} {row.promise}\n       {row.seen}"
 

@@ -1,4 +1,4 @@
-"""What grows with the length of a run, the number of runs, trials and samples, and what should not.
+"""Measures what grows with the length of a run and the numbers of runs, trials and samples.
 
     python benchmarks/growth.py [--rounds 3] [--only steps runs ledger loader week reports] [--small] [--out RECORD]
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import platform
 import shutil
 import sqlite3
 import struct
@@ -28,7 +26,6 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -37,12 +34,12 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from measuring import finish
 from PIL import Image, ImageDraw
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from wellfed.contract import Datasets
-from wellfed.record import git_state
 from workloads.hyperspectral.data import datasets
 from workloads.hyperspectral.evaluation import scores_of
 from workloads.hyperspectral.patches import PatchData
@@ -53,9 +50,9 @@ GRID = {"C": (1, 10, 100, 1000), "gamma": ("scale", 0.0001, 0.001, 0.01)}
 ABOUT = ("what", "licence", "package")
 FIGURES = ("overall_accuracy", "average_accuracy", "kappa")
 CHOSEN_BY = "average_accuracy"
-"""On validation: settings of the SVM, the epoch of ours."""
+"""Metric on validation that chooses the settings of the SVM and the epoch of ours."""
 REACH = 2
-"""Of the mean: 5 x 5 pixels."""
+"""Radius of the mean in pixels: 5 x 5."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ REAL_SCENES = {
 
 
 def real_scene(name: str, cache: Path) -> Path:
-    """The cube, downloaded and written with its ground truth where it is not there yet."""
+    """Returns the file of the cube; downloads and writes it with its ground truth if it is missing."""
     import tifffile
 
     found, cube = REAL_SCENES[name], cache / "real" / f"{name}.npy"
@@ -270,14 +267,11 @@ def main() -> None:
             waiting.append(pool.submit(compared, name, split, seed, given, overrides))
         for each in waiting:
             rows.append(each.result())
-            text = json.dumps(record(chosen, options, rows), indent=1)
-            if chosen.out:
-                chosen.out.write_text(text + "\n")
-    print(text)
+            write(chosen, options, rows)
 
 
-def record(chosen: argparse.Namespace, options: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of what has been compared so far."""
+def write(chosen: argparse.Namespace, options: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Writes the record of what has been compared so far."""
     keys = dict.fromkeys((row["data"], row["split"]) for row in rows)
     results = [summary(*key, [row for row in rows if (row["data"], row["split"]) == key]) for key in keys]
     said = [
@@ -288,35 +282,16 @@ def record(chosen: argparse.Namespace, options: dict[str, Any], rows: list[dict[
         "seeds"
         for each in results
     ]
-    words = [f"--set {name}" for name in chosen.set or ()]
-    words += [f"--data {Path(chosen.data).name}"] if chosen.data else []
-    words += [*(f"--split {split}" for split in chosen.split or ()), f"--seeds {chosen.seeds}"]
-    words += [word for word in chosen.overrides if not word.startswith("paths.")]
-    return {
-        "theme": "hyperspectral_references",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python benchmarks/hyperspectral_references.py --out RECORD", *words]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
-            "python": platform.python_version(),
+    config = {
+        "data": {
+            name: {key: value for key, value in asdict(REAL_SCENES[name]).items() if key in ABOUT}
+            for name in chosen.set or ()
         },
-        "config": {
-            "data": {
-                name: {key: value for key, value in asdict(REAL_SCENES[name]).items() if key in ABOUT}
-                for name in chosen.set or ()
-            },
-            "grid": GRID,
-            "options": options,
-        },
-        "results": results,
-        "raw": rows,
-        "says": f"{'; '.join(said)}.",
+        "grid": GRID,
+        "options": options,
+        "scikit-learn": version("scikit-learn"),
     }
+    finish("hyperspectral_references", results, f"{'; '.join(said)}.", chosen.out, config=config)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ WIDTH = 240
 NOT_INSTALLED, NO_PEER = "not installed", "no peer"
 _MACHINE = ("cpu", "cpu_quota_cores", "ram_gib", "gpus", "load", "load_before", "os")
 _VERSIONS = ("python", "torch", "lightning", "numpy")
+_PLACES = {"--out", "--folder", "--work", "--cache", "--keep", "--data"}
+"""Options that name a place on this machine."""
 
 
 def has(*packages: str) -> bool:
@@ -115,7 +118,12 @@ def shown(row: Mapping[str, Any]) -> str:
 def finish(
     theme: str, results: Sequence[Any], says: str, out: Path | None, *, config: Mapping[str, Any], **more: Any
 ) -> None:
-    """Prints the finding; writes the record where told to, with the time, the command, the commit and the machine."""
+    """Prints the finding; writes the record where told to, with the time, the command, the commit and the machine.
+
+    Args:
+        out: file of the record; None = no record.
+        more: other keys of the record, which replace those of the same name.
+    """
     for row in more.get("compared", ()):
         print(shown(row))
     print(says, flush=True)
@@ -124,7 +132,7 @@ def finish(
     record = {
         "theme": theme,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_without_out(sys.argv[1:])]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_without_places(sys.argv[1:])]),
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": {"load": os.getloadavg(), **machine().to_dict()},
         "config": config,
@@ -135,9 +143,9 @@ def finish(
     write_record(record, out)
 
 
-def _without_out(words: Sequence[str]) -> list[str]:
-    at = words.index("--out") if "--out" in words else len(words)
-    return [*words[:at], *words[at + 2 :]]
+def _without_places(words: Sequence[str]) -> list[str]:
+    """Returns the arguments without the folders and files of this machine."""
+    return [word for before, word in pairwise(["", *words]) if not {before, word} & _PLACES]
 
 
 def write_record(record: Mapping[str, Any], out: Path) -> None:
@@ -148,18 +156,29 @@ def write_record(record: Mapping[str, Any], out: Path) -> None:
     out.write_text(as_rows(_rounded(kept)) + "\n", encoding="utf-8")
 
 
-def as_rows(value: Any, indent: int = 0, before: int = 0) -> str:
-    """Returns JSON in which everything that fits within `WIDTH` columns, ``before`` of them taken, is on one line."""
+def as_rows(value: Any, indent: int = 0, before: int = 0, *, is_row: bool = False) -> str:
+    """Returns JSON in which everything that fits within `WIDTH` columns, ``before`` of them taken, is on one line.
+
+    A row of a list is on one line, whatever its length, unless it holds rows itself.
+    """
     line = json.dumps(value, ensure_ascii=False)
-    if len(line) + max(indent, before) <= WIDTH or not isinstance(value, (dict, list)) or not value:
+    is_short = len(line) + max(indent, before) <= WIDTH or (is_row and not _holds_rows(value))
+    if is_short or not isinstance(value, (dict, list)) or not value:
         return line
     inner = " " * (indent + 1)
     if isinstance(value, dict):
         keys = {key: f"{inner}{json.dumps(key)}: " for key in value}
         rows = [f"{keys[key]}{as_rows(each, indent + 1, len(keys[key]))}" for key, each in value.items()]
         return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
-    rows = [f"{inner}{as_rows(each, indent + 1)}" for each in value]
+    rows = [f"{inner}{as_rows(each, indent + 1, is_row=True)}" for each in value]
     return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
+
+
+def _holds_rows(value: Any) -> bool:
+    """Returns whether a list of objects is somewhere in a value."""
+    if isinstance(value, list):
+        return any(isinstance(each, dict) or _holds_rows(each) for each in value)
+    return isinstance(value, dict) and any(map(_holds_rows, value.values()))
 
 
 def _facts(machine: Mapping[str, Any]) -> dict[str, Any]:

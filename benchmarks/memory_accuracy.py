@@ -22,13 +22,11 @@ On a simulated card (tests/fake_cuda, compiled when first used):
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from benchmarks.memory_cases import (  # noqa: E402
     CARDS_ALONE,
     Case,
@@ -53,7 +51,6 @@ from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402
 from wellfed.plan.device import cublas_bytes  # noqa: E402
 from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -113,7 +110,7 @@ def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[st
 
 
 def summary(errors: list[float]) -> dict[str, float]:
-    """Of relative errors."""
+    """Returns a summary of relative errors."""
     sizes = [abs(error) for error in errors]
     return {
         "n": len(errors),
@@ -127,7 +124,7 @@ def summary(errors: list[float]) -> dict[str, float]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """One line of the table."""
+    """Prints a line of the table."""
     head = f"{row['model']:28} {row['precision']:10}"
     if "no_estimate" in row:
         print(f"{head} no estimate: {row['no_estimate']}", flush=True)
@@ -183,31 +180,14 @@ def main() -> None:
         f"under-predicted by more than {100 * UNDER_FRAC:g} %, the lowest by {100 * each['error_frac_lowest']:.1f} %"
         for each in results
     )
-    record = {
-        "theme": "memory_accuracy",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(
-            ["python benchmarks/memory_accuracy.py", *(["--part", chosen.part] if chosen.part else []), "--out RECORD"]
-        ),
-        "is_simulated": is_simulated,
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {
-            "precisions": PRECISIONS,
-            "under_frac": UNDER_FRAC,
-            "threads": 1,
-            "only": chosen.only,
-            "part": chosen.part,
-        },
-        "results": results,
-        "raw": rows,
-        "says": f"{'Simulated card. ' if is_simulated else ''}{says}. "
+    config = {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1}
+    config |= {"only": chosen.only, "part": chosen.part}
+    says = (
+        f"{'Simulated card. ' if is_simulated else ''}{says}. "
         f"An estimate took {statistics.median(times.values()):.1f} s in the median and "
-        f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none.",
-    }
-    print(record["says"])
-    if chosen.out:
-        write_record(record, chosen.out)
+        f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none."
+    )
+    finish("memory_accuracy", results, says, chosen.out, config=config, is_simulated=is_simulated)
 
 
 if __name__ == "__main__":

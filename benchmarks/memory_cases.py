@@ -162,7 +162,7 @@ def workload_cases(configs: Path) -> Iterator[Case]:
 
 
 def workload_case(config: RunConfig, parts: RunObjects, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
-    """One of them."""
+    """Returns the case of a workload in a mode of features."""
     train = parts.for_features(mode).data.train
     loader = train_loader(train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate)
     with closing(loader), closing(iter(loader)) as deliveries:
@@ -270,7 +270,7 @@ def training(
 
 
 def _features(case: Case, model: nn.Module) -> Features | None:
-    """Those of the data, or of the model."""
+    """Returns the features of the data, or of the model."""
     return case.task.features or (model.features() if hasattr(model, "features") else None)
 
 

@@ -87,7 +87,7 @@ class FrozenEncoder(nn.Module):
 
 
 class TextOfItems:
-    """What a data set of `FrozenEncoder` does on the device."""
+    """Preparation of batches on the device for `FrozenEncoder`."""
 
     def on_device(self, batch: Batch, rng: SampleRng, features: FeatureSource) -> Batch:
         return batch | {"text": features.rows(batch["item"])}

@@ -111,7 +111,7 @@ ON_MACHINE = ("busy_machine", "machine_was_slower")
 
 @dataclass
 class Verdict:
-    """What one tool said of one script."""
+    """Verdict of one tool on one script."""
 
     fault: str
     script: str
@@ -123,7 +123,7 @@ class Verdict:
     """The tool's own name for it."""
     says: str
     advice: str
-    """What to change, as far as there is something to type."""
+    """Suggested change, if there is something to type."""
     names_cause: bool = False
     others_cores: float | None = None
     """Cores that other programs used, by our readings."""

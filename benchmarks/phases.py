@@ -27,7 +27,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,13 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
 from wellfed.observe.timing.step_clock import BACKWARD, COMPUTE_PHASES, FORWARD, OPTIMIZER, OTHER, StepRow  # noqa: E402
 from wellfed.observe.timing.trace_figures import length_us, spans, union  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
 from wellfed.train.lightning.trainer import clock_of  # noqa: E402
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
@@ -394,19 +391,9 @@ def main() -> None:
         f"The step clock costs the host {found['as_in_a_run_us'][0]:.1f} us a step, {found['no_phases_us'][0]:.1f} "
         f"without phases, and {found['every_step_timed_us'][0]:.1f} if the phases of every step were timed."
     )
-    print(says)
-    if given.out is not None:
-        record = {
-            "theme": "phases of a step against other clocks, and the cost of timing them",
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python", "benchmarks/phases.py", *sys.argv[1:]]),
-            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-            "machine": machine().to_dict(),
-            "config": {"device": device.type, "steps": given.steps, "rounds": given.rounds},
-            "results": results,
-            "says": says,
-        }
-        write_record(record, given.out)
+    config = {"device": device.type, "steps": given.steps, "rounds": given.rounds}
+    theme = "phases of a step against other clocks, and the cost of timing them"
+    finish(theme, results, says, given.out, config=config)
 
 
 if __name__ == "__main__":

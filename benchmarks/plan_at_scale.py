@@ -25,7 +25,6 @@ import wave
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from tests.kit.machines import card, machine  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.config.rules import batch_split  # noqa: E402
 from wellfed.config.schema import RunConfig  # noqa: E402
-from wellfed.data.epoch_order import EpochOrder  # noqa: E402
+from wellfed.data.epoch_order import LISTED, EpochOrder  # noqa: E402
 from wellfed.data.eval_loader import EvalLoader  # noqa: E402
 from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
 from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
@@ -51,7 +50,7 @@ from wellfed.observe.telemetry.series import Sample, Summary  # noqa: E402
 from wellfed.plan.decide import plan_run  # noqa: E402
 from wellfed.plan.device import plan_device  # noqa: E402
 from wellfed.plan.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 from wellfed.run.objects.optimizers import states_per_parameter  # noqa: E402
 from wellfed.units import show_bytes  # noqa: E402
 
@@ -82,7 +81,7 @@ def steps(world: int, effective: int) -> Row:
     order = alone.order(0)
     for rank in range(world):
         own = EpochOrder(**common, rank=rank, world_size=world)
-        own._cached = (0, order)  # which each rank draws for itself: tests/every/test_world_sizes.py lets each do so
+        own._cached = (0, [order])  # which each rank draws for itself: tests/every/test_world_sizes.py lets each do so
         for batch, digest in enumerate(digests):
             share = own.share(0, batch)
             if batch + 1 < len(digests):
@@ -132,7 +131,7 @@ class _Rows:
 
 
 def evaluation(world: int, num_batches: int) -> Row:
-    """A split of so many batches."""
+    """Returns the shares of an evaluation over a number of batches."""
     data = _Rows(num_batches)
     of_ranks = [EvalLoader(data, 1, seed=1, rank=rank, world_size=world) for rank in range(world)]
     held = [len(one._numbers) for one in of_ranks]
@@ -145,7 +144,7 @@ def evaluation(world: int, num_batches: int) -> Row:
 
 
 def tar_shards() -> Row:
-    """What each rank opens of tar shards whose index is in the cache, and what it holds of them."""
+    """Returns the files that a rank opens of indexed tar shards, and the memory that it holds for them."""
     with tempfile.TemporaryDirectory() as folder:
         clips = Path(folder) / "clips" / "word"
         clips.mkdir(parents=True)
@@ -238,7 +237,7 @@ def _values(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 def checkpoints() -> list[Row]:
-    """Of float32 weights that AdamW trains: the file of a small model is measured, those of large ones are computed."""
+    """Returns sizes of float32 checkpoints with AdamW: measured for a small model, computed for large ones."""
     states = states_per_parameter({"_target_": "torch.optim.AdamW", "lr": 0.1})
     model = torch.nn.Linear(1000, 1000, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -291,7 +290,7 @@ def start_up(folder: Path) -> Row:
 
 
 def traced_calls(lines: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Of strace: the name of each call, the file that it is about, and whether that is there."""
+    """Yields calls from strace's output: name, file, and whether the file exists."""
     begun: dict[str, tuple[str, str]] = {}
     for line in lines:
         called = re.match(r'(\d+) +(\w+)\([^"]*"([^"]+)"', line)
@@ -340,9 +339,10 @@ def main() -> None:
         f"steps of 2,048 samples ({few})": [{"ranks": w, **steps(w, 2048)} for w in worlds],
         "streams": [{"ranks": w, **streams(w, shards)} for w in worlds for shards in (1000, 1024, 8192)],
         "evaluation": [{"ranks": w, **evaluation(w, batches)} for w in worlds for batches in (100, 5000)],
-        "order of an epoch (computed: 8 bytes a sample)": [
-            {"samples": count, "of_a_rank_gib": count * 8 / 2**30, "of_a_node_gib": OF_A_NODE * count * 8 / 2**30}
-            for count in (10**6, 10**8, 10**9)
+        "order of an epoch (computed: 4 bytes a sample while it is listed)": [
+            {"samples": count, "of_a_rank_gib": size, "of_a_node_gib": OF_A_NODE * size}
+            for count in (10**6, 10**7, 10**9)
+            for size in [count * 4 / 2**30 if count <= LISTED else 0.0]
         ],
         "tar shards": [tar_shards()],
         "checkpoints and what else is held (computed)": checkpoints(),
@@ -354,24 +354,20 @@ def main() -> None:
             tables["start-up of a rank"] = [start_up(Path(folder))]
     for title, rows in tables.items():
         print("\n".join(show(title, rows)))
-    if asked.out is None:
-        return
     is_same = all(row.get("is_the_order_of_one_rank", True) for rows in tables.values() for row in rows)
-    record = {
-        "theme": "plan_at_scale",
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        "command": " ".join(
-            ["python benchmarks/plan_at_scale.py", *("RECORD" if w.endswith(".json") else w for w in sys.argv[1:])]
-        ),
-        "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-        "machine": {"python": sys.version.split()[0], "torch": torch.__version__, "note": "counts and bytes, no times"},
-        "config": {"ranks": worlds, "batch": asked.batch, "samples": SAMPLES, "of_a_node": OF_A_NODE},
-        "results": [{"table": title, "rows": rows} for title, rows in tables.items()],
-        "raw": {},
-        "says": f"For {', '.join(map(str, worlds))} ranks the samples of a step "
-        f"{'are those of one rank, in its order' if is_same else 'ARE NOT those of one rank'}.",
-    }
-    write_record(record, asked.out)
+    about = {"python": sys.version.split()[0], "torch": torch.__version__, "note": "counts and bytes, no times"}
+    says = (
+        f"For {', '.join(map(str, worlds))} ranks the samples of a step "
+        f"{'are those of one rank, in its order' if is_same else 'ARE NOT those of one rank'}."
+    )
+    finish(
+        "plan_at_scale",
+        [{"table": title, "rows": rows} for title, rows in tables.items()],
+        says,
+        asked.out,
+        config={"ranks": worlds, "batch": asked.batch, "samples": SAMPLES, "of_a_node": OF_A_NODE},
+        machine=about,
+    )
 
 
 if __name__ == "__main__":

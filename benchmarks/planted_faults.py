@@ -59,14 +59,14 @@ class Fault:
     """The id of the finding that must come first."""
     where: Where
     code: tuple[str, ...] = ()
-    """What is so with the fault and without it."""
+    """Settings that are the same with and without the fault."""
     fault: tuple[str, ...] = ()
-    """Plants it."""
+    """Settings that plant the fault."""
     cure: tuple[str, ...] | None = None
     """Instead of ``fault``, where knobs can remove it: chosen by hand, what the finding's own are compared with."""
     steps: int = 80
     card: Mapping[str, Any] = field(default_factory=dict)
-    """Of the simulated machine: fields of `tests.fake_cuda.machine.Cards`; ``pageable_steps`` and ``pinned_steps`` say
+    """Simulated machine: fields of `tests.fake_cuda.machine.Cards`; ``pageable_steps`` and ``pinned_steps`` say
     in how much of a step a batch is copied."""
     burners: int = 0
     """Processes beside the run that take a core each until its steps are over."""

@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -204,7 +203,7 @@ class RankFault:
     burners: int = 0
     """Processes on the first CPU while the ranks train."""
     of_all: bool = False
-    """Whether no single rank is at fault."""
+    """Returns whether no single rank is at fault."""
     is_note: bool = False
     most_ranks: int = 4
     """Maximum number of ranks with which it is a fault."""
@@ -514,9 +513,7 @@ def main() -> None:
                     f"{last.named_cause}{' (busy)' if last.is_busy else ''}\n    {last.said}",
                     flush=True,
                 )
-                if chosen.out is not None:
-                    _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
-    print(_sentence(verdicts))
+                _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
 
 
 def _sentence(verdicts: Sequence[RankVerdict]) -> str:
@@ -528,23 +525,12 @@ def _sentence(verdicts: Sequence[RankVerdict]) -> str:
     )
 
 
-def _write(verdicts: Sequence[RankVerdict], out: Path) -> None:
-    from benchmarks.measuring import write_record
-    from wellfed.observe.hardware.detect import machine
-    from wellfed.record import git_state
+def _write(verdicts: Sequence[RankVerdict], out: Path | None) -> None:
+    from benchmarks.measuring import finish
 
-    state = git_state(ROOT)
-    record = {
-        "theme": "planted_rank_faults",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python {' '.join(sys.argv)}",
-        "git": None if state is None else {"commit": state["commit"], "dirty": state["dirty"]},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {"step_ms": STEP_MS, "samples_of_a_rank": BATCH, "card": CARD},
-        "results": [summary(verdicts), {"runs": [asdict(one) for one in verdicts]}],
-        "says": _sentence(verdicts),
-    }
-    write_record(record, out)
+    config = {"step_ms": STEP_MS, "samples_of_a_rank": BATCH, "card": CARD}
+    results = [summary(verdicts), {"runs": [asdict(one) for one in verdicts]}]
+    finish("planted_rank_faults", results, _sentence(verdicts), out, config=config)
 
 
 if __name__ == "__main__":

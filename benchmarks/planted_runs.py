@@ -49,7 +49,7 @@ class Run:
 
     @cached_property
     def evidence(self) -> Evidence | None:
-        """What the rules are given; None where the run left no record."""
+        """Evidence for the rules; None if the run left no record."""
         return None if self.folder is None else Evidence.read(self.folder)
 
     @cached_property
@@ -95,7 +95,7 @@ class Machine:
         return FakeDriver(Path("cc"), self._folder)
 
     def run(self, shape: Shape, planted: Fault | Healthy, overrides: Sequence[str]) -> Run:
-        """One run; its folder holds all that it wrote."""
+        """Trains once; the run's folder holds everything that it wrote."""
         self._number += 1
         place = self._folder / f"{self._number:03d}_{planted.kind}_{shape.name}"
         place.mkdir()
@@ -161,7 +161,7 @@ class Machine:
 
 @contextlib.contextmanager
 def _burning(number: int, place: Path) -> Iterator[None]:
-    """So many processes take a core each from when the run's steps begin until they are over."""
+    """Runs processes that take a core each while the run makes steps."""
     ended = threading.Event()
 
     def burn() -> None:

@@ -35,11 +35,11 @@ SIGNALS = "PLANTED_SIGNALS"
 """Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
 CLASSES = 4
 CORE_SIZE, CORE_MS = 256, 1.0
-"""What the product of two square matrices of this size takes a core, about."""
+"""Size of square matrices, and approximate milliseconds of their product on a core."""
 CARD_SIZE, CARD_MS = 128, 2.0
 """A smaller one takes a simulated card longer, which is to be far slower than the host that stands in for it."""
 TIMED_PRODUCTS = 10
-"""How many products are timed on a real card to learn how many take a step."""
+"""Products timed on a real card to find the number that take a step."""
 
 
 class Samples:
@@ -176,7 +176,7 @@ class Samples:
 
 
 TEXT = "the step waits for 17 batches of 32 samples, " * 20
-"""What a sample's tokenizer cuts."""
+"""Text that a sample's tokenizer cuts."""
 
 
 def _jpeg() -> bytes:
@@ -347,7 +347,7 @@ class Planted(nn.Module):
         return LossOutput(loss)
 
     def _go_wrong(self, loss: Tensor, share: float) -> Tensor:
-        """Of a pass over this share of a step."""
+        """Makes the planted fault happen in a pass over this share of a step."""
         if self.threads and self.passes == 1:
             torch.set_num_threads(self.threads)
         if self.burns and self.passes == 1:

@@ -18,13 +18,10 @@ import argparse
 import csv
 import io
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -33,11 +30,11 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
+from measuring import finish
 from numpy.typing import NDArray
 from packages import RECBOLE, member, r_table
 
 from wellfed.contract import Datasets
-from wellfed.record import git_state
 from wellfed.sample_rng import SampleRng
 from workloads.recsys.data import datasets
 from workloads.recsys.evaluation import RankedUsers, metrics_of_ranks, popularity_ranks, rank_of_target
@@ -53,7 +50,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Trained:
-    """What a training leaves: metrics of every user on test, and the best mean on validation."""
+    """Result of a training: metrics of every test user, and the best mean on validation."""
 
     ndcg: Floats
     recall: float
@@ -62,7 +59,7 @@ class Trained:
 
 
 def train(seed: int, *overrides: str) -> Trained:
-    """One run of the command, in a folder that goes with it.
+    """Runs the command once, in a temporary folder.
 
     Raises:
         subprocess.CalledProcessError: the run failed; its output has been shown.
@@ -127,7 +124,7 @@ def summary(result: Trained) -> dict[str, Any]:
 
 
 def difference(one: Trained, other: Trained) -> dict[str, Any]:
-    """Of NDCG@10, first minus second, paired by user."""
+    """Returns the difference of NDCG@10, first minus second, paired by user."""
     paired = one.ndcg - other.ndcg
     return {"mean": float(paired.mean()), "ci95": interval(paired)}
 
@@ -247,7 +244,7 @@ def small_set(work: Path, name: str, seeds: int) -> dict[str, Any]:
     }
 
 
-def compare_sets(work: Path, names: list[str], seeds: int) -> dict[str, Any]:
+def compare_sets(work: Path, names: list[str], seeds: int) -> list[dict[str, Any]]:
     work.mkdir(parents=True, exist_ok=True)
     results = [small_set(work.resolve(), name, seeds) for name in names]
     print("| set | popularity | ALS | default options (seeds, lowest to highest) | default - ALS, 95 % |")
@@ -259,14 +256,7 @@ def compare_sets(work: Path, names: list[str], seeds: int) -> dict[str, Any]:
             f"| {each['set']} | {each['popularity']['ndcg_at_10']:.3f} | {each['als']['ndcg_at_10']:.3f} | "
             f"{np.mean(ndcg):.3f} ({min(ndcg):.3f} to {max(ndcg):.3f}, {seeds}) | {low:.3f} to {high:.3f} |"
         )
-    return {
-        "theme": "recsys_small_sets",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/recsys_learning.py --work FOLDER --set {','.join(names)} --seeds {seeds}",
-        "git": git_state(ROOT),
-        "config": {"workload": OPTIONS.read_text(), "als_grid": ALS_GRID},
-        "results": results,
-    }
+    return results
 
 
 def main() -> None:
@@ -278,7 +268,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.names:
-        write(compare_sets(chosen.work, chosen.names.split(","), chosen.seeds), chosen.out)
+        found = compare_sets(chosen.work, chosen.names.split(","), chosen.seeds)
+        about = {"workload": OPTIONS.read_text(), "als_grid": ALS_GRID}
+        finish("recsys_small_sets", found, "", chosen.out, config=about)
         return
     options: dict[str, Any] = yaml.safe_load(OPTIONS.read_text())
     source = {key: value for key, value in options["data"].items() if key != "_target_"} | {"path": chosen.data}
@@ -291,36 +283,20 @@ def main() -> None:
     tuned_options, grid = tuned_factorisation(*overrides)
     tuned = [train(seed, *overrides, *tuned_options) for seed in range(1, chosen.seeds + 1)]
     leaking = train(1, *overrides, *tuned_options, "workload.data.avoid_held_out=true")
-    record = {
-        "command": "python benchmarks/recsys_learning.py --out RECORD" + (" --data FOLDER" if chosen.data else ""),
+    results = {
         "data": Path(chosen.data).name if chosen.data else "embedded",
         "notes": data.notes,
         "popularity": summary(base),
         "bpr_mf_tuned": [summary(result) for result in tuned],
         "bpr_mf_tuning": {"overrides": tuned_options, "grid": grid},
         "default": [summary(result) for result in defaults],
-        "default_options": options,
         "default_over_popularity": [float(result.ndcg.mean() / base.ndcg.mean()) for result in defaults],
         "bpr_mf_over_popularity": [float(result.ndcg.mean() / base.ndcg.mean()) for result in tuned],
         "default_minus_bpr_mf": [difference(one, other) for one, other in zip(defaults, tuned, strict=True)],
         "bpr_mf_avoid_held_out": summary(leaking) | {"what": "negatives never held-out items: leaks, not comparable"},
     }
-    write(record, chosen.out)
-
-
-def write(record: dict[str, Any], out: Path | None) -> None:
-    record |= {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-    }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if out:
-        out.write_text(text + "\n")
+    print(json.dumps(results, indent=1))
+    finish("recsys_learning", [results], "", chosen.out, config={"grid": GRID, "workload": options})
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def loaded(data: CropData, batch: int, settings: LoaderSettings, *, on_device: b
 
 
 def variants(pixels: ImagePixels, images: Any, patch: int, batch: int) -> dict[str, Callable[[], Iterator[Any]]]:
-    """What is timed, by name."""
+    """Returns the timed variants by name."""
     data = CropData(
         pixels, images, patch_size=patch, patches_per_image=PATCHES_PER_IMAGE, degrade=Degradation(sigma=SIGMA)
     )

@@ -21,31 +21,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import write_record
+from measuring import finish
 from numpy.typing import NDArray
 from packages import debian
 from PIL import Image
 
-from wellfed.record import git_state
 from wellfed.run.objects.load_model import load_model
-from wellfed.sample_rng import SampleRng
-from workloads.restoration.data import datasets
 from workloads.restoration.degradations import Degradation
-from workloads.restoration.evaluation import ImageQuality
-from workloads.restoration.model import RestorationCNN
 
 ROOT = Path(__file__).parents[1]
 SIGMA = 25.0
@@ -63,7 +55,7 @@ GREY = ("brick", "camera", "coins", "grass", "gravel")
 NLM_STRENGTHS = {True: (0.5, 0.6, 0.7, 0.8, 0.9), False: (0.4, 0.5, 0.6, 0.7)}
 """Strength of the filter in multiples of the noise, in the fast mode and in the other; 0.8 and 0.6 are recommended."""
 NLM_DISTANCES = (6, 11)
-"""How far it looks for likes, in pixels; the larger one is tried at each mode's best strength."""
+"""Search distances in pixels; the larger one is tried at each mode's best strength."""
 DRAWN = ("DarkestHour", "Grey", "Kite", "PastelHills", "summer_1am")
 SETS = {
     "lomiri": (
@@ -78,7 +70,7 @@ SETS = {
 CENTRE = 256
 """Side of what is judged of each photograph of a set."""
 CROPS_AN_EPOCH = 1536
-"""As many as of the embedded set, so that both trainings take the same number of steps."""
+"""Crops per epoch, the same number as with the embedded set."""
 Floats = NDArray[np.float64]
 
 
@@ -228,70 +220,13 @@ def train_ours(work: Work, overrides: list[str]) -> dict[str, float]:
     return seconds
 
 
-def largest_difference_of_ssim() -> float:
-    """Between our evaluation and scikit-image's, of all noisy photographs in one tile each."""
-    from skimage.metrics import structural_similarity
-
-    differences = []
-    for number, name in enumerate(PHOTOGRAPHS):
-        clean = photograph(name)[:256, :256]
-        noisy = noisy_of(number, clean)
-        wide = [np.pad(each, ((5, 5), (5, 5), (0, 0)), mode="reflect") for each in (clean, noisy)]
-        rows = [torch.from_numpy(each).permute(2, 0, 1).unsqueeze(0) for each in wide]
-        quality = ImageQuality([name], halo=5)
-        place = {"image": torch.tensor([0]), "valid": torch.tensor([[5, 261, 5, 261]])}
-        quality.update(torch.nn.Identity(), {"clean": rows[0], "degraded": rows[1], **place})
-        window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
-        theirs = structural_similarity(wide[0] / 255, np.clip(wide[1], 0, 1), data_range=1.0, channel_axis=-1, **window)
-        differences.append(abs(quality.compute()["ssim"] - theirs))
-    return float(max(differences))
-
-
-class DrawnNoise:
-    """What `Degradation` does with a bank, of numbers drawn anew for each batch."""
-
-    def __call__(self, clean_BCHW: torch.Tensor, key_B: torch.Tensor, rng: SampleRng) -> torch.Tensor:
-        return clean_BCHW + torch.randn(clean_BCHW.shape, generator=rng) * (SIGMA / 255)
-
-
-def bank_minus_drawn(folder: Path, seeds: int = 5, steps: int = 500) -> dict[str, Any]:
-    """Mean PSNR of photographs' corners by small models that learned from noise of the bank, less of drawn noise."""
-    data = datasets(num_images=48, val_frac=0, test_frac=0, patch_size=48, patches_per_image=40, cache_dir=str(folder))
-    raw: dict[str, list[float]] = {"bank": [], "drawn": []}
-    for seed in range(seeds):
-        for name, degrade in (("bank", Degradation("denoise", SIGMA)), ("drawn", DrawnNoise())):
-            data.train.degrade = degrade
-            model = small_model(data.train, seed, steps)
-            corners = [(number, photograph(each)[:256, :256]) for number, each in enumerate(PHOTOGRAPHS)]
-            psnr = [figures(ours(model, noisy_of(number, clean)), clean)["psnr"] for number, clean in corners]
-            raw[name].append(float(np.mean(psnr)))
-    paired = np.subtract(raw["bank"], raw["drawn"])
-    return {"mean_db": paired.mean(), "sd_db": paired.std(ddof=1), "n": seeds, "steps": steps, "raw_psnr_db": raw}
-
-
-def small_model(data: Any, seed: int, steps: int) -> RestorationCNN:
-    torch.manual_seed(seed)
-    model = RestorationCNN(base_channels=16, num_blocks=2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for step in range(steps):
-        rng = SampleRng(seed, 0, step)
-        indices = torch.randint(len(data), (8,), generator=torch.Generator().manual_seed(seed * steps + step))
-        loss = model.loss(data.on_device(data.fetch(indices, rng), rng)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
-
-
 def difference(rows: dict[str, Any], others: dict[str, Any], figure: str) -> dict[str, Any]:
     """First minus second, paired by photograph."""
     paired = np.array([rows[name][figure] - others[name][figure] for name in PHOTOGRAPHS])
     return {"mean": paired.mean(), "sd": paired.std(ddof=1), "n": len(paired), "ahead_on": int((paired > 0).sum())}
 
 
-def summary(found: dict[str, Any], best_nlm: str) -> dict[str, Any]:
+def summary(found: dict[str, Any], best_nlm: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     methods = ["noisy", best_nlm, "bm3d", "ours, trained on dead leaves", "ours, trained on other photographs"]
     results = [
         {"method": name, "n": len(found[name])}
@@ -304,7 +239,7 @@ def summary(found: dict[str, Any], best_nlm: str) -> dict[str, Any]:
         for one in methods[3:]
         for other in methods[1:3]
     }
-    return {"results": results, "paired": ahead, "raw": {name: found[name] for name in methods}}
+    return results, ahead
 
 
 def photographs(work: Path, name: str) -> list[Path]:
@@ -370,7 +305,7 @@ def small_set(work: Path, name: str, seeds: int, overrides: list[str]) -> dict[s
     }
 
 
-def compare_sets(work: Path, names: list[str], seeds: int, overrides: list[str]) -> dict[str, Any]:
+def compare_sets(work: Path, names: list[str], seeds: int, overrides: list[str]) -> list[dict[str, Any]]:
     results = [small_set(work, name, seeds, overrides) for name in names]
     print("| set | trained on | judged | noisy | non-local means | default options (seeds, lowest to highest) |")
     print("|---|---|---|---|---|---|")
@@ -381,22 +316,7 @@ def compare_sets(work: Path, names: list[str], seeds: int, overrides: list[str])
             f"| {each['set']} | {each['trained_on']} | {len(each['judged'])} | {np.mean(each['noisy_db']):.2f} | "
             f"{np.mean(each['nlm_db']):.2f} | {spread} |"
         )
-    return {
-        "theme": "restoration_small_sets",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(
-            [f"python benchmarks/restoration_references.py --work FOLDER --set {','.join(names)}", *overrides]
-        ),
-        "git": git_state(ROOT),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-image")}
-            | {"python": platform.python_version()},
-        },
-        "config": {"sigma_of_255": SIGMA, "centre": CENTRE, "overrides": overrides},
-        "results": results,
-    }
+    return results
 
 
 def main() -> None:
@@ -411,8 +331,8 @@ def main() -> None:
     if chosen.names:
         chosen.work.mkdir(parents=True, exist_ok=True)
         found = compare_sets(chosen.work.resolve(), chosen.names.split(","), chosen.seeds, chosen.overrides)
-        if chosen.out:
-            write_record(found, chosen.out)
+        about = {"sigma_of_255": SIGMA, "centre": CENTRE, **packages_used("scikit-image")}
+        finish("restoration_small_sets", found, "", chosen.out, config=about)
         return
     work = Work(chosen.work.resolve())
     work.judge("noisy", lambda noisy: noisy)
@@ -423,41 +343,26 @@ def main() -> None:
     seconds = train_ours(work, chosen.overrides)
     run = json.loads((work.folder / "leaves" / "run.json").read_text())
     grid = {name: mean(rows, "psnr") for name, rows in work.found.items() if name.startswith("nlm")}
-    record = {
-        "theme": "restoration_references",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(
-            ["python benchmarks/restoration_references.py --work FOLDER --out RECORD", *chosen.overrides]
-        ),
-        "git": run["git"] | {"diff": None},
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-image", "scikit-learn", "bm3d")}
-            | {"python": platform.python_version()},
-        },
-        "config": {
-            "sigma_of_255": SIGMA,
-            "workload": run["config"]["workload"],
-            "steps": run["steps"],
-            "seconds_of_training": seconds,
-            "nlm_grid_psnr_db": grid,
-            "nlm_best": best_nlm,
-            "folds": [list(PHOTOGRAPHS)[0::2], list(PHOTOGRAPHS)[1::2]],
-        },
-        **summary(work.found, best_nlm),
-        "noise_of_the_bank_minus_drawn_anew": bank_minus_drawn(work.folder / "cache"),
-        "ssim_largest_difference_to_scikit_image": largest_difference_of_ssim(),
+    config = {
+        "sigma_of_255": SIGMA,
+        "workload": run["config"]["workload"],
+        "steps": run["steps"],
+        "seconds_of_training": seconds,
+        "nlm_grid_psnr_db": grid,
+        "nlm_best": best_nlm,
+        "folds": [list(PHOTOGRAPHS)[0::2], list(PHOTOGRAPHS)[1::2]],
+        **packages_used("scikit-image", "scikit-learn", "bm3d"),
     }
-    record["says"] = says(record)
-    text = json.dumps(record, indent=1)
-    print(text)
-    if chosen.out:
-        chosen.out.write_text(text + "\n")
+    results, paired = summary(work.found, best_nlm)
+    finish("restoration_references", results, says(results), chosen.out, config=config, paired=paired)
 
 
-def says(record: dict[str, Any]) -> str:
-    levels = ", ".join(f"{row['method']} {row['psnr_db']:.2f} dB" for row in record["results"])
+def packages_used(*names: str) -> dict[str, str]:
+    return {name: version(name) for name in names}
+
+
+def says(results: list[dict[str, Any]]) -> str:
+    levels = ", ".join(f"{row['method']} {row['psnr_db']:.2f} dB" for row in results)
     return f"Mean PSNR of {len(PHOTOGRAPHS)} photographs at a noise of {SIGMA:g}: {levels}."
 
 

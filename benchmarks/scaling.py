@@ -36,7 +36,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.before_after import GUIDES, card_of, changed, machine  # noqa: E402
-from benchmarks.measuring import write_record  # noqa: E402
-from wellfed.record import RunRecord, git_state  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
+from wellfed.record import RunRecord  # noqa: E402
 
 TIMEOUT_S = 900
 RANK = ROOT / "benchmarks" / "scaling_rank.py"
@@ -80,7 +79,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run has shown."""
+    """Figures of one run."""
 
     figures: dict[str, Any]
     machine: Any
@@ -217,7 +216,7 @@ def _sd(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line a case."""
+    """Yields a line for each case."""
     line = "{:>9} {:>7} {:>9} {:>12} {:>11} {:>9} {:>15} {:>15} {:>9} {:>11} {:>11}"
     heads = ("", "devices", "a step", "samples/s", "efficiency", "step", "gradients", "agreements", "alone")
     yield line.format(*heads, "ready", "util")
@@ -279,34 +278,22 @@ def main() -> None:
         raise SystemExit("\n".join(refused.values()))
     results = [result_of(case, ran, alone) for case, ran in found.items()]
     print("\n".join(["", *table(results)]))
-    if asked.out is None:
-        return
-    record = {
-        "theme": f"scaling_{asked.workload}",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
-        "machine": alone[0].machine,
-        "config": {
-            "where": asked.where,
-            "is_simulated": asked.where == "simulated",
-            "card": card if asked.where == "simulated" else None,
-            "steps": asked.steps,
-            "cores": len(os.sched_getaffinity(0)),
-            "overrides": asked.overrides,
-            "threads_of_a_rank": variables.get("OMP_NUM_THREADS"),
-            "refused": {case.name: reason for case, reason in refused.items()},
-        },
-        "results": results,
-        "raw": {case.name: [one.figures for one in ran] for case, ran in found.items()},
-        "says": says(results, asked.where, refused),
+    config = {
+        "where": asked.where,
+        "is_simulated": asked.where == "simulated",
+        "card": card if asked.where == "simulated" else None,
+        "steps": asked.steps,
+        "cores": len(os.sched_getaffinity(0)),
+        "overrides": asked.overrides,
+        "threads_of_a_rank": variables.get("OMP_NUM_THREADS"),
+        "refused": {case.name: reason for case, reason in refused.items()},
     }
-    write_record(record, asked.out)
-    print(record["says"])
+    said = says(results, asked.where, refused)
+    finish(f"scaling_{asked.workload}", results, said, asked.out, config=config, machine=alone[0].machine)
 
 
 def says(results: Sequence[dict[str, Any]], where: str, refused: dict[Case, str]) -> str:
-    """The finding in a sentence."""
+    """Returns the finding in a sentence."""
     parts = []
     for one in results:
         if one["devices"] > 1:
@@ -322,12 +309,6 @@ def _own_batch(workload: str) -> int:
     from wellfed.config.compose import compose
 
     return int(compose([f"workload={workload}"]).config.workload.samples_per_step)
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [words[0], *(word for before, word in pairwise(words) if "--folder" not in (before, word))] if words else []
-    return " ".join(["python benchmarks/scaling.py", *("RECORD" if word.endswith(".json") else word for word in shown)])
 
 
 if __name__ == "__main__":

@@ -45,12 +45,12 @@ COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_object", "re
 
 @dataclass
 class Notes:
-    """What one rank has seen."""
+    """Measurements of one rank."""
 
     step: int = 0
     rows: list[StepRow] = field(default_factory=list)
     gradients: dict[int, list[Any]] = field(default_factory=dict)
-    """By step: milliseconds, or two events of a GPU to be read later."""
+    """Milliseconds by step, or two GPU events to be read later."""
     agreements: dict[int, float] = field(default_factory=dict)
     """Milliseconds by step."""
     calls: Counter[str] = field(default_factory=Counter)

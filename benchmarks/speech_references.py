@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
-import os
 import re
 import statistics
 import subprocess
@@ -27,13 +25,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sklearn
-import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -41,10 +37,7 @@ from sklearn.preprocessing import StandardScaler
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import write_record  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.observe.timing.interval import student_t_975  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
+from benchmarks.measuring import finish, interval  # noqa: E402
 from workloads.speech.clips import ClipData  # noqa: E402
 from workloads.speech.data import datasets  # noqa: E402
 
@@ -108,11 +101,11 @@ REAL_SETS = {
     ),
 }
 FEWEST_CLIPS = 8
-"""Of a class; smaller ones are left out."""
+"""Minimum number of clips of a class; smaller classes are left out."""
 
 
 def real_set(name: str, cache: Path) -> Path:
-    """The folder of classes, downloaded and linked where it is not there yet."""
+    """Returns the folder of classes; downloads and links it if it is missing."""
     found, folder = REAL_SETS[name], cache / "real" / name
     if folder.is_dir():
         return folder
@@ -183,7 +176,7 @@ def regression(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(options: dict[str, Any], epochs: int, seed: int) -> dict[str, Any]:
-    """One run of the command, in a folder that goes with it."""
+    """Runs the command once, in a temporary folder."""
     overrides = [f"workload.data.{name}={value}" for name, value in options.items() if name != "cache_dir"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
@@ -200,12 +193,6 @@ def trained(options: dict[str, Any], epochs: int, seed: int) -> dict[str, Any]:
         "seconds": round(record["duration_s"], 1),
         "confusion": confusion,
     }
-
-
-def interval(values: list[float]) -> list[float]:
-    """95 % interval of the mean."""
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return [statistics.fmean(values) - half, statistics.fmean(values) + half]
 
 
 def compared(name: str, options: dict[str, Any], seed: int, epochs: int) -> dict[str, Any]:
@@ -253,43 +240,29 @@ def main() -> None:
             raw.append(
                 compared(name, options if place is None else options | {"path": str(place)}, seed, chosen.epochs)
             )
-            found = record(chosen, raw)
-            if chosen.out:
-                write_record(found, chosen.out)
-    print(found["says"])
+            write(chosen, raw)
 
 
-def record(chosen: argparse.Namespace, raw: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of what has been compared so far."""
+def write(chosen: argparse.Namespace, raw: list[dict[str, Any]]) -> None:
+    """Writes the record of what has been compared so far."""
     results = table(raw)
     says = "; ".join(
         f"{row['data']} {row['default_mean']:.3f} beside {row['logistic_regression_mean']:.3f} "
         f"(difference {min(row['difference']):+.3f} to {max(row['difference']):+.3f}, n={row['n']})"
         for row in results
     )
-    words = [*(f"--set {name}" for name in chosen.set or ()), *(["--data FOLDER"] if chosen.data else [])]
-    words += [f"--sets {chosen.sets}", f"--epochs {chosen.epochs}"]
     sources = {name: REAL_SETS[name] for name in chosen.set or ()}
-    return {
-        "theme": "speech_references",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/speech_references.py", *words, "--out RECORD"]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "versions": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
-        "config": {
-            "data": {
-                name: {"what": one.what, "licence": one.licence, "packages": one.packages}
-                for name, one in sources.items()
-            },
-            "epochs": chosen.epochs,
-            "num_mfcc": NUM_MFCC,
-            "penalties": PENALTIES,
+    config = {
+        "data": {
+            name: {"what": one.what, "licence": one.licence, "packages": one.packages} for name, one in sources.items()
         },
-        "results": results,
-        "raw": raw,
-        "says": f"Accuracy after {chosen.epochs} epochs beside logistic regression on MFCC statistics: {says}.",
+        "epochs": chosen.epochs,
+        "num_mfcc": NUM_MFCC,
+        "penalties": PENALTIES,
+        "scikit-learn": sklearn.__version__,
     }
+    says = f"Accuracy after {chosen.epochs} epochs beside logistic regression on MFCC statistics: {says}."
+    finish("speech_references", results, says, chosen.out, config=config)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a trial of a sweep costs beside its steps, and what it would cost as a command of its own.
+"""Measures the cost of a sweep's trial beside its steps, and of a command of its own.
 
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
     python benchmarks/sweep.py --whole [--rounds 5] [--out RECORD]

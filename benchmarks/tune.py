@@ -23,8 +23,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,9 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
-from benchmarks.measuring import write_record  # noqa: E402
-from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.record import git_state  # noqa: E402
+from benchmarks.measuring import finish  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
 from wellfed.study.points.guided.change import with_overrides  # noqa: E402
@@ -46,7 +42,7 @@ from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
 
 LEAST_OF_BEST, MOST_OF_TIME = 0.95, 0.3
-"""What is asked of tune: so much of the grid's best rate, in so much of its trial time."""
+"""Minimum share of the grid's best rate, and maximum share of its trial time, for tune."""
 COMPILE = "gpu.compile"
 BASELINE = ("loader=baseline", "memory=dynamic")
 STARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -56,7 +52,7 @@ STARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "hyperspectral": {"guide": (*BASELINE, "loader.num_workers=8", "loader.prefetch_factor=1")},
     "speech": {"guide": (*BASELINE, "loader.num_workers=8", "loader.prefetch_factor=2", "loader.pin_memory=true")},
 }
-"""By workload: loader and memory of its ``experiment=<workload>_starved``, without what changes learning."""
+"""Loader and memory of ``experiment=<workload>_starved`` by workload, without what changes learning."""
 COMMON_STARTS = {
     "split": ("loader=aggressive", "memory=accumulate"),
     "baseline": BASELINE,
@@ -67,7 +63,7 @@ TIMEOUT_S = 7200
 
 @dataclass(frozen=True)
 class Case:
-    """Where tune begins, and on what."""
+    """Start and device of a case."""
 
     workload: str
     where: str
@@ -79,7 +75,7 @@ class Case:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of the start."""
+        """Overrides of the start."""
         return {**COMMON_STARTS, **STARTS[self.workload]}[self.start]
 
 
@@ -109,7 +105,7 @@ class Bench:
         return self._logs / "sweeps" / name
 
     def tune(self) -> Path:
-        """A search from the start; its folder."""
+        """Runs a search from the start, and returns its folder."""
         name = f"{self.case.where}_{self.case.start}"
         fixed = () if self.compiles else (f"tune.fixed=[{COMPILE}]",)
         self._type("tune.py", *self.case.words, *fixed, f"tune.name={name}", "tune.rounds=3", "tune.write=never")
@@ -177,7 +173,7 @@ def write_experiment(folder: Path, name: str, words: Sequence[str]) -> None:
 
 
 def measured(bench: Bench, rounds: int) -> dict[str, Any]:
-    """A case, all of it."""
+    """Runs a whole case."""
     case, swept, tuned = bench.case, bench.grid(), bench.tune()
     found = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))
     rows = ledger.read(swept)
@@ -221,12 +217,12 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
 
 
 def is_met(row: Mapping[str, Any]) -> bool:
-    """What is asked of tune."""
+    """Returns whether tune kept both limits."""
     return bool(row["of_best"] >= LEAST_OF_BEST and row["of_time"] <= MOST_OF_TIME)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line a case."""
+    """Yields a line for each case."""
     form = "{:<32} {:>10} {:>10} {:>10} {:>16} {:>7} {:>13}"
     yield form.format("case", "start/s", "tuned/s", "grid/s", "of the best", "trials", "of its time")
     for row in rows:
@@ -265,42 +261,31 @@ def main() -> None:
     if asked.list or not cases:
         print("\n".join(f"{case.name:<32} {' '.join(case.words)}" for case in (cases or CASES)))
         return
-    at, folder = datetime.now(UTC), asked.folder.resolve()
+    folder = asked.folder.resolve()
     rows = []
     for case in cases:
         row = one_case(case, folder, asked)
         rows.append(row)
         print("\n".join(table([row])), flush=True)
-    print("\n".join(["", *table(rows), in_words(rows)]))
-    if asked.out is None:
-        return
+    print("\n".join(["", *table(rows)]))
     is_simulated = any(case.where == "simulated" for case in cases)
-    record = {
-        "theme": "tune",
-        "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": _without_places(sys.argv[1:]),
-        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": machine().to_dict(),
-        "config": {
-            "trial_steps": asked.steps,
-            "rounds": asked.rounds,
-            "compiles": not asked.no_compile,
-            "is_simulated": is_simulated,
-            "cards": {
-                name: card_of(GUIDES[name].card_share, GUIDES[name].kernel_share)
-                for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
-            },
-            "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
+    config = {
+        "trial_steps": asked.steps,
+        "rounds": asked.rounds,
+        "compiles": not asked.no_compile,
+        "is_simulated": is_simulated,
+        "cards": {
+            name: card_of(GUIDES[name].card_share, GUIDES[name].kernel_share)
+            for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
         },
-        "results": [{key: value for key, value in row.items() if key not in ("grid", "rounds")} for row in rows],
-        "raw": [{key: row[key] for key in ("case", "grid", "rounds")} for row in rows],
-        "says": in_words(rows),
+        "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
     }
-    write_record(record, asked.out)
+    results = [{key: value for key, value in row.items() if key not in ("grid", "rounds")} for row in rows]
+    finish("tune", results, in_words(rows), asked.out, config=config)
 
 
 def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """What is known of it already, or what running it has shown."""
+    """Returns the stored result of a case, or runs it."""
     known = folder / "cases" / f"{case.name.replace('/', '_')}.json"
     if known.exists():
         found: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
@@ -315,12 +300,6 @@ def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, A
     known.parent.mkdir(exist_ok=True)
     known.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     return row
-
-
-def _without_places(words: Sequence[str]) -> str:
-    """The command; where files went is of no use to others."""
-    shown = [word for before, word in pairwise(["", *words]) if "--folder" not in (before, word)]
-    return " ".join(["python benchmarks/tune.py", *("RECORD" if word.endswith(".json") else word for word in shown)])
 
 
 if __name__ == "__main__":

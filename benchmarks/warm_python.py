@@ -23,14 +23,18 @@ from types import TracebackType
 
 @dataclass(frozen=True)
 class Ended:
-    """How a copy ended."""
+    """Exit code and seconds of a copy."""
 
     code: int
     seconds: float
 
 
 class WarmPython:
-    """One such Python; a context manager. ``variables`` are those that it must have before torch is imported."""
+    """Python that has imported torch; a context manager.
+
+    Args:
+        variables: environment variables that it needs before torch is imported.
+    """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         command = [sys.executable, __file__]
@@ -104,7 +108,7 @@ def _wait(pid: int, timeout_s: float) -> int:
 
 
 def _be(asked: Mapping[str, object]) -> None:
-    """The copy's side; does not come back."""
+    """Becomes the script, in the copy; never returns."""
     code: object = 1
     try:
         os.setsid()

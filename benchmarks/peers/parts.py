@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 CHECKPOINT = "planted.pt"
 GPU_CYCLES_A_MS = 1.7e6
-"""Of a kernel that does nothing else. GPUs run at 1.4 to 2.5 GHz."""
+"""Cycles of a kernel that only waits; GPUs run at 1.4 to 2.5 GHz."""
 
 
 @dataclass
 class Settings:
-    """What a script does. Without a fault in it, all times but the model's are zero."""
+    """Work of a script. Without a fault, all times except the model's are zero."""
 
     steps: int = 50
     """Steps of the optimizer."""
@@ -46,7 +46,7 @@ class Settings:
     """One sample in so many is slow; 0 = none."""
     slow_ms: float = 0.0
     is_locked: bool = False
-    """Whether workers read one after another."""
+    """Whether workers read one after the other."""
     workers: int = 0
     persistent: bool = True
     prefetch: int | None = None

@@ -27,7 +27,7 @@ class Fault:
 
     name: str
     says: str
-    """What is wrong with the script."""
+    """Fault of the script."""
     kinds: tuple[str, ...]
     """Kinds of bottleneck that are right, for either tool."""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -82,3 +82,26 @@ def test_a_verdict_needs_an_interval_without_1(ours, theirs, less, verdict) -> N
     (row,) = measuring.compared("x", "s", ours, {"peer": theirs}, less_is_better=less)
     assert row["verdict"] == verdict
     assert (row["times"] > 1) == (verdict == "better") or verdict == "level"
+
+
+def test_a_record_has_a_row_of_results_a_line() -> None:
+    long = "x" * 2 * measuring.WIDTH
+    record = {
+        "machine": {"cpu": "x", "ram_gib": 2.0},
+        "results": [{"what": long, "ci95": [1.0, 2.0]}, {"runs": [{"what": long}, {"what": long}]}, [long, 2.0]],
+    }
+    text = measuring.as_rows(record)
+    assert json.loads(text) == record
+    rows = [line for line in text.splitlines() if long in line]
+    assert [len(line.strip(" ,")) > len(long) for line in rows] == [True] * 4
+    assert rows[0] == f"  {json.dumps(record['results'][0])},"
+
+
+def test_a_record_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "record.json"
+    words = ["--folder", "/home/me", "--rounds", "3", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/made.py", *words])
+    measuring.finish("made", [], "said", out, config={}, machine={"cpu": "another"})
+    record = json.loads(out.read_text())
+    assert record["command"] == "python benchmarks/made.py --rounds 3"
+    assert record["machine"] == {"cpu": "another", "versions": {}}

@@ -52,7 +52,7 @@ class SampledEpochs:
         return type(self._sampler).__name__
 
     def indices(self, epoch: int) -> Tensor:
-        """Returns the indices of an epoch in order, long ``[n]``."""
+        """Returns the indices of an epoch in order, of `index_type`, ``[n]``."""
         return torch.cat(self.batches(epoch))
 
     def batches(self, epoch: int) -> list[Tensor]:
@@ -68,7 +68,7 @@ class SampledEpochs:
 
     def checksum(self, epoch: int) -> int:
         """Returns a checksum of an epoch's indices."""
-        return zlib.crc32(self.indices(epoch).numpy().tobytes())
+        return zlib.crc32(self.indices(epoch).long().numpy().tobytes())
 
     def compare(self, epoch: int, checksum: int, on_event: OnEvent = ignore_event) -> None:
         """Warns once, and sends a ``resume_inexact``, if a resumed epoch has other indices than before."""
@@ -140,7 +140,7 @@ class SampledEpochs:
         if int(found.min()) < 0 or int(found.max()) >= self._dataset_length:
             problem = f"{self.name} gave index {int(found.max() if found.max() > 0 else found.min())}"
             raise DataError(f"{problem}, and there are {self._dataset_length} samples, counted from 0.")
-        return found
+        return found.to(index_type(self._dataset_length))
 
     def _no_indices(self, given: Sequence[Any]) -> DataError:
         sample = next(iter(given), None) if isinstance(given, (list, tuple)) else given
@@ -149,6 +149,11 @@ class SampledEpochs:
             f"{self.name} gave {sample!r} ({type(sample).__name__}), and only {what} can be dealt out to workers. "
             "Set loader=own, which leaves the DataLoader as it came."
         )
+
+
+def index_type(num_samples: int) -> torch.dtype:
+    """Returns the type that holds the indices of a dataset: half the memory of int64 is enough for most."""
+    return torch.int32 if num_samples < 2**31 else torch.int64
 
 
 def _whole(index: Any) -> int:

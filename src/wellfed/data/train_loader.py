@@ -69,6 +69,8 @@ class TrainLoader:
         if self._taken:
             state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
             state["first_batch"] = self._first_batch
+        if self._order.is_computed(self._epoch):
+            state["is_computed"] = True
         if self._order.sampled is not None:
             state["order"] = [self._epoch, self._order.sampled.checksum(self._epoch)]
         return state
@@ -76,9 +78,12 @@ class TrainLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position; samples that failed before it are not requested again.
 
-        After a change of loader.skip_ids the remaining batches get the last numbers of the epoch.
+        After a change of loader.skip_ids the remaining batches get the last numbers of the epoch. An epoch
+        that began with a listed order, as in earlier versions, ends with it.
         """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+        is_listed = self._next_batch > 0 and not state.get("is_computed", False)
+        self._order.list_epoch(self._epoch if is_listed else None)
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
             epoch, checksum = state["order"]
@@ -138,7 +143,8 @@ class TrainLoader:
         """
         for share in self._order.shares(epoch, range(self._next_batch, len(self))):
             indices = self._bad.leave_out(share.indices)
-            asked.append((share, share.indices.numel() - indices.numel()))
+            left_out = 0 if indices is share.indices else share.indices.numel() - indices.numel()
+            asked.append((share, left_out))
             yield BatchRequest(epoch, share.batch, indices)
 
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:

@@ -101,7 +101,7 @@ class TripletData:
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
         """Returns ``user``, ``pos``, ``neg``: int64 [B]."""
-        place_B = indices % len(self._user_N)
+        place_B = indices if self.passes == 1 else indices % len(self._user_N)
         user_B = self._user_N.index_select(0, place_B).long()
         neg_B = self.sampler.draw(user_B, indices, rng)
         return {"user": user_B, "pos": self._item_N.index_select(0, place_B).long(), "neg": neg_B}

@@ -11,7 +11,6 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSa
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import rng_of_batch, seed_from
 
+SampleTime = tuple[float, int]
+"""Milliseconds that a sample took, and its index."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -36,31 +37,17 @@ class ExitInData(Exception):
         return f"sys.exit({self.args[0]!r})"
 
 
-class Stopwatch:
-    """Measures wall time and CPU time of this thread since it was created."""
-
-    __slots__ = ("_began_s", "_cpu_s")
-
-    def __init__(self) -> None:
-        self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
-
-    def read(self) -> BuildTime:
-        """Returns the time so far."""
-        return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
+def clocks() -> tuple[float, float]:
+    """Returns wall time and CPU time of this thread, in seconds."""
+    return time.perf_counter(), time.thread_time()
 
 
-@dataclass(slots=True)
-class _Slowest:
-    """The slowest sample of a batch."""
-
-    ms: float | None = None
-    index: int | None = None
-
-    def read(self, index: int, began_s: float) -> None:
-        """Adds a sample whose reading began at ``began_s`` and has just ended."""
-        took_ms = 1e3 * (time.perf_counter() - began_s)
-        if self.ms is None or took_ms > self.ms:
-            self.ms, self.index = took_ms, index
+def build_time(
+    began: tuple[float, float], slowest_ms: float | None = None, slowest_index: int | None = None
+) -> BuildTime:
+    """Returns the time since `clocks` was read."""
+    wall_s, cpu_s = time.perf_counter() - began[0], time.thread_time() - began[1]
+    return BuildTime(1e3 * wall_s, 1e3 * cpu_s, slowest_ms, slowest_index)
 
 
 class BatchBuilder:
@@ -102,14 +89,15 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        stopwatch = Stopwatch()
+        began = clocks()
         if self.has_fetch:
             built = self._by_fetch(request)
-            built.took = stopwatch.read()
+            built.took = build_time(began)
         else:
-            slowest = _Slowest()
-            built = self._by_item(request, slowest)
-            built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
+            times: list[SampleTime] = []
+            built = self._by_item(request, times)
+            slowest_ms, slowest_index = max(times, default=(None, None))
+            built.took = build_time(began, slowest_ms, slowest_index)
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:
@@ -138,7 +126,8 @@ class BatchBuilder:
         rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
         try:
             # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
-            return self.dataset.fetch(request.indices.clone(), rng)
+            indices = request.indices
+            return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
@@ -170,12 +159,12 @@ class BatchBuilder:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: BatchRequest, slowest: _Slowest) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
         if self._takes_rng:
-            samples, lost = self._samples(request, slowest, seeds=False)
+            samples, lost = self._samples(request, times, seeds=False)
         else:
             with generators.kept():  # per batch: takes longer than reading a sample from memory
-                samples, lost = self._samples_alike(request, slowest)
+                samples, lost = self._samples_alike(request, times)
         if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
         try:
@@ -188,17 +177,19 @@ class BatchBuilder:
                 raise
             raise fault from error
 
-    def _samples_alike(self, request: BatchRequest, slowest: _Slowest) -> tuple[list[Any], list[LostSample]]:
+    def _samples_alike(self, request: BatchRequest, times: list[SampleTime]) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples. Repeats it with seeded generators if they draw from the process's generators."""
         if not self._draws:
             before = generators.numbers()
-            found = self._samples(request, slowest, seeds=False)
+            found = self._samples(request, times, seeds=False)
             self._draws = generators.numbers() != before
             if not self._draws:
                 return found
-        return self._samples(request, slowest, seeds=True)
+        return self._samples(request, times, seeds=True)
 
-    def _samples(self, request: BatchRequest, slowest: _Slowest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
+    def _samples(
+        self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
+    ) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
@@ -206,7 +197,7 @@ class BatchBuilder:
             began_s = time.perf_counter()
             try:
                 samples.append(self.item(request.epoch, index, seeds=seeds))
-                slowest.read(index, began_s)
+                times.append((1e3 * (time.perf_counter() - began_s), index))
             except Exception as error:
                 if is_of_the_machine(error):
                     raise

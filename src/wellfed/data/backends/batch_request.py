@@ -24,7 +24,7 @@ class BatchRequest:
     batch: int
     """Number of the batch in its epoch, from 0."""
     indices: Tensor
-    """Dataset indices, long ``[n]``."""
+    """Dataset indices, int32 or int64 ``[n]``; the dataset gets them as int64."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As numpy, since sending a tensor to a worker costs a file descriptor and half a millisecond.

@@ -59,10 +59,11 @@ class ShardReader:
             DataError: a shard has changed.
         """
         offsets = (self._offset_N[rows] if starts is None else self._offset_N[rows] + starts).tolist()
+        pieces = _rows_of(targets) if isinstance(targets, np.ndarray) else targets
         shard_B = self.index.shards[rows]
         row = -1
         try:
-            for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, targets, strict=True):
+            for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, pieces, strict=True):
                 if read_into(file, into, offset) != into.nbytes:
                     problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
                     raise DataError(f"{self._path(row)} {problem}")
@@ -113,11 +114,19 @@ class ShardReader:
             close(self._files[self._files >= 0].tolist())
 
 
-def read_into(file: int, into: Bytes, offset: int) -> int:
+def _rows_of(table: Bytes) -> Iterable[Bytes | memoryview]:
+    """Returns the rows of a table; those of a usual one as memoryviews, which are read into faster than arrays."""
+    if table.ndim != 2 or not table.size or not table.flags.c_contiguous:
+        return table
+    whole, size = table.reshape(-1).data, table.shape[1]
+    return [whole[start : start + size] for start in range(0, len(whole), size)]
+
+
+def read_into(file: int, into: Bytes | memoryview, offset: int) -> int:
     """Reads until an array is full or the file ends; returns the bytes read. One system call reads at most 2 GiB."""
     count = found = os.preadv(file, (into,), offset)  # type: ignore[arg-type]
     while found and count < into.nbytes:
-        found = os.preadv(file, (into.reshape(-1)[count:],), offset + count)  # type: ignore[arg-type]
+        found = os.preadv(file, (memoryview(into).cast("B")[count:],), offset + count)  # type: ignore[arg-type]
         count += found
     return count
 

@@ -16,7 +16,14 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from wellfed import generators
 from wellfed.contract import Batch
-from wellfed.data.backends.batch_builder import BatchBuilder, ExitInData, Stopwatch, collate_fault, is_of_the_machine
+from wellfed.data.backends.batch_builder import (
+    BatchBuilder,
+    ExitInData,
+    build_time,
+    clocks,
+    collate_fault,
+    is_of_the_machine,
+)
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.data.streams.stream import PartOf, Stream, as_worker, has_states
 from wellfed.errors import reason_of
@@ -114,9 +121,9 @@ class StreamBuilder(BatchBuilder):
         built: BuiltBatch
         try:
             with self._turn(request) as reader:
-                stopwatch = Stopwatch()  # starts after the wait for the turn
+                began = clocks()  # read after the wait for the turn
                 built = BuiltBatch(None) if reader is None else reader.next(request)
-                built.took = stopwatch.read() if self._builds else None
+                built.took = build_time(began) if self._builds else None
         except Exception as error:
             if is_of_the_machine(error):
                 raise
