@@ -9,8 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torchmetrics
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from tests.kit import tiny
 from wellfed.contract import LossOutput
@@ -107,7 +107,8 @@ class Guest(pl.LightningModule):
 
     def __init__(self, breaks_in: str = "") -> None:
         super().__init__()
-        self.net, self.mean, self.outputs, self.breaks_in = nn.Linear(tiny.WIDTH, 1), MeanMetric(), [], breaks_in
+        self.net, self.mean = nn.Linear(tiny.WIDTH, 1), torchmetrics.MeanMetric()
+        self.outputs, self.breaks_in = [], breaks_in
         self.register_buffer("asked", torch.zeros(()))
         self.calls: dict[str, int] = {}
         self.has_written = False
