@@ -302,10 +302,7 @@ print({event.key: event.count for event in found.key_averages() if event.key.sta
 
 @pytest.mark.parametrize(
     "how",
-    [
-        "os._exit(4)",
-        *few(["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('a bad batch')"], 1),
-    ],
+    few(["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(4)", "raise ValueError('a bad batch')"], 1),
 )
 def test_a_script_that_ends_in_training_leaves_a_record(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -372,6 +369,7 @@ time.sleep(600)
     assert record_of(tmp_path).status == "interrupted"
 
 
+@pytest.mark.slow  # another end: the test of scripts that end in training
 def test_a_killed_script_can_be_reported_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "classify.py").read_text())
     words = ["--images", "100000", "--read-ms", "1"]
