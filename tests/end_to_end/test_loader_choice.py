@@ -1,4 +1,4 @@
-"""``loader.backend=auto`` on data of several kinds, and loader settings that can't be."""
+"""``loader.backend=auto`` on data of several kinds, as the user of the command meets it."""
 
 from pathlib import Path
 

@@ -368,7 +368,6 @@ def test_the_least_memory_wins_and_the_same_command_ranks_by_rate(tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["sweep.name=a/b"], "sweep.name=a/b: becomes the name of a folder"),
         (["loader=baseline,fast"], "loader=baseline,fast: there is no option fast."),
         (["sweep.trial_steps=1"], "sweep.trial_steps"),
         (["workload=planted,recsys"], "are no comparison. Sweep one after the other: workload=planted"),

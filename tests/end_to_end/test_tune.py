@@ -277,10 +277,7 @@ def test_a_budget_without_room_for_a_second_trial_is_told(tmp_path: Path) -> Non
 # -- refused before anything is measured -------------------------------------------------------------------------------
 
 REFUSED = {
-    "no energy": (["sweep.objective=samples_per_joule"], "energy can't be measured here"),
     "another primary": (["--config-name=train"], "a tune starts from train.yaml"),
-    "a name that is a number": (["tune.name=4090"], "Write tune.name=my_4090."),
-    "a shipped option": (["tune.name=balanced"], "is an option of loader that others rely on"),
     "no such knob to hold": (["tune.fixed=[workload]"], "no knob or group that tune turns"),
     "a device that is not here": (["trainer.accelerator=gpu"], "trainer.accelerator: gpu was asked for"),
 }
