@@ -9,7 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-import torchmetrics
 from torch import Tensor, nn
 
 from tests.kit import tiny
@@ -106,6 +105,8 @@ class Guest(pl.LightningModule):
     """A module that keeps outputs in several common ways."""
 
     def __init__(self, breaks_in: str = "") -> None:
+        import torchmetrics
+
         super().__init__()
         self.net, self.mean = nn.Linear(tiny.WIDTH, 1), torchmetrics.MeanMetric()
         self.outputs, self.breaks_in = [], breaks_in

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics  # the metrics are imported when the first is used, not by each test process
 from torch import Tensor, nn
 
 from tests.kit import tiny
@@ -67,11 +66,15 @@ def test_what_weighs_nothing_counts_nothing(model: Classes) -> None:
     assert metrics.compute() == before
 
 
-def accuracy(average: str | None = "micro") -> torchmetrics.Metric:
+def accuracy(average: str | None = "micro") -> Any:
+    import torchmetrics  # not above: pytest asks names of a test file for attributes, which would import all metrics
+
     return torchmetrics.classification.MulticlassAccuracy(CLASSES, average=average)
 
 
-def collection() -> torchmetrics.MetricCollection:
+def collection() -> Any:
+    import torchmetrics
+
     return torchmetrics.MetricCollection({"accuracy": accuracy(), "each": accuracy(None)})
 
 
@@ -85,6 +88,8 @@ def test_torchmetrics_need_no_wrapper(model: Classes) -> None:
 
 
 def test_one_that_is_no_number_is_left_out_with_a_warning(model: Classes, caplog: pytest.LogCaptureFixture) -> None:
+    import torchmetrics
+
     metrics = seen(SplitMetrics(model, torchmetrics.classification.MulticlassConfusionMatrix(CLASSES)), [0, 70])
     assert set(metrics.compute()) == {"loss", "right"} == set(metrics.compute())
     assert [record.message for record in caplog.records] == [
@@ -106,8 +111,10 @@ class Named(nn.Module):
         return LossOutput(batch["x"].mean(), predictions=given)
 
 
-def of_many_kinds() -> torchmetrics.MetricCollection:
+def of_many_kinds() -> Any:
     """Returns metrics with states of all kinds: sums, lists of tensors, lists that are not reduced, means."""
+    import torchmetrics
+
     auroc, mrr = torchmetrics.classification.BinaryAUROC(), torchmetrics.retrieval.RetrievalMRR()
     return torchmetrics.MetricCollection({"auroc": auroc, "mrr": mrr})
 
@@ -134,6 +141,8 @@ class Evaluated:
     best_metric, best_mode = "mean", "min"
 
     def reset(self) -> None:
+        import torchmetrics
+
         self.mean = torchmetrics.MeanMetric()
 
     def update(self, model: Any, batch: Any, *features: Any) -> None:
