@@ -55,7 +55,7 @@ def test_only_gpus_that_are_used_are_recorded(
 ) -> None:
     """An idle one would make a busy training seem idle."""
     cards = on_card(tmp_path, fake_driver, cards=3, kernel_us=500)
-    done = ended(*WATCH, PARALLEL, how, "--seconds", "4", cwd=tmp_path, **cards)
+    done = ended(*WATCH, PARALLEL, how, "--seconds", "2", cwd=tmp_path, **cards)
     assert done.returncode == 0, done.stderr
     record = record_of(tmp_path)
     assert [*record.gpus] == gpus

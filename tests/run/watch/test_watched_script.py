@@ -73,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("classify.py", ["--workers", "2", "--output"]),
+        ("classify.py", ["--workers", "2", "--images", "160", "--output"]),
         pytest.param(
             *("classify.py", ["--workers", "1", "--images", "64", "--context", "spawn", "--output"]),
             marks=pytest.mark.slow,
@@ -248,6 +248,7 @@ if __name__ == "__main__":
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow  # a script that becomes a daemon: test_script_process.py
 def test_a_daemon_is_watched_where_it_trains(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """
