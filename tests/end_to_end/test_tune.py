@@ -102,8 +102,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tune(tmp_path_factory.mktemp("tuned"), "tune.write=always", "tune.fixed=[gpu,memory]")
 
 
-# In make test: tests/study/tune/test_tuning.py (verdict and line), test_turns.py (turns), test_tune_options.py (options);
-# trials in processes of their own: test_sweep.py.
+# In make test: test_tuning.py (verdict and line), test_turns.py and test_tune_options.py in tests/study/tune; trials in
+# processes of their own: test_sweep.py.
 @pytest.mark.slow
 def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned) -> None:
     assert tuned.done.code == 0, tuned.done.text
