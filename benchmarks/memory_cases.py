@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.memory_models import (
     Attention,
@@ -178,28 +177,13 @@ def workload_case(config: RunConfig, parts: RunObjects, sizes: tuple[int, ...], 
     return _case(name, parts.model, sample, sizes, make, **more)
 
 
-class Counter(MemTracker):
-    """torch's own count of live tensors. Which module they belong to isn't asked: its hooks fail on frozen parameters
-    and on modules that are called twice."""
-
-    def _pre_fw_hook(self, *_: Any) -> None: ...
-
-    def _post_fw_hook(self, *_: Any) -> None: ...
-
-    def _pre_bw_hook(self, *_: Any) -> None: ...
-
-    def _post_bw_hook(self, *_: Any) -> None: ...
-
-    def peak_bytes(self) -> int:
-        """Since it was last entered."""
-        return max((snapshot["Total"] for snapshot in self.get_tracker_snapshot("peak").values()), default=0)
-
-
 def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
     """Bytes of live tensors at the highest moment of a real run on the CPU, in kernels like CUDA's.
 
     A table in host memory is taken off: here it lies beside all else.
     """
+    from benchmarks.memory_counter import Counter
+
     counter, peaks = Counter(), []
     features = _features(case, case.model) if case.task.feature_mode == "cache_host" else None
     on_host = features.bytes if features and features.store is None else 0

@@ -81,11 +81,6 @@ class WholeBatches(DataLoader[Any]):
         return super().__iter__()
 
 
-def several() -> dict[str, Any]:
-    """Two validation sets."""
-    return {"train": DataLoader(Told()), "val": [DataLoader(Told(4)), DataLoader(Told(4))]}
-
-
 class Plain(nn.Module):
     """Writes down the samples of each step of training, in ``steps``."""
 
@@ -187,13 +182,6 @@ class WithoutSetup(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.train_set)
-
-
-class WithoutTraining(pl.LightningDataModule):
-    """Has nothing to train on."""
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Told(4))
 
 
 def write(name: str, text: str) -> None:

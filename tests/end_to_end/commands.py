@@ -60,15 +60,19 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(script: str | Path, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
-    """Start a script, by its path below ``src/`` or a whole one, in a Python of its own."""
+    """Starts a script, by its path below ``src/`` or a whole one, in a Python of its own. ``-m`` starts a module."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "src" / script), *arguments],
+        [sys.executable, _typed(script), *arguments],
         cwd=cwd,
         env=environment(**more),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def _typed(script: str | Path) -> str:
+    return "-m" if script == "-m" else str(ROOT / "src" / script)
 
 
 def start_warm(script: str | Path, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str] | WarmProcess:
@@ -115,7 +119,7 @@ class Warm:
         """Start one command."""
         folder = Path(tempfile.mkdtemp(dir=self._streams))
         out, err = folder / "out", folder / "err"
-        argv = [str(ROOT / "src" / script), *arguments]
+        argv = [_typed(script), *arguments]
         answer = self.ask({"argv": argv, "cwd": str(cwd), "environ": environ, "out": str(out), "err": str(err)})
         return WarmProcess(self, answer["process"], out, err)
 

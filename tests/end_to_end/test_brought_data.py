@@ -208,20 +208,14 @@ def test_a_checkpoint_is_evaluated_on_the_data_modules_test_split(user: Path) ->
 
 
 REFUSED = [
-    ("plain", ["data=several"], "gives 2 loaders for val, and a split is one"),
-    ("plain", ["data.kind=whole"], "train: WholeBatches has an __iter__ of its own: it can't be built again."),
     ("plain", ["data.kind=unbatched", "effective_batch_size=4"], "train: batch_size=None leaves the batches to"),
     ("plain", ["data.kind=batches", "effective_batch_size=4"], "the batch sampler of the training data decides"),
     ("plain", ["loader=own", "effective_batch_size=4"], "the DataLoader's batches have 16, and loader.backend=own"),
-    ("plain", ["loader=own", "loader.num_workers=2"], "loader.num_workers=2: has no effect with loader.backend=own"),
     ("plain", ["data=Told"], "is null, and there is no DataLoader: how many samples has a step?"),
-    ("plain", ["data=Told", "effective_batch_size=4", "loader=own"], "workload.data gives none for training"),
     ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.Datasets"),
-    ("plain", ["data=WithoutTraining"], "WithoutTraining has no train_dataloader. Give it train_dataloader"),
     ("plain", ["data=WithoutSetup"], "WithoutSetup.train_dataloader() failed ("),
     ("plain", ["data=Sets"], "Sets.on_after_batch_transfer is for a LightningModule, and the model is a plain"),
     ("plain", ["data=null"], "is null, and brought_data.Plain is no LightningModule with a train_dataloader"),
-    ("module", ["data=null"], "Module has no train_dataloader"),
 ]
 
 

@@ -106,15 +106,6 @@ def test_a_callback_that_raises_is_named(mine: Path) -> None:
     assert "In on_validation_end of the callback callbacks.raises (Raises)." in done.err
 
 
-@pytest.mark.slow  # tests/run/objects/test_user_callbacks.py
-def test_a_monitor_that_nobody_logs_is_told_before_training(tmp_path: Path) -> None:
-    wrong = "callbacks.early_stopping.monitor=val/ndcg"
-    done = train(*QUICK, *STOPPING, wrong, "trainer.max_epochs=1", cwd=tmp_path)
-    assert done.code == 2, done.text
-    assert f"{wrong}: validation gives no such figure. Set it to one of val/ndcg_at_10, " in done.err
-    assert "Traceback" not in done.err
-
-
 @pytest.mark.slow
 def test_callbacks_are_an_axis_of_a_sweep(tmp_path: Path) -> None:
     axes = ("callbacks=none,[early_stopping,ema]", "loader=baseline", "memory=auto")

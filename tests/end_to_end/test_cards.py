@@ -70,24 +70,6 @@ def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: F
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "variables", "texts"),
-    [
-        (["trainer.accelerator=gpu"], {"CUDA_VISIBLE_DEVICES": "7"}, ["trainer.accelerator", "CUDA_VISIBLE_DEVICES=7"]),
-        (["trainer.devices=3"], {}, ["trainer.devices: 3 devices were asked for, and 2 GPU(s) are visible"]),
-        (["gpu.memory_gib=100"], {}, ["gpu.memory_gib: 100 GiB were asked for", "(8.0 GiB)"]),
-    ],
-)
-def test_a_card_that_is_not_there_is_said_before_anything_is_run(
-    tmp_path: Path, fake_cuda: FakeCuda, overrides: list[str], variables: dict[str, str], texts: list[str]
-) -> None:
-    done = train(*QUICK, *overrides, cwd=tmp_path, **fake_cuda.environment(cards=2, mib=8192), **variables)
-    assert done.code == 2, done.text
-    is_told(done, *texts)
-    assert run_folders(tmp_path) == []
-
-
-@pytest.mark.slow
 def test_a_profile_larger_than_the_card_is_planned_for_what_the_card_has(tmp_path: Path, fake_cuda: FakeCuda) -> None:
     done = train(*QUICK, "gpu=24gb", cwd=tmp_path, **fake_cuda.environment(mib=8192))
     assert done.code == 0, done.text

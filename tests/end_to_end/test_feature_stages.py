@@ -7,7 +7,6 @@ import torch
 
 from tests.end_to_end.commands import FAST, record_of, run, run_folders, weights_of
 from tests.fake_cuda.machine import FakeCuda
-from tests.kit.few import slow
 
 STAGES = "memory.stages=[{from_epoch: 0, features: cache}, {from_epoch: 2, features: dynamic}]"
 LEARNS = (
@@ -56,30 +55,3 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     assert event["device_gib_before"] - event["device_gib_after"] >= 0.9 * table_gib
     assert [stage["features"] for stage in record["plan"]["memory.stages"]["value"]] == ["cache", "dynamic"]
     assert record["memory"]["measured_peak_gib"] <= 1.1 * record["memory"]["predicted_peak_gib"] + 0.05
-
-
-@pytest.mark.slow  # tests/config/test_rules.py
-@pytest.mark.parametrize(
-    ("stages", "more", "told"),
-    [
-        ("[{from_epoch: 0, features: cache}, {from_epoch: 0, features: dynamic}]", (), "from_epoch is [0,0]; it must"),
-        slow(  # tests/config/faults/test_find.py
-            "[{from_epoch: 0, features: cash}]",
-            (),
-            "Invalid value 'cash', expected one of [cache, cache_host, dynamic]",
-        ),
-        slow(
-            "[{from_epoch: 0, features: dynamic}]",
-            ("memory=cache",),
-            "memory.features=cache: says how features are held",
-        ),
-    ],
-)
-def test_what_is_mistyped_is_told_with_exit_code_2(
-    tmp_path: Path, stages: str, more: tuple[str, ...], told: str
-) -> None:
-    done = run("train.py", f"memory.stages={stages}", *more, cwd=tmp_path)
-    assert done.code == 2
-    assert told in done.err
-    assert "Traceback" not in done.err
-    assert not (tmp_path / "logs").exists()

@@ -149,15 +149,6 @@ def test_two_optimizers_and_manual_optimization(user: Path) -> None:
     assert {"train/loss_a", "train/loss_b", "val/loss"} <= set(figures(folder))
 
 
-@pytest.mark.slow  # tests/plan/test_decide.py
-def test_what_does_not_apply_to_manual_optimization_is_refused(user: Path) -> None:
-    done = guest(user, "trainer.max_epochs=1", "gpu.compile=default", "trainer.gradient_clip=1.0", workload="two")
-    assert done.code == 2, done.text
-    assert "gpu.compile: default" in done.err
-    assert "trainer.gradient_clip: 1" in done.err
-    assert "Traceback" not in done.text
-
-
 @pytest.mark.slow
 def test_gpu_compile_compiles_a_guests_step(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=1", "gpu.compile=default")

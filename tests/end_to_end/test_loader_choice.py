@@ -1,4 +1,4 @@
-"""``loader.backend=auto`` on data of several kinds, and loader settings that can't be."""
+"""``loader.backend=auto`` on data of several kinds, as the user of the command meets it."""
 
 from pathlib import Path
 
@@ -125,35 +125,3 @@ def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skippe
     assert "8.0 TiB" in done.err
     assert "Traceback" not in done.text
     assert not run_folders(mine, "huge")
-
-
-CONTRADICTIONS = [
-    (("backend=inline", "num_workers=2"), "loader.num_workers=2: has no effect with loader.backend=inline"),
-    (("backend=threads", "num_workers=0"), "loader.num_workers=0: leaves loader.backend=threads without workers."),
-    (("backend=processes", "num_workers=0"), "num_workers=0: leaves loader.backend=processes without workers."),
-    (("num_workers=0", "prefetch_factor=4"), "loader.prefetch_factor=4: has no effect without worker processes"),
-    (("num_workers=0", "persistent_workers=true"), "persistent_workers=true: has no effect without worker"),
-]
-
-
-@pytest.mark.slow  # tests/config/test_rules.py
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        CONTRADICTIONS[0],  # of the others the rules alone: tests/config/test_rules.py
-        *(slow(*case) for case in CONTRADICTIONS[1:]),
-    ],
-)
-def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple[str, str], told: str) -> None:
-    done = run("train.py", *(f"loader.{text}" for text in typed), cwd=tmp_path)
-    assert done.code == 2
-    assert told in done.err
-    assert "Traceback" not in done.text
-
-
-@pytest.mark.slow  # tests/plan/test_decide.py
-def test_more_workers_than_cores_is_warned_of(mine: Path) -> None:
-    done = own(mine, "batches", "loader.num_workers=99", "trainer.limit_batches=2")
-    assert done.code == 0, done.text
-    assert record_of(only_folder(mine, "batches"))["plan"]["loader.backend"]["value"] == "threads"
-    assert "loader.num_workers=99 is more than the" in done.err

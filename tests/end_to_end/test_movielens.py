@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import only_folder, record_of, run, run_folders
-from tests.kit.few import slow
 
 ARGUMENTS = ("trainer.max_steps=10", "workload.effective_batch_size=256", "logger=none", "telemetry=none")
 
@@ -65,26 +64,3 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     assert "workload.data.max_bad_lines" in refused.err
     assert "Traceback" not in refused.text
     assert len(run_folders(tmp_path)) == 1
-
-
-@pytest.mark.slow  # tests/workloads/recsys/test_movielens.py
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda folder: (folder / "u.item").unlink(), "u.item"),
-        *(
-            slow(*case)  # their reading: tests/workloads/recsys/test_movielens.py
-            for case in [
-                (lambda folder: (folder / "u.data").write_text(""), "u.data"),
-                (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),
-            ]
-        ),
-    ],
-)
-def test_spoiled_folders_are_refused_with_the_file(ml_100k: Path, tmp_path: Path, spoil, said: str) -> None:
-    spoil(ml_100k)
-    done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
-    assert done.code == 2, done.text
-    assert said in done.err
-    assert "Traceback" not in done.text
-    assert not run_folders(tmp_path)

@@ -210,22 +210,6 @@ def test_a_card_that_must_give_its_cache_back_in_each_step_takes_smaller_micro_b
 
 
 @pytest.mark.slow
-def test_on_oom_fail_ends_it_at_once(project: Path, fake_cuda: FakeCuda) -> None:
-    stage = ("workload.model.stage=backward", "memory.on_oom=fail")
-    done, record = hungry(project, fake_cuda, *stage)
-    assert (done.code, record["status"]) == (3, "oom")
-    assert [event["kind"] for event in record["events"]].count("oom") == 1
-
-
-@pytest.mark.slow
-def test_a_budget_above_the_card_is_no_run(project: Path, fake_cuda: FakeCuda) -> None:
-    done, record = hungry(project, fake_cuda, "gpu.memory_gib=7", mib=4096)
-    assert done.code == 2
-    assert "gpu.memory_gib: 7 GiB were asked for" in done.err
-    assert not record
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["backward", "rank 1", "validation"])
 @pytest.mark.parametrize("on_oom", ["retry", "fail"])
 def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, stage: str) -> None:

@@ -361,14 +361,6 @@ def test_the_least_memory_wins_and_the_same_command_ranks_by_rate(tmp_path: Path
     assert SweepFile.read(swept.folder).objective == "samples_per_s"
 
 
-@pytest.mark.slow  # tests/study/test_energy.py
-def test_energy_that_can_not_be_measured_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    told = faults(tmp_path, f"{LR}=0.1,0.2", "sweep.objective=samples_per_joule").err
-    assert "sweep.objective=samples_per_joule: energy can't be measured here: NVML: " in told
-    assert "or sweep.objective=samples_per_s." in told
-    assert not folder_of(tmp_path).exists()
-
-
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -376,7 +368,6 @@ def test_energy_that_can_not_be_measured_is_refused_before_anything_runs(tmp_pat
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["sweep.name=a/b"], "sweep.name=a/b: becomes the name of a folder"),
         (["loader=baseline,fast"], "loader=baseline,fast: there is no option fast."),
         (["sweep.trial_steps=1"], "sweep.trial_steps"),
         (["workload=planted,recsys"], "are no comparison. Sweep one after the other: workload=planted"),

@@ -102,6 +102,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tune(tmp_path_factory.mktemp("tuned"), "tune.write=always", "tune.fixed=[gpu,memory]")
 
 
+# In make test: test_tuning.py (verdict and line), test_turns.py and test_tune_options.py in tests/study/tune; trials in
+# processes of their own: test_sweep.py.
+@pytest.mark.slow
 def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned) -> None:
     assert tuned.done.code == 0, tuned.done.text
     assert "Traceback" not in tuned.done.text
@@ -114,6 +117,7 @@ def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned)
     assert "loader=baseline" not in tuned.command
 
 
+@pytest.mark.slow
 def test_its_file_and_its_page_have_what_it_told(tuned: Tuned) -> None:
     file = tuned.file
     assert (file["status"], file["workload"], file["trial_steps"]) == ("done", "planted", 40)
@@ -132,6 +136,7 @@ def test_its_file_and_its_page_have_what_it_told(tuned: Tuned) -> None:
     assert shlex.join(file["use"]) in page
 
 
+@pytest.mark.slow
 def test_start_and_result_ran_in_turn_in_processes_of_their_own(tuned: Tuned) -> None:
     kinds = Counter(row.kind for row in tuned.rows)
     assert kinds["trial"] == 2
@@ -277,10 +282,7 @@ def test_a_budget_without_room_for_a_second_trial_is_told(tmp_path: Path) -> Non
 # -- refused before anything is measured -------------------------------------------------------------------------------
 
 REFUSED = {
-    "no energy": (["sweep.objective=samples_per_joule"], "energy can't be measured here"),
     "another primary": (["--config-name=train"], "a tune starts from train.yaml"),
-    "a name that is a number": (["tune.name=4090"], "Write tune.name=my_4090."),
-    "a shipped option": (["tune.name=balanced"], "is an option of loader that others rely on"),
     "no such knob to hold": (["tune.fixed=[workload]"], "no knob or group that tune turns"),
     "a device that is not here": (["trainer.accelerator=gpu"], "trainer.accelerator: gpu was asked for"),
 }

@@ -1,4 +1,4 @@
-"""Runs scripts of ``src/`` in forked copies of a Python that has imported torch and Lightning already.
+"""Runs scripts and modules in forked copies of a Python that has imported torch and Lightning already.
 
 Its own script, started by ``commands.Warm`` with the name of a socket: a line of JSON is a command or asks for the end
 of one, a line answers with its process or its exit code. It ends, with all that it has started, when the last of its
@@ -29,6 +29,7 @@ IMPORTED = (
     "wandb",
     "wellfed.cli.commands.entry_scripts",
     "wellfed.run.stages",
+    "wellfed.run.watch.torch_marks",
     "workloads.recsys.data",
     "workloads.recsys.model",
 )
@@ -75,7 +76,8 @@ def become(request: dict[str, Any], paths: list[str]) -> None:
     if "fake_cuda" in sys.modules:  # PYTHONPATH has tests/fake_cuda/site
         sys.modules["fake_cuda"].install()
     sys.argv = request["argv"]
-    sys.path[:] = [os.path.dirname(sys.argv[0]), *import_path(request["environ"]), *paths]
+    first = os.getcwd() if sys.argv[0] == "-m" else os.path.dirname(sys.argv[0])
+    sys.path[:] = [first, *import_path(request["environ"]), *paths]
 
 
 def serve(name: str) -> None:
@@ -125,4 +127,7 @@ def serve(name: str) -> None:
 
 if __name__ == "__main__":
     serve(sys.argv[1])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        runpy._run_module_as_main(sys.argv.pop(1))  # type: ignore[attr-defined]  # what ``python -m`` calls
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")

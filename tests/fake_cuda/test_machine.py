@@ -17,6 +17,9 @@ from tests.fake_cuda.shared_state import MachineState
 from tests.fake_nvml.driver import FakeDriver
 from tests.kit.watched import until
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 MIB = 1 << 20
 TIMEOUT_S = 100
 
@@ -55,7 +58,6 @@ def test_visible_devices_choose_cards(asked: str | None, seen: list[int], monkey
     assert fake_cuda.visible_cards() == seen
 
 
-@pytest.mark.slow  # test_visible_devices_choose_cards asks for the same in this process
 def test_a_process_has_the_cards_that_are_visible(start: Callable[..., Any]) -> None:
     code = (
         "import torch; print(torch.cuda.is_available(), torch.cuda.device_count(),"
@@ -142,7 +144,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_worker_processes_feed_pinned_batches(start: Callable[..., Any]) -> None:
     out, err = start(LOADER).communicate(timeout=TIMEOUT_S)
     assert out.strip() == "fed", err
@@ -156,7 +157,6 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-@pytest.mark.slow  # a lost card that all processes see is below
 def test_processes_share_a_cards_memory(start: Callable[..., Any], tmp_path: Path) -> None:
     state = tmp_path / "machine"
     kind: dict[str, Any] = {"state": state, "mib": 1000, "context_mib": 50}
@@ -205,7 +205,6 @@ print(began_ns, half_ns, ended_ns, driver.busy_ns(0, began_ns, ended_ns), driver
 """
 
 
-@pytest.mark.slow  # NVML's figures themselves: tests/fake_nvml
 def test_busy_time_and_copied_bytes_are_those_of_the_card(start: Callable[..., Any], tmp_path: Path) -> None:
     state = tmp_path / "machine"
     out, err = start(BUSY, cards=2, kernel_us=5000, state=state).communicate(timeout=TIMEOUT_S)
@@ -238,7 +237,6 @@ print(pynvml.nvmlDeviceGetTotalEnergyConsumption(card))
 """
 
 
-@pytest.mark.slow  # NVML's figures themselves: tests/fake_nvml
 def test_energy_is_of_what_the_card_has_done(tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver) -> None:
     (tmp_path / "energy.py").write_text(ENERGY)
     machine = machine_environment(fake_driver, tmp_path, Cards(kernel_us=1_000_000))

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.kit.few import few
-
 INPUTS, HIDDEN, BATCH = 5, 8, 3
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 CELLS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
@@ -22,9 +20,12 @@ CELLS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
     (nn.RNN, {"nonlinearity": "relu"}),
 ]
 IDS = ["lstm", "lstm-batch-first", "lstm-both-ways-no-bias", "lstm-projected", "gru", "rnn-both-ways", "rnn-relu"]
-CELL_CASES = pytest.mark.parametrize(("cell", "options"), few(CELLS, 3), ids=IDS)
+CELL_CASES = pytest.mark.parametrize(("cell", "options"), CELLS, ids=IDS)
 FAST: dict[str, Any] = {"computes": False, "tflops": 1.0, "dram_gbps": 100.0, "sms": 4}
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")  # of oneDNN, on the CPU
+pytestmark = [
+    pytest.mark.slow,  # of the simulated cards by themselves; tests of what runs on them are not
+    pytest.mark.filterwarnings("ignore:LSTM with projections"),  # of oneDNN, on the CPU
+]
 
 
 def made(cell: type[nn.RNNBase], device: str, **options: Any) -> nn.RNNBase:
@@ -78,7 +79,6 @@ def test_results_and_gradients_are_those_of_the_cpu(cell: type[nn.RNNBase], opti
     assert fake_cuda.driver.violations() == []
 
 
-@pytest.mark.slow
 @pytest.mark.simulated
 def test_states_before_the_sequence_are_learned() -> None:
     found = []
@@ -103,7 +103,7 @@ def test_shapes_are_those_of_the_cpu(cell: type[nn.RNNBase], options: dict[str, 
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("cell", few([nn.LSTM, nn.GRU, nn.RNN], 1))
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
 def test_launches_do_not_grow_with_the_sequence(cell: type[nn.RNNBase]) -> None:
     layer = made(cell, "cuda", num_layers=2, batch_first=True)
     num_launches(layer, 3)
@@ -112,7 +112,6 @@ def test_launches_do_not_grow_with_the_sequence(cell: type[nn.RNNBase]) -> None:
         assert num_launches(layer, 40) > 40
 
 
-@pytest.mark.slow
 @pytest.mark.simulated
 def test_dropout_between_layers_has_the_gradient_of_its_mask() -> None:
     """By differences, with the numbers drawn again; and the numbers go on from call to call."""
@@ -135,7 +134,7 @@ def test_dropout_between_layers_has_the_gradient_of_its_mask() -> None:
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("cell", few([nn.LSTM, nn.GRU], 1))
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
 def test_autocast_runs_it_in_the_lower_type(cell: type[nn.RNNBase]) -> None:
     layer, inputs = made(cell, "cuda"), given("cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -155,7 +154,6 @@ def test_packed_sequences_are_computed() -> None:
     assert torch.allclose(*found, **TOLERANCE)
 
 
-@pytest.mark.slow
 @pytest.mark.simulated
 def test_without_training_there_is_no_reserve_and_no_way_back() -> None:
     layer, inputs = made(nn.LSTM, "cuda", num_layers=2), torch.randn(100, 40, INPUTS, device="cuda")
@@ -191,7 +189,7 @@ def took_ms(call: Callable[[], object]) -> float:
 
 
 @pytest.mark.simulated(tflops=1e-3, sms=4, kernel_us=1000.0)
-@pytest.mark.parametrize(("both_ways", "waiting"), few([(False, 20 + 2), (True, 20 * 3)], 1))
+@pytest.mark.parametrize(("both_ways", "waiting"), [(False, 20 + 2), (True, 20 * 3)])
 def test_a_step_of_the_sequence_waits_for_the_one_before(both_ways: bool, waiting: int) -> None:
     """Two kernels of a millisecond each; a layer follows the one below it by a step, or waits for all of both ways."""
     layer = made(nn.GRU, "cuda", num_layers=3, bidirectional=both_ways)

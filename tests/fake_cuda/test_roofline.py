@@ -14,7 +14,9 @@ from torch.nn.functional import conv2d, conv_transpose2d, embedding, linear, sca
 from tests.end_to_end.commands import start_warm
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from tests.kit.few import few
+
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
 
 TIMEOUT_S = 100
 CARD: dict[str, Any] = {"tflops": 1e-3, "tensor_tflops": 4e-3, "dram_gbps": 1.0, "sms": 4}
@@ -106,7 +108,6 @@ def test_tensor_cores_are_faster_by_type_and_setting() -> None:
     assert product_ns(64, FLOAT) == pytest.approx(took[FLOAT] / 2, rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.simulated(**CARD, capability="7.5")
 def test_an_older_card_has_tensor_cores_for_half_alone() -> None:
     assert torch.cuda.get_device_capability() == (7, 5)
@@ -180,7 +181,6 @@ print(json.dumps({
 SLOW_CARD = Cards(tflops=2e-3, tensor_tflops=8e-3, dram_gbps=0.1, sms=16, copy_gbps=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("throttle", "mhz", "reasons"), [("", 1500, 0), ("0:0.5:heat", 750, 0x20), ("0:0.8:power", 1200, 4)]
 )
@@ -210,7 +210,7 @@ def test_nvml_shows_how_much_of_the_card_is_used(
         assert (shown["mhz"], shown["reasons"]) == (mhz, reasons)
 
 
-@pytest.mark.parametrize(("capability", "has_gpm"), few([("8.0", False), ("9.0", True)], 1))
+@pytest.mark.parametrize(("capability", "has_gpm"), [("8.0", False), ("9.0", True)])
 def test_gpm_is_there_from_capability_9_on(
     capability: str, has_gpm: bool, tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
 ) -> None:

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 FAST: dict[str, Any] = {"computes": False, "tflops": 1.0, "dram_gbps": 100.0, "sms": 4}
 SIDE = 2048
 

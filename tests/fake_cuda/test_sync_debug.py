@@ -7,7 +7,10 @@ import pytest
 import torch
 
 SAYS = "called a synchronizing CUDA operation"
-pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+pytestmark = [
+    pytest.mark.slow,  # of the simulated cards by themselves; tests of what runs on them are not
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,9 @@ import threading
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 
 @pytest.mark.simulated(timeout_s=60)
 def test_threads_that_copy_and_record_do_not_hold_each_other_up() -> None:

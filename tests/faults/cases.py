@@ -161,6 +161,7 @@ SIGNALS = (
     stopped("Ctrl-C in a step", trained("loss:12:sigint"), 130),
     stopped("Ctrl-C in validation", trained("validation:1:sigint"), 130),
     stopped("Ctrl-C while saving", trained("save:2:sigint"), 130),
+    stopped("Ctrl-C twice in a step", trained("loss:12:sigint; loss:12:sigint", *KEEPS_TWO), 130),
     stopped("KeyboardInterrupt raised by code", trained("step:12:interrupt"), 130),
     stopped("SIGHUP in a step", trained("loss:12:sighup"), 129),
     fine("SIGHUP under nohup", trained("step:12:sighup", around='trap "" HUP; exec "$@"')),

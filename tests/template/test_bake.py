@@ -178,47 +178,12 @@ def test_any_name_passes_format_and_lint(workload: str, package: str, template: 
 # ---- where the template comes from: all give the same project ----
 
 
-@pytest.mark.slow  # where the hook looks: tests/template/test_hooks.py
-def test_from_a_relative_folder_whatever_pwd_says(default: Path, template: Path, own_template: Path, tmp_path: Path):
-    """Another template lies where PWD points to; -o leads elsewhere."""
-    (own_template / "configs/loader/another.yaml").write_text("backend: auto\n")
-    commit(own_template, "another")
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copytree(template, work / "template")
-    (tmp_path / "elsewhere").mkdir()
-    shutil.move(own_template, tmp_path / "elsewhere/template")
-    where = {"PWD": str(tmp_path / "elsewhere")}
-    done = cookiecutter("./template", "--no-input", "-o", str(tmp_path / "out"), cwd=work, **where)
-    assert tree(made(done, tmp_path / "out/my-nets")) == tree(default)
-
-
 @pytest.mark.slow  # cookiecutter unpacks it; without git: tests/template/test_scaffold.py
 def test_from_a_zip_archive(default: Path, template: Path, tmp_path: Path):
     archive = tmp_path / "template.zip"
     git(template, "archive", "--format=zip", "--prefix=template-1/", "-o", str(archive), "HEAD")
     done = cookiecutter(archive, "--no-input", cwd=tmp_path, TMPDIR=str(tmp_path))
     assert tree(made(done, tmp_path / "my-nets")) == tree(default)
-
-
-@pytest.mark.slow  # which files count, with git and without: tests/template/test_scaffold.py
-def test_from_a_folder_without_git_and_with_rubbish(default: Path, own_template: Path, tmp_path: Path):
-    shutil.rmtree(own_template / ".git")
-    for rubbish in (
-        ".venv/lib/x.py",
-        "logs/recsys/run.json",
-        "src/wellfed/__pycache__/x.pyc",
-        "src/wellfed.egg-info/x",
-    ):
-        (own_template / rubbish).parent.mkdir(parents=True, exist_ok=True)
-        (own_template / rubbish).write_text("rubbish")
-    assert tree(made(cookiecutter(own_template, "--no-input", cwd=tmp_path), tmp_path / "my-nets")) == tree(default)
-
-
-@pytest.mark.slow  # tests/template/test_scaffold.py, as above
-def test_files_that_git_does_not_track_stay(default: Path, own_template: Path, tmp_path: Path):
-    (own_template / "configs/secret.yaml").write_text("not yet committed")
-    assert tree(made(cookiecutter(own_template, "--no-input", cwd=tmp_path), tmp_path / "my-nets")) == tree(default)
 
 
 @pytest.mark.slow
@@ -234,18 +199,6 @@ def test_again_by_replay_and_over_an_older_project(default: Path, template: Path
     assert again.pop("tests/mine.py") == (b"mine", False)
     assert again == first
     assert "Apache License" in first["LICENSE"][0].decode()
-
-
-@pytest.mark.slow  # the hook with GIT_DIR set: tests/template/test_hooks.py
-def test_with_git_variables_of_another_repository(default: Path, template: Path, tmp_path: Path):
-    """As in a git hook, which runs with GIT_DIR and GIT_INDEX_FILE set."""
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "-q")
-    variables = {"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other), "GIT_INDEX_FILE": str(other / "index")}
-    done = cookiecutter(template, "--no-input", cwd=tmp_path, **variables)
-    assert tree(made(done, tmp_path / "my-nets")) == tree(default)
-    assert tree(other) == {}
 
 
 @pytest.mark.slow
@@ -296,18 +249,6 @@ def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template
     assert message in done.err
     assert "Traceback" not in done.err
     assert [path.name for path in work.iterdir() if path.name not in (".cookiecutters", ".cookiecutter_replay")] == []
-
-
-@pytest.mark.slow  # test_scaffold.py has the message
-def test_a_template_without_its_engine_leaves_nothing(own_template: Path, tmp_path: Path):
-    git(own_template, "rm", "-q", "README.md")
-    commit(own_template, "gone")
-    work = tmp_path / "work"
-    work.mkdir()
-    done = cookiecutter(own_template, "--no-input", cwd=work)
-    assert done.code == 1
-    assert "The template has no 'README.md': no engine can be made of it. Clone it anew." in done.err
-    assert not (work / "my-nets").exists()
 
 
 # ---- in place ----

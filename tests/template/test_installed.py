@@ -79,32 +79,6 @@ def test_it_trains_on_the_engine_of_its_environment(project: Project):
     assert {path: kept for path, kept in after.items() if path not in compiled} == before
 
 
-@pytest.mark.slow  # tests/config/test_entry.py
-def test_a_typo_is_told_before_torch_is_imported(project: Project):
-    done = project.run(".venv/bin/wellfed", "train", "loader=agressive")
-    assert done.code == 2
-    assert "Did you mean loader=aggressive?" in done.err
-    done = project.python("-X", "importtime", "src/train.py", "loader=agressive")
-    assert done.code == 2
-    assert "aggressive" in done.err
-    assert "import time:" in done.err
-    assert not [line for line in done.err.splitlines() if line.endswith((" torch", " lightning"))]
-
-
-@pytest.mark.slow  # tests/test_project.py has which project is meant
-def test_a_project_within_a_project_is_its_own(project: Project, tmp_path: Path):
-    """The nearest around the working directory, for a command of the environment."""
-    inner = tmp_path / "inner"
-    shutil.copytree(project.root / "configs", inner / "configs")
-    (inner / "src").mkdir()
-    shutil.copytree(project.root / "src/my_nets", inner / "src/my_nets")
-    asked = ["-m", "wellfed", "add", "workload", "mine"]
-    done = project.run(".venv/bin/python", *asked, cwd=inner / "src")
-    assert done.code == 0, done.text
-    assert (inner / "configs/workload/mine.yaml").is_file()
-    assert not (project.root / "configs/workload/mine.yaml").exists()
-
-
 @pytest.mark.slow
 def test_a_day_with_a_project(project: Project):
     """A workload is added and trained, a sweep is measured, its winner chosen; a tune."""

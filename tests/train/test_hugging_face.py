@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers  # its models are imported when the first is used, not by each test process
 from torch import Tensor
-from transformers import (
-    BatchEncoding,
-    BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
@@ -47,7 +36,7 @@ T5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
 
 
 def gpt2() -> Any:
-    return GPT2LMHeadModel(GPT2Config(**GPT2))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
 
 
 def gpt2_with_lora() -> Any:
@@ -57,38 +46,38 @@ def gpt2_with_lora() -> Any:
 
 
 def masked() -> Any:
-    return BertForMaskedLM(BertConfig(**BERT))
+    return transformers.BertForMaskedLM(transformers.BertConfig(**BERT))
 
 
 def token_classes() -> Any:
-    return BertForTokenClassification(BertConfig(**BERT, num_labels=4))
+    return transformers.BertForTokenClassification(transformers.BertConfig(**BERT, num_labels=4))
 
 
 def classes() -> Any:
-    return BertForSequenceClassification(BertConfig(**BERT, num_labels=3))
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**BERT, num_labels=3))
 
 
 def translation() -> Any:
-    return T5ForConditionalGeneration(T5Config(**T5))
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
 
 
-def batch(model: Any, *, is_empty: bool = False) -> BatchEncoding:
+def batch(model: Any, *, is_empty: bool = False) -> Any:
     """Returns padded rows of 2 to 9 tokens; with ``is_empty`` one has no label."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, VOCABULARY, (ROWS, LENGTH), generator=generator)
     lengths = torch.tensor([9, 2, 5, 3, 9, 4])
     mask = (torch.arange(LENGTH) < lengths[:, None]).long()
     labels = torch.where(mask.bool(), ids, -100)
-    if isinstance(model, BertForSequenceClassification):
+    if isinstance(model, transformers.BertForSequenceClassification):
         labels = ids[:, 0] % 3
-    elif isinstance(model, BertForTokenClassification):
+    elif isinstance(model, transformers.BertForTokenClassification):
         labels = torch.where(mask.bool(), ids % 4, -100)
     if is_empty:
         labels[1] = -100
-    return BatchEncoding({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask, "labels": labels})
 
 
-def gradients(made: TransformersModel, whole: BatchEncoding, micro: int) -> tuple[Tensor, Tensor]:
+def gradients(made: TransformersModel, whole: Any, micro: int) -> tuple[Tensor, Tensor]:
     """Returns the gradients of one step in micro-batches, with its loss."""
     kept: list[Tensor] = []
 
@@ -193,7 +182,7 @@ def test_a_batch_without_labels_is_a_fault() -> None:
 
 
 def test_a_loss_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    model = BertForPreTraining(BertConfig(**BERT))
+    model = transformers.BertForPreTraining(transformers.BertConfig(**BERT))
     assert from_transformers(model).loss_weight(batch(model)) == ROWS
     assert "BertForPreTraining: what its loss is a mean over is not known; rows are assumed" in caplog.text
     assert from_transformers(model, weight="tokens").loss_weight(batch(model)) == 32

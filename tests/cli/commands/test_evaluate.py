@@ -141,12 +141,6 @@ def test_a_damaged_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[st
     assert not (checkpoint.parents[1] / "evaluation.json").exists()
 
 
-@pytest.mark.slow  # in process above; as typed: tests/config/test_entry.py (refusals), tests/end_to_end/test_guests.py
-def test_a_damaged_checkpoint_as_typed(checkpoint: Path, tmp_path: Path) -> None:
-    damage(checkpoint)
-    assert refused(checkpoint, tmp_path).err.endswith(UNREADABLE)
-
-
 def test_another_error_of_the_pass_stays_what_it_is(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.memory_cases import Counter
 from tests.kit import tiny
 from tests.kit.few import slow
 from wellfed import batches
@@ -57,6 +56,8 @@ def task(sample, **more):
     ],
 )
 def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro, checkpointed):
+    from benchmarks.memory_counter import Counter
+
     model, data = Wide(), tiny.TinyData(SAMPLES)
     sample = data.fetch(torch.arange(SAMPLES), tiny.SampleRng(0, 0))
     found = measure(model, task(sample, precision=precision, checkpointed=checkpointed), SAMPLES, block_bytes=1)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from wellfed import AccelerateWatch, RayTrainWatch, TrainerWatch
+from wellfed import AccelerateWatch, RayTrainWatch
 from wellfed.record import RunRecord
 from wellfed.run.watch.watched_script import WatchedScript
 
@@ -73,6 +73,8 @@ def torch_as_before() -> Iterator[None]:
 def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
+    from wellfed import TrainerWatch
+
     arguments = transformers.TrainingArguments(
         str(tmp_path / "out"),
         per_device_train_batch_size=4,
@@ -104,6 +106,7 @@ def test_a_trainer_after_one_that_failed(tmp_path: Path) -> None:
     """transformers calls no callback when a training raises."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
+    from wellfed import TrainerWatch
 
     class Broken(Slow):
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:

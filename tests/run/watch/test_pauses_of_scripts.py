@@ -150,7 +150,7 @@ LOSS_BY_OTHER = STEP.format("pass").replace("model(x)", "y = model(x); y = y + o
     ("more", "in_step"),
     [
         (OTHER + COMPILED, TEACHER),
-        (OTHER + COMPILED, LOSS_BY_OTHER),
+        pytest.param(OTHER + COMPILED, LOSS_BY_OTHER, marks=pytest.mark.slow),
         pytest.param(SCRIPTED, TEACHER, marks=pytest.mark.slow),
     ],
     ids=["teacher of a compiled model", "loss beside a compiled model", "TorchScript"],

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from tests.kit.few import few
 from tests.run.ranks.test_rank_figures import rows
 from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
+from wellfed import AccelerateWatch
 from wellfed.ranks import Launch
 from wellfed.run.ranks import rank_figures
 from wellfed.run.watch import ranks_of_script
 from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import ScriptEnd
+from wellfed.run.watch.watched_script import WatchedScript
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 RANKS = SCRIPTS / "ranks.py"
@@ -69,10 +70,9 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert "Ranks side by side" in (folder_of(folder) / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [("leaves early", 0), *few([("raises", 1), ("exits", 1), ("ends late", 0)], 1)],
-)
+# Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("leaves early", 0), ("raises", 1), ("exits", 1), ("ends late", 0)])
 def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: Path) -> None:
     alone = ended(*TORCHRUN, RANKS, "--rank-1", how, cwd=tmp_path)
     done = watched("--rank-1", how, cwd=tmp_path)
@@ -89,6 +89,7 @@ def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: P
         assert "The last figures of rank 1 are unknown: they had not come by the end of rank 0." in done.stderr
 
 
+@pytest.mark.slow  # as the next test has it
 def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
     """Their processes are left alone then."""
     done = watched(cwd=tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
@@ -97,6 +98,17 @@ def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
     unknown = "The last figures of rank 1 are unknown: this launcher serves no store."
     assert unknown in done.stderr
     assert unknown in (folder_of(tmp_path) / "report.md").read_text()
+
+
+def test_a_rank_without_a_store_is_left_alone_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with AccelerateWatch("loop", tmp_path):
+        assert WatchedScript.current is None
+    assert unknown_ranks(2, set(), None) == "The last figures of rank 1 are unknown: this launcher serves no store."
+    monkeypatch.setenv("RANK", "0")
+    with AccelerateWatch("loop", tmp_path):
+        assert WatchedScript.current is not None
 
 
 def launch(rank: int, ranks: int = 2) -> Launch:

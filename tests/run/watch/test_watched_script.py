@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.commands import environment
+from tests.end_to_end.commands import environment, run
 from tests.fake_cuda.machine import Cards, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from tests.kit.few import few
@@ -27,10 +27,20 @@ SCRIPTS = Path(__file__).with_name("scripts")
 WATCH = ("-m", "wellfed", "watch")
 
 
-def ended(*command: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300
-    )
+def ended(*command: str | Path, cwd: Path, fresh: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments to its end, in a copy of one that has imported torch already.
+
+    Args:
+        fresh: whether it is a Python of its own: for what an import of torch or a traceback shows.
+    """
+    words = [*map(str, command)]
+    if fresh:
+        return subprocess.run(
+            [sys.executable, *words], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300
+        )
+    script = words[0] if words[0] == "-m" else cwd / words[0]
+    done = run(script, *words[1:], cwd=cwd, **more)
+    return subprocess.CompletedProcess(words, done.code, done.out, done.err)
 
 
 def folder_of(cwd: Path) -> Path:
@@ -63,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("classify.py", ["--workers", "2", "--output"]),
+        ("classify.py", ["--workers", "2", "--images", "160", "--output"]),
         pytest.param(
             *("classify.py", ["--workers", "1", "--images", "64", "--context", "spawn", "--output"]),
             marks=pytest.mark.slow,
@@ -103,8 +113,8 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
 def test_nothing_is_compiled_again(tmp_path: Path) -> None:
     """Nor are there other graphs, or a trace of the watch in saved, scripted and copied models. Its loaders are gone
     while they are iterated over."""
-    alone = ended("-W", "ignore", SCRIPTS / "compiled.py", cwd=tmp_path)
-    watched = ended("-W", "ignore", *WATCH, SCRIPTS / "compiled.py", cwd=tmp_path)
+    alone = ended(SCRIPTS / "compiled.py", cwd=tmp_path)
+    watched = ended(*WATCH, SCRIPTS / "compiled.py", cwd=tmp_path)
     assert alone.stdout.count("'unique_graphs': 1") == 3
     assert (watched.returncode, watched.stdout) == (0, alone.stdout)
     assert "is compiled: its forward pass is not told apart" in watched.stderr
@@ -238,6 +248,7 @@ if __name__ == "__main__":
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow  # a script that becomes a daemon: test_script_process.py
 def test_a_daemon_is_watched_where_it_trains(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """
@@ -254,7 +265,7 @@ for _ in range(30):
 print("trained")
 """
     )
-    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    done = ended(*WATCH, "train.py", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "Report   logs" in done.stderr
     assert record_of(tmp_path).steps == 30
@@ -292,10 +303,7 @@ print({event.key: event.count for event in found.key_averages() if event.key.sta
 
 @pytest.mark.parametrize(
     "how",
-    [
-        "os._exit(4)",
-        *few(["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('a bad batch')"], 1),
-    ],
+    few(["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(4)", "raise ValueError('a bad batch')"], 1),
 )
 def test_a_script_that_ends_in_training_leaves_a_record(how: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -315,11 +323,11 @@ for number, (x,) in enumerate(loader):
         {how}
 """
     )
-    done = ended(*WATCH, "train.py", cwd=tmp_path)
-    alone = ended("train.py", cwd=tmp_path)
+    raised = "raise" in how
+    done, alone = ended(*WATCH, "train.py", cwd=tmp_path), ended("train.py", cwd=tmp_path, fresh=raised)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
     assert alone.stderr in done.stderr
-    record, raised = record_of(tmp_path), "raise" in how
+    record = record_of(tmp_path)
     assert record.status == ("failed" if raised else "killed")
     assert (record.error is not None) == raised
     report = ended("-m", "wellfed", "report", folder_of(tmp_path), cwd=tmp_path)
@@ -362,6 +370,7 @@ time.sleep(600)
     assert record_of(tmp_path).status == "interrupted"
 
 
+@pytest.mark.slow  # another end: the test of scripts that end in training
 def test_a_killed_script_can_be_reported_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "classify.py").read_text())
     words = ["--images", "100000", "--read-ms", "1"]

@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from tests.kit import tiny
 from wellfed.contract import LossOutput
@@ -106,8 +105,11 @@ class Guest(pl.LightningModule):
     """A module that keeps outputs in several common ways."""
 
     def __init__(self, breaks_in: str = "") -> None:
+        import torchmetrics
+
         super().__init__()
-        self.net, self.mean, self.outputs, self.breaks_in = nn.Linear(tiny.WIDTH, 1), MeanMetric(), [], breaks_in
+        self.net, self.mean = nn.Linear(tiny.WIDTH, 1), torchmetrics.MeanMetric()
+        self.outputs, self.breaks_in = [], breaks_in
         self.register_buffer("asked", torch.zeros(()))
         self.calls: dict[str, int] = {}
         self.has_written = False

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 
 from wellfed.train.memory import snapshot
@@ -116,6 +115,8 @@ def test_what_a_short_list_holds_is_put_back() -> None:
 
 
 def test_metrics_within_metrics_are_put_back() -> None:
+    import torchmetrics
+
     inner = torchmetrics.MeanMetric()
     outer = torchmetrics.MetricCollection({"spread": torchmetrics.wrappers.MultioutputWrapper(inner, 2)})
     sums = Sums(nn.Linear(2, 2))

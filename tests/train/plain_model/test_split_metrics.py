@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
-from torchmetrics.retrieval import RetrievalMRR
 
 from tests.kit import tiny
 from wellfed.contract import LossOutput
@@ -69,10 +66,16 @@ def test_what_weighs_nothing_counts_nothing(model: Classes) -> None:
     assert metrics.compute() == before
 
 
-def collection() -> MetricCollection:
-    return MetricCollection(
-        {"accuracy": MulticlassAccuracy(CLASSES, average="micro"), "each": MulticlassAccuracy(CLASSES, average=None)}
-    )
+def accuracy(average: str | None = "micro") -> Any:
+    import torchmetrics  # not above: pytest asks names of a test file for attributes, which would import all metrics
+
+    return torchmetrics.classification.MulticlassAccuracy(CLASSES, average=average)
+
+
+def collection() -> Any:
+    import torchmetrics
+
+    return torchmetrics.MetricCollection({"accuracy": accuracy(), "each": accuracy(None)})
 
 
 def test_torchmetrics_need_no_wrapper(model: Classes) -> None:
@@ -80,12 +83,14 @@ def test_torchmetrics_need_no_wrapper(model: Classes) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0]["accuracy"] == pytest.approx(found[0]["right"], rel=1e-6)
     assert {"each_0", "each_1", "each_2", "loss"} < set(found[0])
-    alone = seen(SplitMetrics(model, None, MulticlassAccuracy(CLASSES, average="micro")), [0, 70]).compute()
+    alone = seen(SplitMetrics(model, None, accuracy()), [0, 70]).compute()
     assert alone["MulticlassAccuracy"] == found[0]["accuracy"]
 
 
 def test_one_that_is_no_number_is_left_out_with_a_warning(model: Classes, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = seen(SplitMetrics(model, MulticlassConfusionMatrix(CLASSES)), [0, 70])
+    import torchmetrics
+
+    metrics = seen(SplitMetrics(model, torchmetrics.classification.MulticlassConfusionMatrix(CLASSES)), [0, 70])
     assert set(metrics.compute()) == {"loss", "right"} == set(metrics.compute())
     assert [record.message for record in caplog.records] == [
         "The metric MulticlassConfusionMatrix is no number but of shape (3, 3): left out."
@@ -106,9 +111,12 @@ class Named(nn.Module):
         return LossOutput(batch["x"].mean(), predictions=given)
 
 
-def of_many_kinds() -> MetricCollection:
+def of_many_kinds() -> Any:
     """Returns metrics with states of all kinds: sums, lists of tensors, lists that are not reduced, means."""
-    return MetricCollection({"auroc": BinaryAUROC(), "mrr": RetrievalMRR()})
+    import torchmetrics
+
+    auroc, mrr = torchmetrics.classification.BinaryAUROC(), torchmetrics.retrieval.RetrievalMRR()
+    return torchmetrics.MetricCollection({"auroc": auroc, "mrr": mrr})
 
 
 @pytest.mark.parametrize(("made", "net"), [(of_many_kinds, Named), (collection, Classes)])
@@ -133,7 +141,9 @@ class Evaluated:
     best_metric, best_mode = "mean", "min"
 
     def reset(self) -> None:
-        self.mean = MeanMetric()
+        import torchmetrics
+
+        self.mean = torchmetrics.MeanMetric()
 
     def update(self, model: Any, batch: Any, *features: Any) -> None:
         self.mean.update(batch["x"])

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from tests.kit import tiny
 from wellfed.contract import LossOutput
@@ -96,6 +95,8 @@ def failing(model: Scales) -> Exception:
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")  # torch's, after other tests
 def test_an_error_that_passes_through_the_compiler_as_it_is_is_the_compilers() -> None:
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
     error = failing(Scales())
     assert isinstance(error, FailOnRecompileLimitHit)
     assert not isinstance(error, TorchDynamoException)
