@@ -1,10 +1,11 @@
-"""Records docs/screens.md anew: the screens of a run in terminals of 80 x 24 and 160 x 50, as text.
+"""Records docs/screens.md anew: screens of a run and of the monitor in terminals of 80 x 24 and 160 x 50, as text.
 
-    python tools/screens.py
+    python tools/screens.py              # all of them
+    python tools/screens.py --monitor    # the screens of the monitor alone
 
 Each run is `COMMAND` on a simulated GPU, in this checkout; its folder is removed. `TRACE` keeps its files, so that
 tests/every/test_screens.py holds its last screen to the code. README.md shows a part of it. Nothing is written if other
-programs took the CPU, unless ``--anyway`` is typed.
+programs took the CPU, unless ``--anyway`` is typed. The monitor watches two runs, `WATCHED`, one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from recording import ROOT, replaced
+from recording import ROOT, recorded, replaced
 
 from tests.every.test_readme import environment_of
 from tests.kit.small_terminal import SmallTerminal
@@ -36,6 +37,14 @@ LEFT_OUT = {"git": None, "engine": None, "host_name": "", "boot_id": ""}
 """Entries of run.json that are of the recording machine."""
 LIVE = re.compile(r"(?:[6-9]\d|1[01]\d)/120 \d.*?train/loss .*? W\b", re.DOTALL)
 """Bar in the second half of the run, and the figures below it."""
+WATCHED = ("loader=baseline", "loader=auto")
+"""What the two runs beside the monitor differ in: the first is starved, the second is fed."""
+_STARVED_FRAC = 0.4
+"""Share of the monitor's time that the first of them trains."""
+_SCALE = 5
+"""Columns left of a curve, which has a column a second."""
+_REDRAWN = re.compile(r"\r(?:\x1b\[2K(?:\x1b\[1A)?)+")
+"""What the monitor sends before it draws its table again."""
 _RUN_S = 900.0
 
 
@@ -43,8 +52,13 @@ def main(words: list[str]) -> int:
     """Records the page and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python tools/screens.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--anyway", action="store_true", help="also on a machine that other programs use")
-    is_any = parser.parse_args(words).anyway
-    texts: dict[str, str] = {}
+    parser.add_argument("--monitor", action="store_true", help="the screens of the monitor alone")
+    asked = parser.parse_args(words)
+    texts = {f"{name}_monitor": monitor_screen(*size) for name, size in SIZES.items()}
+    if asked.monitor:
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(replaced(page, recorded(page) | texts), encoding="utf-8")
+        return 0
     traces: dict[str, Any] = {}
     for name, (columns, lines) in SIZES.items():
         folder, live, end = screens(columns, lines)
@@ -52,7 +66,7 @@ def main(words: list[str]) -> int:
         files = {each: (ROOT / folder / each).read_text(encoding="utf-8") for each in KEPT}
         files["run.json"] = json.dumps({**json.loads(files["run.json"]), **LEFT_OUT})
         shutil.rmtree(ROOT / folder)
-        if "busy_machine" in files["run.json"] and not is_any:
+        if "busy_machine" in files["run.json"] and not asked.anyway:
             print("Nothing is written: other programs took the CPU.", file=sys.stderr)
             return 1
         traces[name] = {"folder": folder, "files": files}
@@ -78,6 +92,29 @@ def screens(columns: int, lines: int) -> tuple[str, str, str]:
         raise SystemExit("\n".join(end))
     folder = next(line.split()[1] for line in live if line.startswith("folder "))
     return folder, "\n".join(live), "\n".join(_from(end, r" [A-Z][A-Z -]+  "))
+
+
+def monitor_screen(columns: int, lines: int) -> str:
+    """Returns the table of `wellfed monitor` when its curves fill the window, beside two runs."""
+    seconds = columns - _SCALE
+    fixed = f"gpu={CARD} logger=none telemetry=none trainer.max_epochs=1000"
+    frac = {WATCHED[0]: _STARVED_FRAC, WATCHED[1]: 1 - _STARVED_FRAC}
+    words = [f"{word} trainer.max_time_s={frac[word] * seconds:.0f} {fixed}" for word in WATCHED]
+    runs = "; ".join(f"python src/train.py {each}" for each in words)
+    before = {*ROOT.glob("logs/recsys/runs/*")}
+    with tempfile.TemporaryDirectory() as programs:
+        watching = f"({runs}) > /dev/null 2>&1 & python -m wellfed monitor --for {seconds + 10}s; wait"
+        simulated = [sys.executable, "tools/simulated.py", CARD, "--", "bash", "-c", watching]
+        variables = {**environment_of(ROOT, Path(programs)), "TERM": "xterm", "NO_COLOR": "1"}
+        command = ["bash", "-c", f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(simulated)}"]
+        terminal = SmallTerminal(command, variables, columns, lines)
+        terminal.until(lambda sent: sent.count("Curves: utilisation") > seconds, _RUN_S)
+        frame = _REDRAWN.split(terminal.sent)[-2]  # the last may be drawn in part
+        terminal.end(_RUN_S)
+    for folder in {*ROOT.glob("logs/recsys/runs/*")} - before:
+        shutil.rmtree(folder)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).splitlines()
+    return "\n".join(line.rstrip() for line in _from(shown, r"\d+ (?:s|min).*Curves"))
 
 
 def in_short(end: str) -> str:
