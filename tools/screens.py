@@ -18,10 +18,11 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from recording import ROOT, recorded, replaced
+from recording import ROOT, last_screen, recorded, replaced
 
 from tests.every.test_readme import environment_of
 from tests.kit.small_terminal import SmallTerminal
@@ -37,6 +38,9 @@ LEFT_OUT = {"git": None, "engine": None, "host_name": "", "boot_id": ""}
 """Entries of run.json that are of the recording machine."""
 LIVE = re.compile(r"(?:[6-9]\d|1[01]\d)/120 \d.*?train/loss .*? W\b", re.DOTALL)
 """Bar in the second half of the run, and the figures below it."""
+GUIDE, DIAGNOSIS = ROOT / "docs" / "my_gpu_is_at_20_percent.md", ROOT / "docs" / "diagnosis.md"
+ON_GPU = ("starved_gpu_pictures", "workers_on_gpu_pictures")
+"""Recorded runs on a real GPU whose figures `GUIDE` reads."""
 WATCHED = ("loader=baseline", "loader=auto")
 """What the two runs beside the monitor differ in: the first is starved, the second is fed."""
 _STARVED_FRAC = 0.4
@@ -45,6 +49,7 @@ _SCALE = 5
 """Columns left of a curve, which has a column a second."""
 _REDRAWN = re.compile(r"\r(?:\x1b\[2K(?:\x1b\[1A)?)+")
 """What the monitor sends before it draws its table again."""
+_RATE = re.compile(r" [\d,.]+ \S+/s")
 _RUN_S = 900.0
 
 
@@ -58,6 +63,7 @@ def main(words: list[str]) -> int:
     if asked.monitor:
         page = PAGE.read_text(encoding="utf-8")
         PAGE.write_text(replaced(page, recorded(page) | texts), encoding="utf-8")
+        write_examples()
         return 0
     traces: dict[str, Any] = {}
     for name, (columns, lines) in SIZES.items():
@@ -73,6 +79,7 @@ def main(words: list[str]) -> int:
     TRACE.write_bytes(gzip.compress(json.dumps(traces).encode(), mtime=0))
     for page, shown in ((PAGE, texts), (README, {"end": in_short(texts["small_end"])})):
         page.write_text(replaced(page.read_text(encoding="utf-8"), shown), encoding="utf-8")
+    write_examples()
     print(f"Recorded: {PAGE.relative_to(ROOT)}, {README.name}, {TRACE.relative_to(ROOT)}")
     return 0
 
@@ -92,6 +99,37 @@ def screens(columns: int, lines: int) -> tuple[str, str, str]:
         raise SystemExit("\n".join(end))
     folder = next(line.split()[1] for line in live if line.startswith("folder "))
     return folder, "\n".join(live), "\n".join(_from(end, r" [A-Z][A-Z -]+  "))
+
+
+def write_examples() -> None:
+    """Writes the figures of recorded runs into the pages that explain them."""
+    for page, shown in examples().items():
+        page.write_text(replaced(page.read_text(encoding="utf-8"), shown), encoding="utf-8")
+
+
+def examples() -> dict[Path, dict[str, str]]:
+    """Returns what `GUIDE` and `DIAGNOSIS` show of recorded runs."""
+    traces = ROOT / "tests" / "traces"
+    files = json.loads(gzip.decompress(TRACE.read_bytes()))["small"]["files"]
+    first = json.loads(files["run.json"])["findings"][0]
+    finding = textwrap.fill(f"- {first['id']} ({first['severity']}): {first['text']}", 118)
+    return {
+        GUIDE: {name: figures_of(traces / "gpu" / f"{name}.json.gz") for name in ON_GPU},
+        DIAGNOSIS: {"finding": finding},
+    }
+
+
+def figures_of(trace: Path) -> str:
+    """Returns rate, shares of a step and device of a recorded run, as a last screen of 80 columns has them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        folder.mkdir()
+        for name, text in json.loads(gzip.decompress(trace.read_bytes()))["files"].items():
+            (folder / name).write_text(text, encoding="utf-8")
+        lines = last_screen(Path(scratch), "run").splitlines()
+    first = next(place for place, line in enumerate(lines) if _RATE.match(line))
+    last = next(place for place, line in enumerate(lines) if line.startswith(" GPU "))
+    return "\n".join(lines[first : last + 1])
 
 
 def monitor_screen(columns: int, lines: int) -> str:
@@ -120,7 +158,7 @@ def monitor_screen(columns: int, lines: int) -> str:
 def in_short(end: str) -> str:
     """Returns the verdict and the advice of a last screen."""
     lines = end.splitlines()
-    first = next(place for place, line in enumerate(lines) if re.match(r" [\d,.]+ \S+/s", line))
+    first = next(place for place, line in enumerate(lines) if _RATE.match(line))
     advice = next(place for place, line in enumerate(lines) if line.startswith(" Try"))
     after = next(place for place, line in enumerate(lines) if place > advice and not line.startswith("   "))
     return "\n".join([*lines[:first], *lines[advice:after]])

@@ -84,6 +84,13 @@ def test_the_readme_shows_a_part_of_the_last_screen() -> None:
     assert shown.rstrip("\n") == screens.in_short(SHOWN["small_end"])
 
 
+@pytest.mark.parametrize("page", screens.examples())
+def test_pages_show_the_figures_of_recorded_runs(page: Path) -> None:
+    """Else: python tools/screens.py --monitor"""
+    shown = recording.recorded(page.read_text(encoding="utf-8"))
+    assert {name: text.rstrip("\n") for name, text in shown.items()} == screens.examples()[page]
+
+
 def test_no_page_shows_a_folder_of_the_machine() -> None:
     assert not any(re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr)/", text) for text in SHOWN.values())
 
