@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
+import socket
 import statistics
 import sys
 import tempfile
@@ -36,6 +38,7 @@ from planted_runs import Machine, rate_of  # noqa: E402
 
 from benchmarks.measuring import finish  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
+from wellfed.explain.diagnosis.finding import Finding  # noqa: E402
 from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 
 PAGES = ROOT / "docs" / "findings"
@@ -104,8 +107,9 @@ def _without(finding: str, kind: str | Fault, advice: str, *instead: str, **more
     return Case(finding, planted, advice, replace(planted, fault=instead), **more)
 
 
-def _rank(finding: str, kind: str, advice: str = "", where: str = "cpu", figure: str = "rate", **mended: Any) -> Case:
-    planted = _RANKS[kind, where, "ddp"]
+def _rank(finding: str, kind: str, advice: str = "", figure: str = "rate", is_fsdp: bool = False, **mended: Any) -> Case:
+    """Returns a case of ranks on the CPU, or with FSDP on simulated cards: DDP hides their slow copies and clocks."""
+    planted = _RANKS[kind, *(("simulated", "fsdp") if is_fsdp else ("cpu", "ddp"))]
     return Case(finding, planted, advice, replace(planted, **mended) if advice else None, figure)
 
 
@@ -175,8 +179,8 @@ CASES = (
     _rank("slow_machine", "cpu_taken", "the other programs ended", burners=0),
     _rank("slow_link", "slow_link"),
     _rank("uneven_memory", "memory_of_one_rank", "nothing is kept", figure="memory", model={}),
-    _rank("copy_straggler", "slow_copy", where="simulated"),
-    _rank("slow_gpu", "hot_card", "a card that stays cool", where="simulated", variables={}),
+    _rank("copy_straggler", "slow_copy", is_fsdp=True),
+    _rank("slow_gpu", "hot_card", "a card that stays cool", is_fsdp=True, variables={}),
 )  # fmt: skip
 
 
@@ -220,7 +224,7 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
     befores: list[Evidence] = []
     afters: list[Evidence] = []
     typed: tuple[str, ...] = ()
-    said = None
+    said: Finding | None = None
     for _ in range(rounds):
         before = both.run(case, case.planted)
         found = [one for one in run_rules(before) if one.id == case.finding]
@@ -241,7 +245,7 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
         print(f"{case.finding}: no figure in {pairs}", flush=True)
         return None
     cores = [one.telemetry.mean_others_cores or 0.0 for one in (*befores, *afters)]
-    cores = [each for each in cores if each == each] or [0.0]  # nan where other ranks are unknown
+    cores = [each for each in cores if math.isfinite(each)] or [0.0]  # unknown beside some ranks
     row: dict[str, Any] = {
         "finding": case.finding,
         "fault": case.planted.kind,
@@ -253,10 +257,10 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
         "unit": unit,
         "before": _median([before for before, _ in pairs]),
         "after": _median([after for _, after in pairs]),
-        "first_before": first_of(befores),
-        "first_after": first_of(afters),
+        "found_before": found_in(befores),
+        "found_after": found_in(afters),
         "others_cores": statistics.median(cores),
-        "says": f"- {said.id} ({said.severity}): {said.text}" if said else "",
+        "says": _printed(said),
     }
     if case.figure == "rate":
         gains = sorted(after / before for before, after in pairs)
@@ -264,21 +268,28 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
     return row
 
 
+def _printed(said: Finding | None) -> str:
+    """Returns the line of a finding, without names of this machine."""
+    line = f"- {said.id} ({said.severity}): {said.text}" if said else ""
+    return line.replace(socket.gethostname(), "node-a").replace(f"{ROOT}/", "")
+
+
 def _median(values: Sequence[float]) -> float | str:
     """Returns the median; text if it is not finite, which JSON does not have."""
     middle = statistics.median(values)
-    return middle if abs(middle) < float("inf") else str(middle)
+    return middle if math.isfinite(middle) else str(middle)
 
 
-def first_of(runs: Sequence[Evidence]) -> str:
-    """Returns the id that most runs have first, without remarks on the machine."""
-    ids = [next((one.id for one in run_rules(run) if one.id not in ON_MACHINE), "none") for run in runs]
-    return statistics.mode(ids)
+def found_in(runs: Sequence[Evidence]) -> list[str]:
+    """Returns the findings that most runs have, without remarks on the machine."""
+    ids = [tuple(one.id for one in run_rules(run) if one.id not in ON_MACHINE) for run in runs]
+    return list(statistics.mode(ids))
 
 
 def example(row: Mapping[str, Any], record: str) -> str:
     """Returns the part of a page that shows a run before and after."""
-    where = "two CPU cores" if row["where"] == "cpu" else "a simulated card"
+    card = "simulated cards with FSDP" if row["ranks"] > 1 else "a simulated card"
+    where = "two CPU cores" if row["where"] == "cpu" else f"{card}, not as fast as real ones"
     ranks = f"{row['ranks']} ranks on " if row["ranks"] > 1 else ""
     how = f"medians of {row['n']} runs each, in turns" if row["n"] > 1 else "one run each"
     busy = ", beside other programs" if row["others_cores"] >= 2 * BUSY_FRAC else ""
@@ -286,11 +297,12 @@ def example(row: Mapping[str, Any], record: str) -> str:
         f"Before and after, {ranks}{where}, {how}{busy}",
         f"([record](../../benchmarks/records/{record})):",
         "",
-        f"| | {row['figure']} | first finding |",
+        f"| | {row['figure']} | found |",
         "|---|---|---|",
     ]
     for name, when in (("before", "before"), (row["advice"], "after")):
-        lines.append(f"| {name} | {_shown(row[when], row['unit'])} | `{row[f'first_{when}']}` |")
+        found = ", ".join(f"`{each}`" for each in row[f"found_{when}"]) or "nothing"
+        lines.append(f"| {name} | {_shown(row[when], row['unit'])} | {found} |")
     return "\n".join(lines)
 
 
