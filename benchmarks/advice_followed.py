@@ -189,7 +189,8 @@ class Both:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._stack = folder, contextlib.ExitStack()
-        self._machine, self._ranks = None, None
+        self._machine: Machine | None = None
+        self._ranks: RankMachine | None = None
 
     def __enter__(self) -> Both:
         return self

@@ -475,7 +475,7 @@ def _burn_beside(*, apart: bool) -> None:
     if apart:
         subprocess.Popen([sys.executable, "-c", _BURN])
     else:
-        threading.Thread(target=exec, args=(_BURN,), name="refresh-index", daemon=True).start()
+        threading.Thread(target=exec, args=(_BURN, {}), name="refresh-index", daemon=True).start()
 
 
 class Pause(pl.Callback):
