@@ -22,6 +22,7 @@ import socket
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 PAGES = ROOT / "docs" / "findings"
 RECORDS = ROOT / "benchmarks" / "records"
 THEME = "advice_followed"
+PRINTED = ("unexplained", "wide_batches", "slow_machine", "copy_straggler")
+"""Findings whose pages show the text of these runs; the other texts are of tests/traces."""
 ON_MACHINE = ("busy_machine", "machine_was_slower")
 BUSY_FRAC = 0.25
 """Share of the cores that other programs take, from which a page names it."""
@@ -307,6 +310,13 @@ def example(row: Mapping[str, Any], record: str) -> str:
     return "\n".join(lines)
 
 
+def printed(row: Mapping[str, Any]) -> str:
+    """Returns the part of a page that shows the text of a finding."""
+    where = "on two CPU cores" if row["ranks"] == 1 else "on two ranks"
+    of_card = ", on simulated cards" if row["where"] == "simulated" else ""
+    return f"A fault planted in a real run {where}{of_card}:\n```text\n{textwrap.fill(row['says'], 118)}\n```"
+
+
 def _shown(value: float | str, unit: str) -> str:
     if isinstance(value, str):
         return value
@@ -321,6 +331,8 @@ def newest() -> Path:
 
 _EXAMPLE = rf"\n\nBefore and after, [^\n]*\n\(\[record\]\(\S*_{THEME}_\S*\)\):\n\n(?:\|[^\n]*\n)*\|[^\n]*"
 """What `example` has written into a page."""
+_TEXT = r"## Example\n\n.*?```text\n.*?```"
+"""The text of a finding on its page."""
 
 
 def write_pages() -> None:
@@ -330,6 +342,8 @@ def write_pages() -> None:
         path = PAGES / f"{row['finding']}.md"
         text = path.read_text(encoding="utf-8")
         text = re.sub(_EXAMPLE, "", text)
+        if row["finding"] in PRINTED:
+            text = re.sub(_TEXT, lambda _, row=row: f"## Example\n\n{printed(row)}", text, flags=re.DOTALL)
         shown = f"\n\n{example(row, record.name)}\n\n## See also"
         path.write_text(text.replace("\n\n## See also", shown), encoding="utf-8")
 
