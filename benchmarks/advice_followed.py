@@ -6,8 +6,9 @@
 Faults are those of `planted_faults.py` and `planted_rank_faults.py`, one for each finding whose cause can be removed
 here. An override is taken from the finding itself. Where a finding prints none, its cause is removed, as its page
 advises: the callback does its work less often, the thread becomes a process. ``--add`` keeps the rows of the record
-that are not measured again. ``--pages`` writes the example before and after into each page of docs/findings from the
-newest record; tests/every/test_docs.py compares them. Remarks on the machine (`busy_machine`) are left out of what is
+that are not measured again. ``--recorded`` adds pairs of recorded runs, `RECORDED`, for findings without a row.
+``--pages`` writes the example before and after into each page of docs/findings from the newest record;
+tests/every/test_docs.py compares them. Remarks on the machine (`busy_machine`) are left out of what is
 found, and the cores that other programs took are in the record.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import math
 import re
@@ -44,6 +46,7 @@ from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 
 PAGES = ROOT / "docs" / "findings"
 RECORDS = ROOT / "benchmarks" / "records"
+TRACES = ROOT / "tests" / "traces"
 THEME = "advice_followed"
 PRINTED = ("unexplained", "wide_batches", "slow_machine", "copy_straggler")
 """Findings whose pages show the text of these runs; the other texts are of tests/traces."""
@@ -110,7 +113,9 @@ def _without(finding: str, kind: str | Fault, advice: str, *instead: str, **more
     return Case(finding, planted, advice, replace(planted, fault=instead), **more)
 
 
-def _rank(finding: str, kind: str, advice: str = "", figure: str = "rate", is_fsdp: bool = False, **mended: Any) -> Case:
+def _rank(
+    finding: str, kind: str, advice: str = "", figure: str = "rate", is_fsdp: bool = False, **mended: Any
+) -> Case:
     """Returns a case of ranks on the CPU, or with FSDP on simulated cards: DDP hides their slow copies and clocks."""
     planted = _RANKS[kind, *(("simulated", "fsdp") if is_fsdp else ("cpu", "ddp"))]
     return Case(finding, planted, advice, replace(planted, **mended) if advice else None, figure)
@@ -124,15 +129,13 @@ _SHORT_EPOCHS = Fault(
     "cpu",
     (
         *("+workload.data.build_steps=2", "+workload.data.eval_batches=0", "loader.persistent_workers=true"),
-        *("loader.backend=processes", "loader.num_workers=3"),
+        *("loader.backend=processes", "loader.num_workers=3", "trainer.checkpoint_every_steps=1000"),
     ),
     ("+workload.data.num_batches=8",),
     steps=120,
 )
 _DATA = "+workload.data"
-_WIDE = replace(
-    _PLANTED["float64_collate"], code=(_WHOLE, f"{_DATA}.num_batches=40"), fault=(f"{_DATA}.wide=true",)
-)
+_WIDE = replace(_PLANTED["float64_collate"], code=(_WHOLE, f"{_DATA}.num_batches=40"), fault=(f"{_DATA}.wide=true",))
 _LOCK = replace(
     _PLANTED["lock_in_the_dataset"],
     code=(f"{_DATA}.build_steps=2.5", "loader.backend=processes", "loader.num_workers=3"),
@@ -196,6 +199,21 @@ CASES = (
 )  # fmt: skip
 
 
+_WHOLE_BATCHES, _ON_CARD = "cpu/whole_batches_table", "simulated/on_card_table"
+RECORDED = {
+    "slow_callbacks": ("cpu/average_on_the_host_table", _WHOLE_BATCHES, "without the callback", "rate"),
+    "busy_thread": ("cpu/background_thread_table", _WHOLE_BATCHES, "without the thread", "rate"),
+    "step_time_trend": ("cpu/growing_loss_table", _WHOLE_BATCHES, "nothing grows", "rate"),
+    "loss_blows_up": ("cpu/loss_blows_up_table", _WHOLE_BATCHES, "without the outliers", "last loss"),
+    "clocks_limited": ("simulated/clocks_limited_table", _ON_CARD, "a card that stays cool", "rate"),
+    "memory_creeps": ("simulated/memory_creeps_table", _ON_CARD, "nothing is kept", "memory"),
+    "utilisation_swings": ("simulated/pauses_of_its_own_table", _ON_CARD, "no pauses", "rate"),
+    "input_straggler": ("cpu/ranks_starved", "cpu/ranks_healthy", "the data of all ranks as fast", "rate"),
+}
+"""Recorded runs with a fault and without it (tests/traces), what was done, and the figure. They stand in for runs in
+turns where other programs hide the finding."""
+
+
 class Both:
     """Runs of one process and of several ranks; a context manager."""
 
@@ -233,7 +251,6 @@ class Both:
 
 def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
     """Returns what the advice of a finding has changed; None, with a message, if the finding was not there."""
-    unit, figure = FIGURES[case.figure]
     befores: list[Evidence] = []
     afters: list[Evidence] = []
     typed: tuple[str, ...] = ()
@@ -253,20 +270,27 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
                 typed = ()
         befores.append(before)
         afters.append(both.run(case, case.mended or case.planted, typed))
-    pairs = [(figure(before), figure(after)) for before, after in zip(befores, afters, strict=True)]
-    if any(value is None for pair in pairs for value in pair):
-        print(f"{case.finding}: no figure in {pairs}", flush=True)
+    typed_text = f"`{' '.join(typed)}`" if typed else case.advice
+    facts = {"finding": case.finding, "fault": case.planted.kind, "where": case.planted.where, "advice": typed_text}
+    return row_of(facts, case.figure, befores, afters, said)
+
+
+def row_of(
+    facts: Mapping[str, Any], figure: str, befores: Sequence[Evidence], afters: Sequence[Evidence], said: Finding | None
+) -> dict[str, Any] | None:
+    """Returns a row of the record; None, with a message, if a run lacks the figure."""
+    unit, value = FIGURES[figure]
+    pairs = [(value(before), value(after)) for before, after in zip(befores, afters, strict=True)]
+    if any(each is None for pair in pairs for each in pair):
+        print(f"{facts['finding']}: no figure in {pairs}", flush=True)
         return None
     cores = [one.telemetry.mean_others_cores or 0.0 for one in (*befores, *afters)]
     cores = [each for each in cores if math.isfinite(each)] or [0.0]  # unknown beside some ranks
-    row: dict[str, Any] = {
-        "finding": case.finding,
-        "fault": case.planted.kind,
-        "where": case.planted.where,
-        "ranks": RANKS if isinstance(case.planted, RankFault) else 1,
-        "n": rounds,
-        "advice": f"`{' '.join(typed)}`" if typed else case.advice,
-        "figure": case.figure,
+    row = {
+        **facts,
+        "ranks": max(1, len(befores[0].record.ranks)),
+        "n": len(pairs),
+        "figure": figure,
         "unit": unit,
         "before": _median([before for before, _ in pairs]),
         "after": _median([after for _, after in pairs]),
@@ -275,10 +299,28 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
         "others_cores": statistics.median(cores),
         "says": _printed(said),
     }
-    if case.figure == "rate":
+    if figure == "rate":
         gains = sorted(after / before for before, after in pairs)
         row["gain"] = [statistics.median(gains), gains[0], gains[-1]]
     return row
+
+
+def of_traces(finding: str) -> dict[str, Any] | None:
+    """Returns the row of two recorded runs."""
+    before, after, advice, figure = RECORDED[finding]
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = [_unpacked(name, Path(scratch) / str(place)) for place, name in enumerate((before, after))]
+    facts = {"finding": finding, "traces": [before, after], "where": before.partition("/")[0], "advice": advice}
+    said = next(one for one in run_rules(runs[0]) if one.id == finding)
+    return row_of(facts, figure, runs[:1], runs[1:], said)
+
+
+def _unpacked(name: str, folder: Path) -> Evidence:
+    folder.mkdir()
+    trace = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
+    for file, text in trace["files"].items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return Evidence.read(folder)
 
 
 def _printed(said: Finding | None) -> str:
@@ -305,6 +347,7 @@ def example(row: Mapping[str, Any], record: str) -> str:
     where = "two CPU cores" if row["where"] == "cpu" else f"{card}, not as fast as real ones"
     ranks = f"{row['ranks']} ranks on " if row["ranks"] > 1 else ""
     how = f"medians of {row['n']} runs each, in turns" if row["n"] > 1 else "one run each"
+    how = "one recorded run each" if "traces" in row else how
     busy = ", beside other programs" if row["others_cores"] >= 2 * BUSY_FRAC else ""
     lines = [
         f"Before and after, {ranks}{where}, {how}{busy}",
@@ -364,13 +407,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="no case is begun after that")
     parser.add_argument("--pages", action="store_true", help="write the pages from the newest record")
     parser.add_argument("--out", type=Path, help="the record")
+    parser.add_argument(
+        "--recorded", action="store_true", help="add recorded runs for findings without a row, run nothing"
+    )
     parser.add_argument("--add", action="store_true", help="keep rows of the record that are not measured again")
     chosen = parser.parse_args()
     if chosen.pages:
         write_pages()
         return
-    kept = json.loads(chosen.out.read_text(encoding="utf-8"))["results"] if chosen.add else []
+    kept = json.loads(chosen.out.read_text(encoding="utf-8"))["results"] if chosen.add or chosen.recorded else []
     rows = {row["finding"]: row for row in kept}
+    if chosen.recorded:
+        for finding in RECORDED:
+            if finding not in rows and (row := of_traces(finding)) is not None:
+                rows[finding] = row
+        _write(rows, chosen.out)
+        return
     until_s = time.monotonic() + 60 * chosen.minutes
     temporary = tempfile.TemporaryDirectory(prefix="advice-", ignore_cleanup_errors=True)
     with temporary as folder, Both(Path(folder)) as both:

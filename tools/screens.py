@@ -49,6 +49,8 @@ _SCALE = 5
 """Columns left of a curve, which has a column a second."""
 _REDRAWN = re.compile(r"\r(?:\x1b\[2K(?:\x1b\[1A)?)+")
 """What the monitor sends before it draws its table again."""
+_FED_S, _WAITED_S = 15, 45
+"""Seconds of the second run on a screen of the monitor, and those that the runs may take to start."""
 _RATE = re.compile(r" [\d,.]+ \S+/s")
 _RUN_S = 900.0
 
@@ -141,12 +143,14 @@ def monitor_screen(columns: int, lines: int) -> str:
     runs = "; ".join(f"python src/train.py {each}" for each in words)
     before = {*ROOT.glob("logs/recsys/runs/*")}
     with tempfile.TemporaryDirectory() as programs:
-        watching = f"({runs}) > /dev/null 2>&1 & python -m wellfed monitor --for {seconds + 10}s; wait"
+        watching = f"({runs}) > /dev/null 2>&1 & python -m wellfed monitor --for {seconds + _WAITED_S}s; wait"
         simulated = [sys.executable, "tools/simulated.py", CARD, "--", "bash", "-c", watching]
         variables = {**environment_of(ROOT, Path(programs)), "TERM": "xterm", "NO_COLOR": "1"}
         command = ["bash", "-c", f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(simulated)}"]
         terminal = SmallTerminal(command, variables, columns, lines)
-        terminal.until(lambda sent: sent.count("Curves: utilisation") > seconds, _RUN_S)
+        terminal.until(
+            lambda sent: sent.count("Curves: utilisation") > seconds and sent.count(WATCHED[1]) > _FED_S, _RUN_S
+        )
         frame = _REDRAWN.split(terminal.sent)[-2]  # the last may be drawn in part
         terminal.end(_RUN_S)
     for folder in {*ROOT.glob("logs/recsys/runs/*")} - before:

@@ -407,9 +407,7 @@ def test_the_table_of_findings_links_to_every_page_once():
 
 FOLLOWED = {row["finding"]: row for row in json.loads(advice_followed.newest().read_text(encoding="utf-8"))["results"]}
 """Findings whose pages show a planted run before and after the advice."""
-MEASURED = sorted(
-    name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md") and name not in FOLLOWED
-)
+MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md") and name not in FOLLOWED)
 """Findings whose pages show a run of a workload before and after the override."""
 READ_ONLY = {
     *("healthy", "unknown", "machine_was_slower", "busy_machine", "slow_start", "host_memory_full", "data_parallel"),
