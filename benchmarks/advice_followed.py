@@ -147,14 +147,6 @@ _COLUMNS = replace(
     fault=(),
 )
 _JOINED = "++workload.model.joined=true"
-_PARALLEL = Fault(
-    "data_parallel_on_cards",
-    "data_parallel",
-    "simulated",
-    ("++workload.model.rests=false", "++workload.model.works=true", _WHOLE),
-    ("++workload.model.parallel=true",),
-    card={"cards": 2},
-)
 CASES = (
     _typed("too_few_workers", "too_few_workers"),
     _typed("slow_storage", "slow_storage"),
@@ -186,7 +178,6 @@ CASES = (
     _typed("device_memory_full", "device_memory_full", figure="steps done"),
     _without("memory_creeps", "memory_creeps", "nothing is kept", figure="memory"),
     _without("utilisation_swings", "pauses_of_its_own", "no pauses"),
-    Case("data_parallel", _PARALLEL, mended=replace(_PARALLEL, fault=())),
     _rank("input_straggler", "input_inline"),
     _rank("compute_straggler", "slow_forward", "the same work on all ranks", model={}),
     _rank("uneven_shares", "long_sequences", "sequences of one length", data={}),
