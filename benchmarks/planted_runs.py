@@ -54,12 +54,8 @@ class Run:
 
     @cached_property
     def rate(self) -> float | None:
-        """Samples/s from the first step after the warm-up to the last, all that came between included."""
-        if self.evidence is None:
-            return None
-        samples, evidence = self.evidence.steps.column("samples"), self.evidence
-        wall_ms = (evidence.steps.mean_ms or 0.0) * len(samples) + float(evidence.steps.gap_ms.sum())
-        return 1e3 * float(samples.sum()) / wall_ms if len(samples) > 1 and wall_ms else None
+        """Returns `rate_of` this run."""
+        return None if self.evidence is None else rate_of(self.evidence)
 
     @property
     def first(self) -> str:
@@ -70,6 +66,13 @@ class Run:
     def notes(self) -> list[str]:
         """Ids of what is said beside the causes."""
         return [each["id"] for each in self.findings[1:] if each["severity"] == "info"]
+
+
+def rate_of(evidence: Evidence) -> float | None:
+    """Returns samples/s from the first step after the warm-up to the last, all that came between included."""
+    samples = evidence.steps.column("samples")
+    wall_ms = (evidence.steps.mean_ms or 0.0) * len(samples) + float(evidence.steps.gap_ms.sum())
+    return 1e3 * float(samples.sum()) / wall_ms if len(samples) > 1 and wall_ms else None
 
 
 class Machine:

@@ -14,6 +14,8 @@ import os
 import re
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -201,13 +203,15 @@ class SlowCollate:
 
 
 class ManyTensors:
-    """torch's collate, and beside it small tensors, as of a table with a tensor for each column."""
+    """torch's collate, and beside it small tensors, as of a table with a tensor for each column, or one large one."""
 
-    def __init__(self, num: int) -> None:
-        self.num = num
+    def __init__(self, num: int, *, stacked: bool) -> None:
+        self.num, self.stacked = num, stacked
 
     def __call__(self, samples: list[Any]) -> Any:
-        return default_collate(samples) | {"columns": [torch.zeros(len(samples)) for _ in range(self.num)]}
+        size = len(samples)
+        columns = torch.zeros(self.num, size) if self.stacked else [torch.zeros(size) for _ in range(self.num)]
+        return default_collate(samples) | {"columns": columns}
 
 
 class WholeBatches(Samples):
@@ -230,6 +234,7 @@ def data(
     eval_batches: int = 1,
     collate_steps: float = 0.0,
     columns: int = 0,
+    stacked: bool = False,
     **faults: Any,
 ) -> Datasets:
     """Returns normal inputs ``[n, *sizes]`` whose first value decides their class.
@@ -237,6 +242,7 @@ def data(
     Args:
         collate_steps: what collate takes, in steps.
         columns: number of small tensors of a batch beside its inputs and labels.
+        stacked: these are one tensor.
     """
     made = torch.Generator().manual_seed(0)
 
@@ -246,9 +252,9 @@ def data(
         return kind(inputs, labels, batch=batch, step_ms=step_ms, **slow)
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
-    collate = (
-        SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else ManyTensors(columns) if columns else None
-    )
+    collate: SlowCollate | ManyTensors | None = ManyTensors(columns, stacked=stacked) if columns else None
+    if collate_steps:
+        collate = SlowCollate(1e-3 * step_ms * collate_steps)
     return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate)
 
 
@@ -260,6 +266,7 @@ class Planted(nn.Module):
         rests: a forward pass rests until then.
         works: it multiplies matrices about that long instead.
         moves: it reads and writes large tensors instead, which a card's memory limits.
+        joined: these operations are one, and the ``tiny`` tensors are one.
         size: rows and columns of its matrices on a real card, and of the layers of ``deep``; 0 = a simulated card.
         products: how many products a pass computes on a real card; 0 = as many as take ``step_ms``.
         first_s: what the first pass takes beside it, as where something is compiled.
@@ -278,6 +285,7 @@ class Planted(nn.Module):
         threads: torch computes with so many threads from the first pass on.
         tiny: so many tensors of 16 values are trained beside the net.
         burns: a thread of this process runs Python code from the first pass on.
+        apart: a process of its own does that.
         jitters: standard deviation of the rest over its mean.
     """
 
@@ -290,6 +298,7 @@ class Planted(nn.Module):
         rests: bool = True,
         works: bool = False,
         moves: bool = False,
+        joined: bool = False,
         size: int = 0,
         products: int = 0,
         first_s: float = 0.0,
@@ -309,6 +318,7 @@ class Planted(nn.Module):
         threads: int = 0,
         tiny: int = 0,
         burns: bool = False,
+        apart: bool = False,
         jitters: float = 0.0,
     ) -> None:
         super().__init__()
@@ -322,7 +332,9 @@ class Planted(nn.Module):
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
         self.grows, self.threads, self.burns, self.jitters = grows, threads, burns, jitters
-        self.tiny = nn.ParameterList(torch.zeros(16) for _ in range(tiny))
+        self.joined, self.apart = joined, apart
+        num, rows = (1, tiny) if joined and tiny else (tiny, 1)
+        self.tiny = nn.ParameterList(torch.zeros(16 * rows) for _ in range(num))
         if extra_mib:
             self.register_buffer("extra", torch.randn(int(extra_mib * 2**18)))
 
@@ -351,7 +363,7 @@ class Planted(nn.Module):
         if self.threads and self.passes == 1:
             torch.set_num_threads(self.threads)
         if self.burns and self.passes == 1:
-            threading.Thread(target=_burn, name="refresh-index", daemon=True).start()
+            _burn_beside(apart=self.apart)
         for weight in self.tiny:
             loss = loss + 0 * weight.sum()
         if self.first_s and self.passes == 1:
@@ -367,7 +379,7 @@ class Planted(nn.Module):
             self._work(loss.device, share)
         if self.moves:
             many = torch.ones(int(share * (self.size**2 or 2**20)), device=loss.device)
-            for _ in range(self._times(many.clone, 2 * CARD_MS)):
+            for _ in range(1 if self.joined else self._times(many.clone, 2 * CARD_MS)):
                 many = many * 1.0
         if len(self.layers):
             size = self.size or CARD_SIZE
@@ -454,10 +466,16 @@ class Sequences(Planted):
         super().__init__(Attention(features, hidden), **planted)
 
 
-def _burn() -> None:
-    """Python code, as of a cache that is kept up to date."""
-    while True:
-        sum(range(1000))
+_BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1000))"
+"""Python code, as of a cache that is kept up to date; it ends when its parent has ended."""
+
+
+def _burn_beside(*, apart: bool) -> None:
+    """Runs `_BURN` in a thread, or in a process."""
+    if apart:
+        subprocess.Popen([sys.executable, "-c", _BURN])
+    else:
+        threading.Thread(target=exec, args=(_BURN, {}), name="refresh-index", daemon=True).start()
 
 
 class Pause(pl.Callback):
@@ -479,12 +497,14 @@ class Pause(pl.Callback):
 
 
 class HostAverage(pl.Callback):
-    """Averages the weights on the host, value by value, as a hand-made EMA does."""
+    """Averages the weights on the host every so many steps, value by value, as a hand-made EMA does."""
 
-    def __init__(self, values: int) -> None:
-        self.mean = [0.0] * values
+    def __init__(self, values: int, every: int = 1) -> None:
+        self.mean, self.every = [0.0] * values, every
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        if trainer.global_step % self.every:
+            return
         weights = [float(value) for weight in module.parameters() for value in weight.detach().flatten().tolist()]
         for place in range(len(self.mean)):
             self.mean[place] = 0.999 * self.mean[place] + 0.001 * weights[place % len(weights)]

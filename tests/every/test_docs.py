@@ -16,7 +16,8 @@ import torch
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.every.test_pages import PAGES as FOLLOWED
+from benchmarks import advice_followed
+from tests.every.test_pages import PAGES as TYPED_ELSEWHERE
 from tests.kit.few import few
 from wellfed import contract, errors, record
 from wellfed.cli.main import COMMANDS
@@ -327,7 +328,7 @@ def composes(config_name: str, *overrides: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PAGES if not name.startswith((*EXAMPLES, *FOLLOWED))]
+    "name", [name for name in PAGES if not name.startswith((*EXAMPLES, *TYPED_ELSEWHERE))]
 )  # whose blocks are run
 def test_commands_of_a_page_can_be_typed(name: str):
     for words in typed_commands(page(name)):
@@ -409,8 +410,31 @@ def test_the_table_of_findings_links_to_every_page_once():
     assert None not in found
 
 
-MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md"))
-"""Findings whose pages show a run before and after the override."""
+FOLLOWED = {row["finding"]: row for row in json.loads(advice_followed.newest().read_text(encoding="utf-8"))["results"]}
+"""Findings whose pages show a planted run before and after the advice."""
+MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findings/{name}.md") and name not in FOLLOWED)
+"""Findings whose pages show a run of a workload before and after the override."""
+READ_ONLY = {
+    *("healthy", "unknown", "machine_was_slower", "busy_machine", "slow_start", "host_memory_full", "data_parallel"),
+    *("slow_handover", "many_tensors", "few_threads", "workers_take_the_cpu", "slow_machine", "unexplained"),
+}
+"""Findings whose advice no recorded run follows: their pages say what to read from the example."""
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_the_example_of_a_page_is_a_run_before_and_after_or_says_what_to_read(name: str):
+    (shown,) = re.findall(r"^## Example\n(.*?)^## See also", page(f"docs/findings/{name}.md"), re.MULTILINE | re.DOTALL)
+    assert ("\n| before |" in shown) is (name not in READ_ONLY)
+    assert ("\nWhat to read: " in shown) is (name in READ_ONLY)
+    assert ("made up" in shown) is (name == "unexplained")
+
+
+@pytest.mark.parametrize("name", sorted(FOLLOWED))
+def test_a_page_shows_what_following_its_advice_has_changed(name: str):
+    """Else: python benchmarks/advice_followed.py --pages"""
+    assert f"\n\n{advice_followed.example(FOLLOWED[name], advice_followed.newest().name)}\n" in page(
+        f"docs/findings/{name}.md"
+    )
 
 
 @pytest.mark.parametrize("name", MEASURED)

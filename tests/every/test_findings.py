@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import advice_followed
 from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.explain.diagnosis.evidence import Evidence
@@ -18,10 +19,11 @@ TRACES = Path(__file__).parents[1] / "traces"
 OURS = ("gpu", "loader", "memory", "trainer")
 """Groups of the engine; the planted workload is not there to be composed."""
 PAGES = Path(__file__).parents[2] / "docs" / "findings"
+RANKS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-26_planted_rank_faults_cpu.json"
+MADE_UP = {"unexplained"}
+"""Pages that show a text with figures that are made up, since no recorded run has the finding."""
 Found = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 """Id of a finding, its line as printed, the overrides of the run, and those of the finding."""
-MADE_UP = {"unexplained", "wide_batches", "slow_machine", "copy_straggler"}
-"""Pages that show a text with figures that are made up, since no recorded run has the finding."""
 WITHOUT_OVERRIDES = {
     *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
     *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
@@ -79,12 +81,15 @@ def test_every_override_composes(found: list[Found], starts: str) -> None:
 
 def test_the_pages_show_texts_of_recorded_runs(found: list[Found]) -> None:
     printed = {line for _, line, _, _ in found}
+    printed |= {row["says"] for row in json.loads(advice_followed.newest().read_text(encoding="utf-8"))["results"]}
     shown = {}
     for path in sorted(PAGES.glob("*.md")):
         blocks = re.findall(r"^```text\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         shown[path.stem] = [" ".join(block.split()) for block in blocks]
     without = {name for name, texts in shown.items() if not texts} - {"index"}
     assert without == set()
+    runs = json.loads(RANKS.read_text(encoding="utf-8"))["results"][1]["runs"]
+    printed |= {f"- {run['cause']} ({severity}): {run['said']}" for run in runs for severity in ("high", "medium")}
     assert {name for name, texts in shown.items() if not printed.issuperset(texts)} == MADE_UP
 
 

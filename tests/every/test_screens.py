@@ -17,12 +17,15 @@ sys.path.insert(0, str(ROOT / "tools"))
 import recording  # noqa: E402
 import screens  # noqa: E402
 
+from wellfed.monitor.gpu_cells import CELLS  # noqa: E402
+from wellfed.monitor.live_table import BLOCKS  # noqa: E402
+
 SHOWN = recording.recorded(screens.PAGE.read_text(encoding="utf-8"))
 TRACES: dict[str, Any] = json.loads(gzip.decompress(screens.TRACE.read_bytes()))
 
 
-def test_each_size_has_a_screen_of_the_run_and_of_its_end() -> None:
-    assert set(SHOWN) == {f"{size}_{which}" for size in screens.SIZES for which in ("live", "end")}
+def test_each_size_has_a_screen_of_the_run_of_its_end_and_of_the_monitor() -> None:
+    assert set(SHOWN) == {f"{size}_{which}" for size in screens.SIZES for which in ("live", "end", "monitor")}
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -59,9 +62,33 @@ def test_the_live_screen_has_the_start_one_warning_and_the_figures(size: str) ->
     assert lines[-1].startswith("GPU ")
 
 
+@pytest.mark.parametrize("size", screens.SIZES)
+def test_the_screen_of_the_monitor_fills_its_window_and_has_each_part(size: str) -> None:
+    """Else: python tools/screens.py --monitor"""
+    columns, height = screens.SIZES[size]
+    lines = SHOWN[f"{size}_monitor"].splitlines()
+    assert len(lines) >= height - 3
+    assert re.match(r"\d.* of .*\. Curves: utilisation, the last ", lines[0])
+    assert lines[1] == "GPU".ljust(5) + "".join(cell.head.rjust(cell.width) for cell in CELLS)
+    bars = r" +memory [█░]+ +\d+ % +power [█░]+ +\d+ %$"
+    assert [place for place, line in enumerate(lines) if re.match(bars, line)] == [3]
+    curves = [line for line in lines if set(line[5:]) & set(BLOCKS) and not line.lstrip().startswith("memory")]
+    assert max(map(len, curves)) == columns
+    assert sum(line.startswith("host CPU ") for line in lines) == 1
+    assert re.match(r"GPU +pid +memory  process", lines[-2])
+    assert re.search(r"python src/train\.py loader=auto", lines[-1])
+
+
 def test_the_readme_shows_a_part_of_the_last_screen() -> None:
     (shown,) = recording.recorded(screens.README.read_text(encoding="utf-8")).values()
     assert shown.rstrip("\n") == screens.in_short(SHOWN["small_end"])
+
+
+@pytest.mark.parametrize("page", screens.examples())
+def test_pages_show_the_figures_of_recorded_runs(page: Path) -> None:
+    """Else: python tools/screens.py --monitor"""
+    shown = recording.recorded(page.read_text(encoding="utf-8"))
+    assert {name: text.rstrip("\n") for name, text in shown.items()} == screens.examples()[page]
 
 
 def test_no_page_shows_a_folder_of_the_machine() -> None:
