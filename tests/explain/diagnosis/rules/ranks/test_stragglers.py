@@ -306,6 +306,16 @@ def test_buffers_of_rank_0_make_the_others_wait_in_their_forward_pass() -> None:
     assert (found.id, found.evidence["rank"]) == ("input_straggler", 0)
 
 
+def test_a_rank_that_waits_between_its_steps_for_a_pause_of_rank_0_is_not_accused() -> None:
+    """Rank 0 alone validates, which is part of none of its steps. Rank 1 meets it at a barrier after each validation."""
+    at_barrier = {"step_ms": 115.0, "host": 4.0 + 15.0}
+    assert of_rules(rank(0), rank(1, **at_barrier)) is None
+    found = of_rules(rank(0), rank(1, **at_barrier, wait=1.0 + 20.0))
+    assert found is not None
+    assert (found.id, found.evidence["rank"]) == ("input_straggler", 1)
+    assert found.evidence["lost_ms"] == pytest.approx(20.0)
+
+
 def test_no_healthy_run_is_accused() -> None:
     assert of_rules(rank(0), rank(1)) is None
     assert of_rules(rank(0), rank(1, wait=5.0)) is None  # 4 % of a step
