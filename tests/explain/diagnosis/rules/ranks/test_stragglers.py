@@ -307,7 +307,7 @@ def test_buffers_of_rank_0_make_the_others_wait_in_their_forward_pass() -> None:
 
 
 def test_a_rank_that_waits_between_its_steps_for_a_pause_of_rank_0_is_not_accused() -> None:
-    """Rank 0 alone validates, which is part of none of its steps. Rank 1 meets it at a barrier after each validation."""
+    """Rank 0 alone validates, which is part of none of its steps. Rank 1 meets it at a barrier after each."""
     at_barrier = {"step_ms": 115.0, "host": 4.0 + 15.0}
     assert of_rules(rank(0), rank(1, **at_barrier)) is None
     found = of_rules(rank(0), rank(1, **at_barrier, wait=1.0 + 20.0))
