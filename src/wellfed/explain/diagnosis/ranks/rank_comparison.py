@@ -195,7 +195,10 @@ def straggler_of(evidence: Evidence) -> Straggler | None:
         return None
     if not has_phases(evidence, ranks):
         return _behind(ranks, _BETWEEN) or _by_its_figures(evidence, ranks)
-    return _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
+    found = _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
+    # A card that gets hot in the first steps makes the interval of all steps wide.
+    seen = None if found is not None else _by_its_figures(evidence, ranks)
+    return seen if seen is not None and seen.known_cause == "slow_gpu" else found
 
 
 def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | None:

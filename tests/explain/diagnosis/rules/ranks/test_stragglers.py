@@ -143,6 +143,14 @@ def test_a_card_that_is_slow(figures: dict[str, float], said: str) -> None:
         assert (", so its forward pass takes 45 ms of a step, that of rank 0 30 ms." in found.message) == (not plan)
 
 
+def test_a_card_that_got_hot_in_the_first_steps_is_named_though_the_interval_of_all_steps_is_wide() -> None:
+    hot = {"forward": 45.0, "work_half_ms": 30.0}
+    found = on_cards({**hot, "optimizer": 8.0}, **cards(heat_limited=0.9, sm_clock_mhz=1000.0))
+    assert found is not None
+    assert (found.id, found.evidence["rank"]) == ("slow_gpu", 1)
+    assert on_cards(hot, **cards(heat_limited=0.9, sm_clock_mhz=1000.0)) is None  # its optimizer takes no longer
+
+
 @pytest.mark.parametrize("figures", [{"sm_clock_mhz": 1800.0}, {"power_limited": 0.6}, {"heat_limited": 0.9}])
 def test_a_card_that_explains_too_little_is_not_the_cause(figures: dict[str, float]) -> None:
     found = on_cards({"forward": 45.0}, **cards(**figures))
