@@ -1,4 +1,4 @@
-"""Real runs of two ranks by Gloo: the rank that is starved is named, and a healthy run is not accused."""
+"""Real runs of two ranks: the rank that is slow is named, and a healthy run is not accused."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planted_rank_faults import FAULTS, RankMachine, judge
+from tests.fake_cuda.marker import simulated_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks")]
 
 
-@pytest.mark.parametrize("kind", ["input_inline", "healthy"])
-def test_the_starved_rank_of_two_is_named(kind: str, tmp_path: Path) -> None:
-    fault = next(one for one in FAULTS if (one.kind, one.where) == (kind, "cpu"))
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [("input_inline", "cpu"), ("healthy", "cpu"), ("slow_copy", "simulated"), ("hot_card", "simulated")],
+)
+def test_the_slow_rank_of_two_is_named(kind: str, where: str, tmp_path: Path) -> None:
+    """On the cards nothing blocks the host of rank 0 but its own card, where figures are logged."""
+    if where == "simulated":
+        simulated_machine()
+    fault = next(one for one in FAULTS if (one.kind, one.where, one.strategy) == (kind, where, "ddp"))
     with RankMachine(tmp_path) as machine:
         found = judge(machine, fault, 2, 1)
         assert found.is_right, found

@@ -131,3 +131,27 @@ def reduce_costly(rank: int) -> None:
 @pytest.mark.simulated(cards=2, launch_us=10_000)
 def test_a_collective_is_a_launch(tmp_path: Path) -> None:
     assert on_ranks(2, tmp_path / "store", reduce_costly) == [""] * 2
+
+
+def reduce_beside_a_slow_card(rank: int) -> None:
+    """Card 1 has 400 ms of work before a reduction. Card 0 has none, and its host comes 300 ms later."""
+    held = torch.ones(2, device="cuda")
+    dist.all_reduce(held)
+    torch.cuda.synchronize()
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    if rank == 0:
+        time.sleep(0.3)
+    else:
+        for _ in range(10):
+            held + 1
+    dist.all_reduce(held)
+    ended.record()
+    torch.cuda.synchronize()
+    assert 350 < began.elapsed_time(ended) < 600
+
+
+@pytest.mark.simulated(cards=2, kernel_us=40_000)
+def test_a_card_waits_for_a_slower_one_in_a_reduction(tmp_path: Path) -> None:
+    """Neither card waits for the other host beside that."""
+    assert on_ranks(2, tmp_path / "store", reduce_beside_a_slow_card) == [""] * 2

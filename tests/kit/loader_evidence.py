@@ -21,6 +21,7 @@ def fed_by(
     cpu_pct: float | None = None,
     others_pct: float = 0.0,
     loader_pct: float | None = None,
+    lock_pct: float | None = None,
     iowait_pct: float = 0.0,
     backend: str | None = None,
     steps: int = 200,
@@ -55,8 +56,9 @@ def fed_by(
         "others_cpu_pct": np.full(10, others_pct),
         "iowait_pct": np.full(10, iowait_pct),
     }
-    if loader_pct is not None:
-        curves["loader_cpu_pct"] = np.full(10, loader_pct)
+    for name, pct in (("loader_cpu_pct", loader_pct), ("loader_lock_pct", lock_pct)):
+        if pct is not None:
+            curves[name] = np.full(10, pct)
     return evidence(
         steps=steps,
         wait_ms=float(waits.mean()),

@@ -49,6 +49,18 @@ def test_workers_are_not_said_to_contend_where_other_programs_may_have_slowed_th
     assert cause_of_waiting(waits).cause == "contended_loading"
 
 
+def test_workers_that_are_seen_to_wait_for_a_lock_are_not_advised_to_be_more():
+    """No batch was timed, as in a watched script: 4 processes read one after another."""
+    watched = {"cpu_frac": None, "backend": "own", "loader_pct": 0.5}
+    found = run_rules(fed_by(4, build_ms=100.0, lock_pct=300.0, **watched))[0]
+    assert (found.id, found.change, found.gain) == ("contended_loading", (), None)
+    assert "waits for a lock that they share for 75.0 % of the time. More workers don't help." in found.message
+    for lock_pct in (80.0, None):  # they meet there at times; the system does not show it
+        assert cause_of_waiting(fed_by(4, build_ms=100.0, lock_pct=lock_pct, **watched)).cause == "too_few_workers"
+    at_work = fed_by(4, build_ms=100.0, lock_pct=200.0, cpu_frac=0.9, cores=2.0)
+    assert cause_of_waiting(at_work).cause == "cpu_bound_loading"
+
+
 def test_threads_wait_for_pythons_lock():
     run = fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}, backend="threads")
     assert "Python's own lock" in run_rules(run)[0].message

@@ -121,9 +121,16 @@ Tensor view_for_collective(const Tensor& tensor, bool is_write) {
   return host_view(tensor);
 }
 
-void count_collective(DeviceIndex device, int64_t began_ns) {
+// When the card reaches a collective that the host launches now.
+int64_t reached_ns(DeviceIndex device) {
   Locked guard(machine_lock);
-  busy(current_queue(device), began_ns, static_cast<double>(now_ns() - began_ns));
+  return std::max(current_queue(device)->busy_until_ns, now_ns());
+}
+
+// A collective takes this long from when the last card has reached it. A card that reached it sooner is busy until then.
+void count_collective(DeviceIndex device, int64_t own_ns, int64_t last_ns, int64_t for_ns) {
+  Locked guard(machine_lock);
+  busy(current_queue(device), own_ns, static_cast<double>(last_ns - own_ns + for_ns));
 }
 
 void resize_storage(c10::Storage storage, size_t size) {
@@ -240,5 +247,6 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
 
   // Collectives.
   m.def("view_for_collective", &view_for_collective, free_gil());
+  m.def("reached_ns", &reached_ns);
   m.def("count_collective", &count_collective);
 }

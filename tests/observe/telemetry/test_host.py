@@ -1,8 +1,10 @@
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
+from functools import partial
 
 import psutil
 import pytest
@@ -190,8 +192,9 @@ def test_what_a_system_does_not_count_is_not_told():
     Few = namedtuple("Few", "user system idle")
     host = Host(machine=machines(Few(1, 2, 3), Few(1, 2, 13), Few(1, 2, 13)))
     host.read()
-    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct"}
-    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct"}  # counts nothing at all
+    of_processes = {"cpu_pct", "rss_gib", "loader_cpu_pct", "loader_lock_pct"}
+    assert set(host.read(after_s=10.0)) == {*of_processes, "others_cpu_pct"}
+    assert set(host.read(after_s=10.0)) == of_processes  # counts nothing at all
 
 
 def test_data_workers_are_told_from_other_processes(child):
@@ -233,6 +236,27 @@ def test_a_data_worker_counts_before_processes_are_looked_for_again():
     finally:
         worker.kill()
         worker.join()
+
+
+def test_data_workers_that_wait_for_a_lock_of_processes_are_counted():
+    fork, shared, of_threads = multiprocessing.get_context("fork"), multiprocessing.Lock(), threading.Lock()
+    host = Host()
+    host.read()
+    assert host.read(after_s=1000.0)["loader_lock_pct"] == 0
+    with shared, of_threads:
+        waits = (shared.acquire, shared.acquire, of_threads.acquire, partial(time.sleep, 600))
+        workers = [fork.Process(target=wait, daemon=True) for wait in waits]
+        try:
+            for worker in workers:
+                worker.start()
+            until_s = time.monotonic() + 30
+            while host.read(after_s=1000.0)["loader_lock_pct"] != 200 and time.monotonic() < until_s:
+                time.sleep(0.05)
+            assert host.read(after_s=1000.0)["loader_lock_pct"] == 200
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
 
 
 def work(orders):

@@ -45,7 +45,8 @@ def test_rates_are_those_at_which_figures_are_read(watch):
 def test_columns_of_the_file():
     assert COLUMNS[:4] == ("time_s", "step", "phase", "gpu")
     assert COLUMNS[4:] == tuple(metric.name for metric in METRICS)
-    assert COLUMNS[-5:] == ("cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct", "iowait_pct")
+    assert COLUMNS[-6:-3] == ("cpu_pct", "rss_gib", "loader_cpu_pct")
+    assert COLUMNS[-3:] == ("loader_lock_pct", "others_cpu_pct", "iowait_pct")
 
 
 def test_prefixes():

@@ -52,6 +52,17 @@ def test_the_slow_rank_is_named_in_words_of_the_script(
     assert finding["change"][0] in done.stderr
 
 
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_validation_of_rank_0_is_not_blamed(tmp_path: Path) -> None:
+    """It waits at a barrier between its steps, and the validation is part of no step of rank 0."""
+    done = watched("--compute-ms", "30", "--validate-ms", "50", "--steps", "120", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    between_ms = [one["host_frac"] * one["step_ms_mean"] for one in record.ranks]
+    assert between_ms[1] - between_ms[0] > 3.0
+    assert not any(name.endswith("_straggler") for name in findings_of(record))
+
+
 def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = starved
     record = record_of(folder)

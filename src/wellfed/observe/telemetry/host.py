@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -84,6 +85,19 @@ _TICKS: int = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 1
 """Units of /proc/<pid>/stat: bytes of a page (None = no Linux), and ticks of CPU time in a second."""
 
 
+_FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine()) if sys.platform == "linux" else None
+"""Number of the system call in which a thread waits for a lock; None = unknown."""
+_PRIVATE = 128
+"""Flag of that call if only threads of one process share the lock (futex(2))."""
+
+
+def _waits_for_shared_lock(pid: int) -> bool:
+    """Returns whether the main thread of a process waits for a lock that processes share."""
+    with open(f"/proc/{pid}/syscall", "rb", buffering=0) as file:
+        call = file.read().split()  # its number and arguments, or "running"
+    return len(call) > 2 and call[0] == _FUTEX and not int(call[2], 16) & _PRIVATE
+
+
 def _started() -> set[int]:
     """Returns ids of processes that multiprocessing has started here and not yet joined."""
     return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
@@ -142,7 +156,16 @@ class HostSource(Source):
         if before is not None and now_s - before.at_s < SHORTEST_S:
             return {}
         self._before = _cpu_times(now_s, cpu_s, self._machine()._asdict())
-        return {} if before is None else self._spent(before, self._before)
+        return {} if before is None else self._spent(before, self._before) | self._locked()
+
+    def _locked(self) -> dict[str, float]:
+        """Returns the data workers that wait for a shared lock, 100 = one worker; empty if the system hides that."""
+        waiting = []
+        for pid in self._loaders:
+            with suppress(OSError):  # ended, or is not ours to look at
+                waiting.append(_waits_for_shared_lock(pid))
+        is_known = _FUTEX is not None and (waiting or not self._loaders)
+        return {"loader_lock_pct": 100.0 * sum(waiting)} if is_known else {}
 
     def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
         # A new process counts from now on. Its earlier CPU time belongs to no interval.

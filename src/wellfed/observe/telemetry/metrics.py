@@ -81,7 +81,8 @@ GPU_METRICS = (
     Metric("heat_limited", "slow", (_limits,)),
 )
 HOST_METRICS = tuple(
-    Metric(name, "fast") for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct", "iowait_pct")
+    Metric(name, "fast")
+    for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "loader_lock_pct", "others_cpu_pct", "iowait_pct")
 )
 METRICS = (*GPU_METRICS, *HOST_METRICS)
 COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))

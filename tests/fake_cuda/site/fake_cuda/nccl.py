@@ -1,6 +1,7 @@
 """A process group "nccl" for the simulated cards: Gloo on the memory of their tensors.
 
-A collective is done at once and takes the card the time that it takes Gloo; NCCL's own stream is not modelled.
+The hosts make a collective at once. On the cards it begins when the last of them has reached it, and takes as long as
+Gloo: a card waits there for a slower one, as with NCCL. NCCL's own stream is not modelled.
 """
 
 from __future__ import annotations
@@ -103,9 +104,15 @@ class SimulatedNccl(_ProcessGroup):
 
     def _do(self, name: str, *arguments: Any, result: list[torch.Tensor], divides: bool = False) -> Done:
         device = self._check([tensor for argument in arguments for tensor in _tensors(argument)])
-        began_ns = time.monotonic_ns()
-        getattr(self._gloo, name)(*(_on_host(argument) for argument in arguments)).wait()
-        _driver.count_collective(device, began_ns)
+        on_host = [_on_host(argument) for argument in arguments]
+        own_ns = _driver.reached_ns(device)
+        last_ns = torch.tensor([own_ns], device="cpu")
+        latest = dist.AllreduceOptions()
+        latest.reduceOp = dist.ReduceOp.MAX
+        self._gloo.allreduce([last_ns], latest).wait()
+        began_ns = time.monotonic_ns()  # all hosts have come: what is left is no waiting
+        getattr(self._gloo, name)(*on_host).wait()
+        _driver.count_collective(device, own_ns, int(last_ns), time.monotonic_ns() - began_ns)
         if divides:
             for tensor in result:
                 tensor.div_(self._size)

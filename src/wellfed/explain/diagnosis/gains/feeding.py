@@ -55,6 +55,8 @@ class Feeding:
     """Maximum speed-up of the run."""
     is_estimate: bool
     """Whether the build time is derived from the waiting of the steps."""
+    lock_frac: float = 0.0
+    """Share of its time for which a worker waits for a lock that the workers share."""
     alone_ms: float | None = None
     """Milliseconds to build a batch before training, by a single worker; None if not timed."""
     builds: tuple[float, ...] = ()
@@ -92,15 +94,22 @@ class Feeding:
         return self.cpu_frac < limits.QUEUED_FRAC * fair_frac
 
     @property
+    def lock_factor(self) -> float:
+        """Time to build a batch over the time without waiting for a shared lock."""
+        return 1 / (1 - min(self.lock_frac, 0.99))
+
+    @property
     def contention(self) -> float | None:
         """Time to build a batch beside other workers over the time alone; None if waiting does not explain it. Even the
         fastest tenth of the batches must take longer, since single slow ones show no shared resource."""
-        if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
+        if self.num_workers < 2 or not self.waits_outside:
             return None
-        if self.has_other_load and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
-            return None  # the workers may wait for cores that other processes use
-        quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
-        factor = quickest_ms / self.alone_ms
+        factor = self.lock_factor
+        # Beside other programs, workers may wait for cores.
+        is_alone = not self.has_other_load or self.build_cpu_ms <= limits.HARDLY_WORK_FRAC * (self.alone_ms or 0.0)
+        if self.alone_ms and is_alone:
+            quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
+            factor = max(factor, quickest_ms / self.alone_ms)
         return factor if factor >= limits.CONTENTION_FACTOR else None
 
     @property
@@ -243,6 +252,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         return None
     of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
     loader_pct = evidence.telemetry.mean("loader_cpu_pct") if workers else None
+    lock_pct = (evidence.telemetry.mean("loader_lock_pct") or 0.0) if workers else 0.0
     if build_cpu_ms is None and loader_pct is not None:
         build_cpu_ms = min(build_ms, loader_pct / 100 * step_ms)
     if build_cpu_ms is None:  # the training process uses what the step takes, the rest is building
@@ -264,6 +274,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
+        lock_frac=lock_pct / 100 / max(1, workers),
         # Without readings of other programs, these may have slowed building since.
         alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),

@@ -5,6 +5,10 @@ work W and of the part S in which it waits for other ranks: T = W + S. So the ra
 and each other rank waits for it by the difference of their W. All parts are timed on each rank anyway, and nothing is
 synchronised.
 
+A pause of one rank alone, such as a validation on rank 0, is part of none of its steps. The others may wait for it
+between theirs, so that their T and W are longer. This is no work that rank 0 waits for, so the difference of T is
+subtracted.
+
 - With DDP, S is the backward pass, in which gradients are averaged, and what belongs to no phase, in which ranks agree
   on a flag (``memory.on_oom=retry``). W is the rest: wait for data, copy, forward pass, optimizer, host.
 - DDP sends rank 0's buffers in the forward pass, in which others may wait for rank 0. SyncBatchNorm exchanges there,
@@ -86,7 +90,7 @@ class Straggler:
     """Part of the step with most of its excess; ``compute`` = known by its figures alone."""
     step_ms: float
     lost_ms: float
-    """Milliseconds of a step that it costs, by the difference of own work from the next rank."""
+    """Milliseconds of a step that it costs: so much longer does the next rank wait for others."""
     half_ms: float
     """Half the 95 % interval of that difference."""
     hidden_ms: float = 0.0
@@ -191,7 +195,10 @@ def straggler_of(evidence: Evidence) -> Straggler | None:
         return None
     if not has_phases(evidence, ranks):
         return _behind(ranks, _BETWEEN) or _by_its_figures(evidence, ranks)
-    return _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
+    found = _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
+    # A card that gets hot in the first steps makes the interval of all steps wide.
+    seen = None if found is not None else _by_its_figures(evidence, ranks)
+    return seen if seen is not None and seen.known_cause == "slow_gpu" else found
 
 
 def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | None:
@@ -205,6 +212,7 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     step_ms, lost_ms = median(one["step_ms_mean"] for one in ranks), work_ms[top] - work_ms[rest[-1]]
     excess_ms = {part: ms_of(slow, part) - ms_of(typical, part) for part in parts}
     part = max(parts, key=excess_ms.__getitem__)
+    lost_ms -= max(0.0, slow["step_ms_mean"] - nearest["step_ms_mean"])
     half_ms = _half_width(slow, nearest, "work_half_ms" if "forward" in parts else "between_half_ms")
     least_ms = max(limits.HOST_FRAC * step_ms, limits.HOST_MS) if part == "host" else limits.STRAGGLER_FRAC * step_ms
     if half_ms is None or lost_ms < max(least_ms, half_ms):

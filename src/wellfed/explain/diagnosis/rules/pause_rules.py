@@ -171,11 +171,20 @@ def slow_callbacks(evidence: Evidence, least_frac: float = limits.HOOKS_FRAC) ->
 
 
 def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
-    """Returns the time of hooks that a GPU hid. Steps lost at most the distance to the ceiling."""
-    within_s, factor = hooks_within_steps_s(wall), evidence.ceiling_factor
-    if not evidence.on_gpu or factor is None:
+    """Returns the time of hooks that a GPU hid. Steps lost at most the distance to the ceiling.
+
+    Without a ceiling, hooks after steps cost at most the time for which the GPU stood still between two steps. A hook
+    that reads the loss waits for the GPU, which computes meanwhile.
+    """
+    time, factor = evidence.record.time, evidence.ceiling_factor
+    if not evidence.on_gpu or time is None:
         return 0.0
-    return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * (wall["steps_s"] + within_s))
+    within_s = hooks_within_steps_s(wall)
+    steps_s = wall["steps_s"] + within_s
+    if factor is None:
+        after_s = sum(s for name, s in wall["callbacks"].items() if name.endswith(".on_train_batch_end"))
+        return max(0.0, after_s - time["host_frac"] * steps_s)
+    return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * steps_s)
 
 
 def check_between_steps(evidence: Evidence) -> Finding | None:

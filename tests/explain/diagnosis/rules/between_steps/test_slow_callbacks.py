@@ -57,6 +57,15 @@ def test_a_card_may_compute_beside_callbacks_within_the_steps():
     assert check(evidence(copy_ms=0.1, ceiling=1.0, wall=wall)).time_lost_frac == pytest.approx(0.1)
 
 
+def test_a_hook_that_waits_for_the_card_costs_what_the_card_stands_still_between_steps():
+    """Without a ceiling. It reads the loss, so the host waits until the card has computed the step."""
+    wall = walled(steps_s=2.0, callbacks={"PrintLoss.on_train_batch_end": 8.0})
+    assert check(evidence(copy_ms=0.1, compute_ms=10.0, host_ms=0.2, wall=wall)) is None
+    found = check(evidence(copy_ms=0.0, compute_ms=6.0, host_ms=4.0, wall=wall))
+    assert found.time_lost_frac == pytest.approx(0.4)
+    assert check(evidence(compute_ms=10.0, host_ms=0.2, wall=wall)).time_lost_frac == pytest.approx(0.8)  # on a CPU
+
+
 def test_one_behind_every_tenth_step_is_told_with_how_often_it_comes():
     found = check_between_steps(paused(slice(10, None, 10), 60.0))
     assert found.message.startswith("Every 10 steps 60 ms pass")

@@ -143,6 +143,14 @@ def test_a_card_that_is_slow(figures: dict[str, float], said: str) -> None:
         assert (", so its forward pass takes 45 ms of a step, that of rank 0 30 ms." in found.message) == (not plan)
 
 
+def test_a_card_that_got_hot_in_the_first_steps_is_named_though_the_interval_of_all_steps_is_wide() -> None:
+    hot = {"forward": 45.0, "work_half_ms": 30.0}
+    found = on_cards({**hot, "optimizer": 8.0}, **cards(heat_limited=0.9, sm_clock_mhz=1000.0))
+    assert found is not None
+    assert (found.id, found.evidence["rank"]) == ("slow_gpu", 1)
+    assert on_cards(hot, **cards(heat_limited=0.9, sm_clock_mhz=1000.0)) is None  # its optimizer takes no longer
+
+
 @pytest.mark.parametrize("figures", [{"sm_clock_mhz": 1800.0}, {"power_limited": 0.6}, {"heat_limited": 0.9}])
 def test_a_card_that_explains_too_little_is_not_the_cause(figures: dict[str, float]) -> None:
     found = on_cards({"forward": 45.0}, **cards(**figures))
@@ -304,6 +312,16 @@ def test_buffers_of_rank_0_make_the_others_wait_in_their_forward_pass() -> None:
     found = of_rules(rank(0, wait=41.0), rank(1, forward=70.0), rank(2, forward=70.0))
     assert found is not None
     assert (found.id, found.evidence["rank"]) == ("input_straggler", 0)
+
+
+def test_a_rank_that_waits_between_its_steps_for_a_pause_of_rank_0_is_not_accused() -> None:
+    """Rank 0 alone validates, which is part of none of its steps. Rank 1 meets it at a barrier after each."""
+    at_barrier = {"step_ms": 115.0, "host": 4.0 + 15.0}
+    assert of_rules(rank(0), rank(1, **at_barrier)) is None
+    found = of_rules(rank(0), rank(1, **at_barrier, wait=1.0 + 20.0))
+    assert found is not None
+    assert (found.id, found.evidence["rank"]) == ("input_straggler", 1)
+    assert found.evidence["lost_ms"] == pytest.approx(20.0)
 
 
 def test_no_healthy_run_is_accused() -> None:
