@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellfed.plan.predict.cudnn_conv import workspace_bytes
+from wellfed.plan.predict.cudnn import workspace_bytes
 
 aten = torch.ops.aten
 SOLE_USES, SOLE_STORAGE_USES = 4, 2
