@@ -42,6 +42,7 @@ from wellfed.data.train_loader import train_loader
 from wellfed.observe.hardware.facts import SIMULATED
 from wellfed.plan.predict.cuda_emulation import as_on_cuda, backward
 from wellfed.plan.predict.estimate import measure, repeated
+from wellfed.plan.predict.memory_tracker import in_place_variant
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
@@ -180,7 +181,12 @@ def workload_case(config: RunConfig, parts: RunObjects, sizes: tuple[int, ...], 
 
 class Counter(MemTracker):
     """torch's own count of live tensors. Which module they belong to isn't asked: its hooks fail on frozen parameters
-    and on modules that are called twice."""
+    and on modules that are called twice.
+
+    Under a mode such as this torch makes tensors that no run has. They are left out as `memory_tracker` does it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(in_place_variant(func, args, kwargs), types, args, kwargs)
 
     def _pre_fw_hook(self, *_: Any) -> None: ...
 

@@ -22,8 +22,10 @@ AGREE_EVERY_STEPS = 10
 
 
 class StopAtStepEnd(pl.Callback):
-    """Stop at the end of a step, and of its validation and epoch if they are over, too. Must be the last callback, since
-    it writes a checkpoint and ends the run."""
+    """Stop at the end of a step, and of its validation and epoch if they are over, too.
+
+    Must be the last callback, since it writes a checkpoint and ends the run.
+    """
 
     def __init__(
         self,

@@ -129,13 +129,10 @@ def counters_at(
     begun = epochs + (batches > 0)
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
     total, current = dict.fromkeys(epoch, step * parts), dict.fromkeys(epoch, batches * parts)
-    found: dict[str, Any] = {
+    validated = {"ready": int(validates), "started": int(validates), "processed": 0, "completed": 0}
+    return {
         "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
         "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step - validates},
         "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": is_over and validates},
+        "epoch_loop.val_loop.batch_progress": {"total": validated, "current": dict(validated), "is_last_batch": False},
     }
-    if validates:
-        batch = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
-        begun_validation = {"total": batch, "current": dict(batch), "is_last_batch": False}
-        found["epoch_loop.val_loop.batch_progress"] = begun_validation
-    return found
