@@ -297,7 +297,8 @@ class Rehearsal:
         live.making = "activations"
         self._passes.clear()
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
-        parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
+        # A step's only micro-batch is not scaled, so that its loss itself is kept for the totals.
+        parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(num_passes)]
         self._step.passes.forward_backward(delivery, parts)
         return list(self._passes)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory
+from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory, rounded
 
 Events = Sequence[tuple[int, int]]
 """(tensor id, bytes) events in order; 0 bytes means freed. Tensors with ids below 0 are never freed."""
@@ -107,6 +107,8 @@ class Recording:
                     address = allocator.allocate(num_bytes)
                     if number >= 0:
                         held[number] = address
+                    else:  # in no prediction of tensors
+                        allocator.asked -= rounded(num_bytes)
 
         for size in filter(None, self.resident):
             allocator.allocate(size)
