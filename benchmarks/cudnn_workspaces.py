@@ -2,8 +2,8 @@
 
     python benchmarks/cudnn_workspaces.py --out benchmarks/records/<date>_cudnn_<card>.json
 
-`wellfed.plan.predict.cudnn_rnn` and `cudnn_conv` are fitted to these rows; their tests read the record. A row has what
-torch's allocator was asked for: ``held`` after the forward pass, and the peaks of the forward and the backward pass.
+`wellfed.plan.predict.cudnn` is fitted to these rows; its tests read the record. A row has what torch's allocator was
+asked for: ``held`` after the forward pass, and the peaks of the forward and the backward pass.
 """
 
 from __future__ import annotations

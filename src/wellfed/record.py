@@ -321,13 +321,16 @@ class RankEntry(RankSteps, total=False):
     build_cpu_frac: float | None
     """CPU time over wall time of building."""
     core_wait_frac: float | None
-    """Share of training in which its training thread was ready but had no core."""
+    """Share of training, from the end of its first step, in which its training thread was ready but had no core.
+
+    Validations, checkpoints and other pauses count, here and in the next three figures.
+    """
     cores: float | None
-    """Mean cores that this process and its data workers kept busy."""
+    """Mean cores that this process and its data workers kept busy in that time."""
     machine_cores: float | None
-    """Mean cores of its machine that any process kept busy."""
+    """Mean cores of its machine that any process kept busy in that time."""
     iowait_cores: float | None
-    """Mean cores of its machine that were idle and waited for a disk."""
+    """Mean cores of its machine that were idle and waited for a disk in that time."""
     host_cores: int
     """Cores of its machine."""
     cpu_quota_cores: float | None

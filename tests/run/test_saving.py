@@ -1,5 +1,6 @@
 """Messages about checkpoints at the end of a run, and resuming from them."""
 
+import csv
 import json
 import os
 import shutil
@@ -9,10 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 
 from tests.end_to_end.commands import weights_of
@@ -43,9 +46,10 @@ def data() -> Datasets:
 
 
 class Model(nn.Module):
-    """A model of 640 KB; tests hook into its training step, or into the reading of a sample."""
+    """A model of 640 KB; tests hook into its training step, its validation step, or into the reading of a sample."""
 
     at_step: ClassVar[Callable[[int], None]]
+    at_validation: ClassVar[Callable[[], None]]
     at_sample: ClassVar[Callable[[int], None]]
 
     def __init__(self) -> None:
@@ -56,12 +60,37 @@ class Model(nn.Module):
         if self.training:
             self.steps += 1
             Model.at_step(self.steps)
+        else:
+            Model.at_validation()
         return LossOutput((self.net(batch["x"]) - batch["y"]).square().mean())
+
+
+class Own(pl.LightningModule):
+    """The same model as a LightningModule, with a monitor of a mean over the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss = self.model.loss(batch).loss
+        self.log("train_mean", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.model.loss(batch).loss)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [EarlyStopping("train_mean", patience=9, check_on_train_epoch_end=True)]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
 @pytest.fixture(autouse=True)
 def nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "at_step", staticmethod(lambda step: None), raising=False)
+    monkeypatch.setattr(Model, "at_validation", staticmethod(lambda: None), raising=False)
     monkeypatch.setattr(Model, "at_sample", staticmethod(lambda index: None), raising=False)
 
 
@@ -76,11 +105,11 @@ def a_disk_that_fills() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def ran(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
+def ran(tmp_path: Path, *overrides: str, model: str = "Model") -> tuple[int, Path]:
     """Trains; returns the exit code and the run folder."""
     usual = ("trainer.max_steps=12", "trainer.max_epochs=null", "trainer.checkpoint_every_steps=3")
     schedule = {} if "workload.schedule" in str(overrides) else {"schedule": ScheduleConfig()}
-    own = {"model": {"_target_": f"{__name__}.Model"}, "data": {"_target_": f"{__name__}.data"}, **schedule}
+    own = {"model": {"_target_": f"{__name__}.{model}"}, "data": {"_target_": f"{__name__}.data"}, **schedule}
     return run_own(tmp_path, *usual, "trainer.sanity_batches=0", *overrides, **own)
 
 
@@ -115,6 +144,48 @@ def test_nothing_is_promised_where_nothing_was_saved(
     assert (code, RunRecord.read(folder).status) == (143, "interrupted")
     assert "last saved step 0 of 1. There is no checkpoint to go on from" in told
     assert "resume=auto goes on" not in told
+
+
+def rows_of(folder: Path, splits: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """Returns the metrics of splits; each is listed once."""
+    with (folder / "metrics.csv").open() as stream:
+        rows = [row for row in csv.DictReader(stream) if row["split"] in splits]
+    found = {(row["step"], row["split"], row["name"]): row["value"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "every", "splits"),
+    [
+        ("Model", "null", ("train", "val", "test")),
+        slow("Model", "4", ("train", "val", "test")),
+        ("Own", "null", ("val",)),  # the sums of its metrics are Lightning's, and in no checkpoint
+        slow("Own", "4", ("val",)),
+    ],
+)
+def test_a_validation_that_fails_is_held_by_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, every: str, splits: tuple[str, ...]
+) -> None:
+    limits = ("trainer.max_steps=null", "trainer.max_epochs=2", "trainer.checkpoint_every_steps=100")
+    limits = (*limits, f"trainer.validate_every_steps={every}", "trainer.log_every_steps=2")
+    code, whole = ran(tmp_path / "whole", *limits, model=model)
+    assert code == 0
+    calls: list[Any] = []
+
+    def fail_in_the_second_batch() -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyError("the evaluation's own fault")
+
+    monkeypatch.setattr(Model, "at_validation", staticmethod(fail_in_the_second_batch))
+    code, folder = ran(tmp_path / "cut", *limits, model=model)
+    record = RunRecord.read(folder)
+    assert (code, record.status, record.steps) == (1, "failed", 5 if every == "null" else 4)
+    code, again = ran(tmp_path / "cut", *limits, f"resume={folder}", f"hydra.run.dir={folder}", model=model)
+    assert (code, again) == (0, folder)
+    assert rows_of(folder, splits) == rows_of(whole, splits)
+    assert all(torch.equal(one, weights_of(folder)[name]) for name, one in weights_of(whole).items())
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 129), slow(signal.SIGUSR1, 138)])

@@ -60,6 +60,23 @@ def test_few_of_many_or_of_one_workload(there: Path, capsys: pytest.CaptureFixtu
         assert told in capsys.readouterr().err
 
 
+def test_where_there_are_only_trials_their_studies_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for study in ("recsys/sweeps/quick/sweep.json", "forecast/searches/lr/search.json"):
+        file = tmp_path / "logs" / study
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    assert shown(capsys) == [
+        "logs has no runs yet but those of:",
+        "sweep  logs/recsys/sweeps/quick",
+        "search  logs/forecast/searches/lr",
+        "Trials of a sweep or a search: python -m wellfed leaderboard SWEEP",
+    ]
+    assert json.loads("\n".join(shown(capsys, "--json"))) == []
+
+
 def test_a_run_that_was_killed_and_one_that_runs(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     living = RunRecord.start("r")
     made(there, "2026-01-04_00-00-00_dddd", status="running", pid=living.pid, host_name=living.host_name)

@@ -440,7 +440,9 @@ print(len(lost))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the service by /proc")
 def test_a_service_that_is_killed_leaves_one_message_and_no_traceback(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    # wandb names its service there, which other tests of this process may have started.
+    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    environment = {**inherited, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)],
         capture_output=True, text=True, timeout=120, env=environment,

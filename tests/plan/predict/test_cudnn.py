@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from wellfed.plan.predict.cuda_emulation import as_on_cuda
-from wellfed.plan.predict.cudnn_conv import FEWEST_CHANNELS
+from wellfed.plan.predict.cudnn import FEWEST_CHANNELS
 from wellfed.plan.predict.memory_tracker import MemoryTracker
 
 RECORD = Path(__file__).parents[3] / "benchmarks" / "records" / "2026-11-26_cudnn_h200.json"

@@ -34,9 +34,12 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     if asked.last < 1:
         raise ConfigError.of(f"--last {asked.last}", "is no number of runs.", f"Write --last {_SHOWN}.")
-    folders = _folders(Path(asked.log_dir), asked.workload)
+    log_dir, terminal = Path(asked.log_dir), Answer()
+    known = RUN.all(log_dir)
+    if not known and (studies := _studies(log_dir)):
+        return _show_studies(terminal, log_dir, studies[: asked.last], as_json=asked.json)
+    folders = _folders(known, log_dir, asked.workload)
     found = [_digest(folder) for folder in folders[: asked.last]]
-    terminal = Answer()
     if asked.json:
         terminal.show_json([asdict(one) for one in found])
         return EXIT_OK
@@ -48,8 +51,26 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _folders(log_dir: Path, workload: str | None) -> list[Path]:
-    known = RUN.all(log_dir)
+def _studies(log_dir: Path) -> list[str]:
+    """Returns kind and folder of each sweep, search and tune."""
+    from wellfed.study.study_files import SEARCH, SWEEP, TUNE
+
+    return [f"{kind.noun}  {folder}" for kind in (SWEEP, SEARCH, TUNE) for folder in kind.all(log_dir)]
+
+
+def _show_studies(terminal: Answer, log_dir: Path, studies: Sequence[str], *, as_json: bool) -> int:
+    """Shows the studies of a folder whose only runs are theirs."""
+    if as_json:
+        terminal.show_json([])
+        return EXIT_OK
+    print_text(terminal, f"{log_dir} has no runs yet but those of:")
+    for study in studies:
+        terminal.print(study, soft_wrap=True)
+    print_text(terminal, f"Trials of a sweep or a search: {command('leaderboard')} SWEEP")
+    return EXIT_OK
+
+
+def _folders(known: Sequence[Path], log_dir: Path, workload: str | None) -> list[Path]:
     if not known:
         way_out = f"{RUN.first_command} makes one. Runs elsewhere: --log-dir."
         raise ConfigError.of(str(log_dir), "there is no run in it yet.", way_out)

@@ -1,6 +1,6 @@
 """Makes a pass on CPU tensors keep the same tensors as a pass on CUDA, where the two differ.
 
-This covers a small table of kernels. RNNs are those of `cudnn_rnn`. The lists of autocast follow
+This covers a small table of kernels. RNNs are those of `cudnn`. The lists of autocast follow
 aten/src/ATen/autocast_mode.h (torch 2.13); a test compares them with torch's registered operators.
 """
 
@@ -18,7 +18,7 @@ from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from wellfed.plan.predict import cudnn_rnn
+from wellfed.plan.predict import cudnn
 
 KEY = "AutocastCPU"
 LOWER = (
@@ -102,7 +102,7 @@ class _Functions(TorchFunctionMode):
             bound = inspect.signature(func).bind(*args, **named)
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
-        if func in cudnn_rnn.RESERVED and not named:
+        if func in cudnn.RESERVED and not named:
             return self._rnn(func, *args)
         return func(*args, **named)
 
@@ -112,9 +112,9 @@ class _Functions(TorchFunctionMode):
             dtype = torch.get_autocast_dtype("cpu")
             with torch.autocast("cpu", enabled=False):
                 return self._rnn(func, *_cast(args, dtype))
-        if not cudnn_rnn.is_known(*args):
+        if not cudnn.is_known(*args):
             return func(*args)
-        return cudnn_rnn.run(func, *args, workspaces=self._cudnn_workspaces)
+        return cudnn.run(func, *args, workspaces=self._cudnn_workspaces)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellfed.plan.predict.cudnn_conv import workspace_bytes
+from wellfed.plan.predict.cudnn import workspace_bytes
 
 aten = torch.ops.aten
 SOLE_USES, SOLE_STORAGE_USES = 4, 2
@@ -74,7 +74,7 @@ class MemoryTracker(TorchDispatchMode):
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = _in_place_variant(func, args, kwargs)
+        func = in_place_variant(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             for storage in _storages(tensor):
@@ -143,7 +143,7 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for part in parts]
 
 
-def _in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Returns ``func``, or its variant that writes to the first argument. Valid only in the innermost mode."""
     if func is aten.add.Tensor:
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func

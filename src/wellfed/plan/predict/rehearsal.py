@@ -145,12 +145,13 @@ class Rehearsal:
     def point(self, micro_batch: int) -> Point:
         """Measures the passes of a micro-batch, alone and after one of the same size."""
         (alone, first), (after, later) = self._peaks(micro_batch)
+        figures = {self._live.number(value) for value in self._step.totals.values()}  # kept for many steps
         sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
             self._peaks(micro_batch, num_passes=1)
             sparse = self._sparse_gradients()
             temporaries, step = self._optimizer_step()
-        parts = *renumbered(first, later), *renumbered(step, first=OPTIMIZER)
+        parts = *renumbered(first, later, kept=figures), *renumbered(step, first=OPTIMIZER)
         for recorded, events in zip(self._recorded, parts, strict=True):
             recorded[micro_batch] = events
         return Point(
@@ -296,7 +297,8 @@ class Rehearsal:
         live.making = "activations"
         self._passes.clear()
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
-        parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
+        # A step's only micro-batch is not scaled, so that its loss itself is kept for the totals.
+        parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(num_passes)]
         self._step.passes.forward_backward(delivery, parts)
         return list(self._passes)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory
+from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory, rounded
 
 Events = Sequence[tuple[int, int]]
-"""(tensor id, bytes) events in order; 0 bytes means freed."""
+"""(tensor id, bytes) events in order; 0 bytes means freed. Tensors with ids below 0 are never freed."""
 STEPS = 3
 """Number of replayed steps. The first creates the optimizer's state, so the second finds other gaps; the third repeats
 it."""
@@ -104,7 +104,11 @@ class Recording:
                 if number in held:  # freed, or created again by a repeated part
                     allocator.free(held.pop(number))
                 if num_bytes:
-                    held[number] = allocator.allocate(num_bytes)
+                    address = allocator.allocate(num_bytes)
+                    if number >= 0:
+                        held[number] = address
+                    else:  # in no prediction of tensors
+                        allocator.asked -= rounded(num_bytes)
 
         for size in filter(None, self.resident):
             allocator.allocate(size)
@@ -158,18 +162,22 @@ class Replayed:
     """Whether it fits, and the last step returns no cached segment to the driver, which would block."""
 
 
-def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
-    """Returns the events with tensors numbered in order of creation, without tensors made before all parts."""
+def renumbered(*parts: Events, first: int = 1, kept: Collection[int] = ()) -> list[list[tuple[int, int]]]:
+    """Returns the events with tensors numbered in order of creation, without tensors made before all parts.
+
+    Args:
+        kept: tensors that are never freed; they get ids below 0.
+    """
     known: dict[int, int] = {}
     result = []
     for events in parts:
-        kept = []
+        found = []
         for number, size in events:
             if size:
-                known.setdefault(number, first + len(known))
+                known.setdefault(number, (first + len(known)) * (-1 if number in kept else 1))
             if number in known:
-                kept.append((known[number], size))
-        result.append(kept)
+                found.append((known[number], size))
+        result.append(found)
     return result
 
 

@@ -162,7 +162,8 @@ class Passes:
         callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
         validations = 0 if pruner is None else self._books.journal.validations_written()
         pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
-        last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
+        at_stop = StopAtStepEnd(stop, self._checkpoints.save_before_end, self._checkpoints.call_when_over)
+        last = [self._checkpoints, pruning, at_stop]
         trainer = self._learner.training(self._options, callbacks, last)
         self.ranks.begin()
         try:

@@ -1,19 +1,28 @@
 import os
 import signal
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from tests.kit import tiny
 from tests.kit.few import few
+from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
+from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.plain_model.scheduling import Scheduling
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -198,6 +207,107 @@ def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, st
     last = tmp_path / "two" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == step
     assert torch.equal(trained(tmp_path / "two", [], last, None, None), undisturbed)
+
+
+class Draws(tiny.TinyModel):
+    """A model that draws random numbers in a validation, too."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        if not self.training:
+            torch.rand(3)
+        return super().loss(batch)
+
+
+class InValidation(pl.Callback):
+    """A callback that ends the run in the second batch of a validation: by an error, or by signals."""
+
+    def __init__(self, step: int, *signums: int) -> None:
+        self._step, self._signums = step, signums
+
+    def on_validation_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
+        if (trainer.global_step, batch_idx) == (self._step, 1):
+            for signum in self._signums:
+                os.kill(os.getpid(), signum)
+            if not self._signums:
+                raise KeyError("the evaluation's own fault")
+
+
+class AtEpochEnd(pl.Callback):
+    """A callback that sends this process a signal at the end of an epoch."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.global_step == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def with_plateau(
+    folder: Path,
+    rows: list[Any],
+    own: Sequence[pl.Callback] = (),
+    checkpoint: Path | None = None,
+    *,
+    every: int | None,
+    monitor: str,
+    save_every: int = 100,
+    users: Sequence[pl.Callback] = (),
+) -> torch.Tensor:
+    """Trains three epochs of three steps with a rate that follows a metric; returns the weights, and adds the rows."""
+    figures = Figures(
+        lambda split, values, **at: rows.append((split, at["step"], values["loss"])), every=2, stop_on_nan=True
+    )
+    saves = LateCheckpoints(folder, CheckpointOptions(save_every, None, 9, "loss", "min"), {}, lambda *_: None)
+    request = StopRequest()
+    at_stop = StopAtStepEnd(request, saves.save_before_end, saves.call_when_over)
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)
+    torch.manual_seed(3)
+    model = Draws(dropout=0.3)
+    module = tiny.module(model=model, scheduling=Scheduling(plateau, "step" if every else "epoch", monitor))
+    options = tiny.options(max_steps=None, max_epochs=3, validate_every_steps=every)
+    trainer = lit.make_trainer(options, [figures, *own, BeforeUsers(saves), saves, at_stop], folder, users=users)
+    with request.listening():
+        lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), checkpoint)
+    return tiny.weights(module)
+
+
+ENDS: dict[str, Any] = {
+    "an error": InValidation,
+    "two signals": lambda step: InValidation(step, signal.SIGTERM, signal.SIGTERM),
+    "a signal": lambda step: InValidation(step, signal.SIGTERM),
+    "a signal in the step before": lambda step: SignalAt(step - 1, signal.SIGTERM),
+}
+PLACES = [(2, 4, "val/loss"), (2, 6, "val/loss"), (None, 3, "val/loss"), (None, 6, "train/loss")]
+AT_END = [("a signal at the epoch's end", None, 3, "val/loss"), ("a signal at the epoch's end", None, 9, "val/loss")]
+
+
+@pytest.mark.parametrize(
+    ("end", "every", "step", "monitor"),
+    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 9),
+)
+def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
+    tmp_path: Path, end: str, every: int | None, step: int, monitor: str
+) -> None:
+    """The resumed run has the weights and the rows of an undisturbed one."""
+    train = partial(with_plateau, every=every, monitor=monitor)
+    whole, rows, folder = list[Any](), list[Any](), tmp_path / "cut"
+    undisturbed = train(tmp_path / "whole", whole)
+    with pytest.raises((KeyError, Stopped)):
+        train(folder, rows, [ENDS.get(end, AtEpochEnd)(step)])
+    last = folder / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == step
+    resumed = train(folder, rows, checkpoint=last)
+    assert rows == whole
+    assert torch.equal(resumed, undisturbed)
+
+
+def test_weights_that_may_be_averages_are_not_saved_in_a_validation(tmp_path: Path) -> None:
+    """A resumed run would train from them."""
+    users, place = [EMAWeightAveraging(decay=0.5)], {"every": None, "monitor": "val/loss"}
+    with pytest.raises(KeyError):
+        with_plateau(tmp_path, [], [InValidation(3)], users=users, save_every=2, **place)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
 def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:

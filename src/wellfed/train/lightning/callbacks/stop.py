@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
@@ -21,11 +22,24 @@ AGREE_EVERY_STEPS = 10
 
 
 class StopAtStepEnd(pl.Callback):
-    """Stop at the end of a step. Must be the last callback, since it writes a checkpoint and ends the run."""
+    """Stop at the end of a step, and of its validation and epoch if they are over, too.
 
-    def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
-        self._request, self._before_stop = request, before_stop
-        self._is_stopping = self._has_stepped = False
+    Must be the last callback, since it writes a checkpoint and ends the run.
+    """
+
+    def __init__(
+        self,
+        request: StopRequest,
+        before_stop: Callable[[pl.Trainer], None],
+        when_over: Callable[[pl.Trainer, Callable[[pl.Trainer], None]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            before_stop: saves a checkpoint.
+            when_over: calls a function after the step's validation and the work at the end of its epoch, if any.
+        """
+        self._request, self._before_stop, self._when_over = request, before_stop, when_over
+        self._will_stop = self._is_stopping = self._has_stepped = False
         self._is_alone = True
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -33,11 +47,11 @@ class StopAtStepEnd(pl.Callback):
         self._request.install()
         self._is_alone = trainer.world_size == 1
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._request.is_stepping = not self._is_alone
+
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
-        if self._is_alone and batch_idx % trainer.accumulate_grad_batches == 0:
-            self._stop_if_asked(trainer)  # a signal may have come since the last check
-            self._request.is_stepping = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer):
@@ -52,15 +66,26 @@ class StopAtStepEnd(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._stop_if_asked(trainer)
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self._is_alone:
+            self._stop_if_asked(trainer)
+
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         is_asked = self._request.signum is not None
         if self._is_alone:
-            self._request.is_stepping = False
+            self._request.is_stepping = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # until the epoch ends
         else:
             is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
-        if is_asked:
-            self._stop(trainer)
-            raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
+        if not is_asked:
+            return
+        if self._when_over is None:
+            self._end(trainer)
+        self._will_stop = True
+        self._when_over(trainer, self._end)
+
+    def _end(self, trainer: pl.Trainer) -> NoReturn:
+        self._stop(trainer)
+        raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
 
     def _stop(self, trainer: pl.Trainer) -> None:
         self._is_stopping = True
@@ -68,6 +93,9 @@ class StopAtStepEnd(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._request.is_stepping = False
+        if self._will_stop or (self._is_alone and self._request.signum is not None):  # the last checkpoint is written
+            self._is_stopping = True
+            raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Saves the state after the last whole step, if it can be restored and is finite."""
@@ -77,6 +105,8 @@ class StopAtStepEnd(pl.Callback):
         is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
         if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
             return
+        if trainer.validating and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
+            return  # the weights may be their average
         is_whole = _is_after_a_whole_step(trainer, module, may_undo)
         if trainer.world_size > 1:  # saving is a collective
             is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)

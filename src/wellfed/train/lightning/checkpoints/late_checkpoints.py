@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,6 +27,8 @@ class LateCheckpoints(Checkpoints):
     _step, _is_due = 0, False
     _is_asked = True
     """Whether the loop asks for due checkpoints, as `StepLoop` does. Lightning's own does not."""
+    _instead: Callable[[pl.Trainer], None] | None = None
+    """Function that is called instead of saving the next due checkpoint."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_start(trainer, module)
@@ -56,11 +59,18 @@ class LateCheckpoints(Checkpoints):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due = self._is_due or self._options.every_steps is None
 
+    def call_when_over(self, trainer: pl.Trainer, function: Callable[[pl.Trainer], None]) -> None:
+        """Calls a function where a due checkpoint of this step is saved."""
+        self._instead, self._is_due = function, True
+        trainer.fit_loop.epoch_loop.when_over = self.save_if_due
+        if not self._is_asked:
+            self.save_if_due(trainer)
+
     def save_if_due(self, trainer: pl.Trainer) -> None:
         """Saves if due. Called after each batch within an epoch, and before the user's callbacks begin an epoch."""
         if self._is_due and not is_within_step(trainer):
             self._is_due, trainer.fit_loop.epoch_loop.when_over = False, None
-            self.save_last(trainer)
+            (self._instead or self.save_last)(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_end(trainer, module)
@@ -85,6 +95,9 @@ class BeforeUsers(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._has_trained = True
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._has_trained = self._has_trained or not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         # Else Lightning counts its validation as before the resume, and ReduceLROnPlateau skips this epoch.

@@ -1,8 +1,15 @@
-"""Replaces torch's RNNs by a pass that makes the tensors of cuDNN's, for the count of bytes. Values are zeros.
+"""Predicts memory that cuDNN uses beside tensors: of RNNs, and of convolutions in two dimensions.
 
-cuDNN runs all layers in one call. It keeps a reserve from the forward to the backward pass, and uses a workspace in
-both. Their sizes are undocumented: the formulas are fitted to 66 calls with cuDNN 9.19 on an H200. The reserve is exact
-in all of them (`benchmarks/records/2026-11-26_cudnn_h200.json`).
+The sizes are undocumented. The formulas are fitted to calls with cuDNN 9.19 on an H200
+(`benchmarks/records/2026-11-26_cudnn_h200.json`).
+
+RNNs: cuDNN runs all layers in one call. It keeps a reserve from the forward to the backward pass, and uses a workspace
+in both. `run` replaces torch's RNNs by a pass that makes these tensors; its values are zeros. The reserve is exact in
+all 66 calls.
+
+Convolutions on tensor cores (bf16, fp16, TF32): the kernels want channels last, so inputs and results in torch's usual
+order are copied into a workspace. Float32 is taken for TF32. Without TF32 other kernels run, whose workspaces were
+between none and nine times the result.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from torch import Tensor
 
 from wellfed.units import MIB
 
+aten = torch.ops.aten
 RESERVED = {torch.lstm: 5, torch.gru: 6, torch.rnn_tanh: 1, torch.rnn_relu: 1}
 """Numbers that a layer and direction keep per value of the state and time step."""
 _PLAIN = (13.2, 2.3, 512, 3.7)
@@ -137,3 +145,50 @@ class _Rnn(torch.autograd.Function):
 
 def _bytes(like: Tensor, num_bytes: int) -> Tensor:
     return like.new_empty(num_bytes, dtype=torch.uint8)
+
+
+FEWEST_CHANNELS = 32
+"""Minimum channels of a result; convolutions to fewer take kernels without a workspace."""
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+PADDED_CHANNELS = 8
+"""Channels of copies in 16 bits are padded to a multiple."""
+SPLITS, MOST_SPLIT_BYTES = 16, {4: 12 * MIB, 2: 3 * MIB}
+"""The gradient of the weights is a sum over so many parts in float32, together at most so many bytes by the bytes of an
+input's value."""
+
+
+def workspace_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
+    """Returns the bytes that an operator used for this result; 0 for all but these convolutions."""
+    if func is aten.convolution.default:
+        input, weight, transposed, groups = *args[:2], args[6], args[8]
+        if not _is_copied(input, weight, transposed, groups):
+            return 0
+        return _padded(input) + _padded(weight) + int(result.nbytes)
+    if func is aten.convolution_backward.default:
+        gradient, input, weight, transposed, groups = *args[:3], args[7], args[9]
+        if not _is_copied(input, weight, transposed, groups):
+            return 0
+        splits = min(SPLITS * weight.numel() * 4, MOST_SPLIT_BYTES.get(input.element_size(), 0))
+        num_bytes: int = gradient.nbytes
+        return num_bytes + _padded(input) + int(max(_padded(weight), splits))
+    return 0
+
+
+def _is_copied(input: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    return (
+        input.dim() == 4
+        and input.dtype in _TYPES
+        and not transposed
+        and groups == 1
+        and weight.shape[0] >= FEWEST_CHANNELS
+        and weight.shape[2:].numel() > 1
+        and not input.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _padded(tensor: Tensor) -> int:
+    """Returns the bytes of a copy with its channels last."""
+    channels = tensor.shape[1]
+    if tensor.element_size() == 2:
+        channels = -(-channels // PADDED_CHANNELS) * PADDED_CHANNELS
+    return tensor.nbytes // tensor.shape[1] * channels
