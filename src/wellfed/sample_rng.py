@@ -128,7 +128,7 @@ class SampleRng(torch.Generator):
         return (self.bits_at(indices, draw) >> 39).to(torch.float32) * (1.0 / (1 << 24))
 
 
-class _OfThread(threading.local):
+class _LatestGenerators(threading.local):
     """Generators of the latest batches of a thread, by device."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class _OfThread(threading.local):
         """References to a generator that `rng_of_batch` alone uses."""
 
 
-_of_thread = _OfThread()
+_generators = _LatestGenerators()
 
 
 def rng_of_batch(seed: int, epoch: int, batch: int, part: int, device: torch.device | str = "cpu") -> SampleRng:
@@ -146,10 +146,10 @@ def rng_of_batch(seed: int, epoch: int, batch: int, part: int, device: torch.dev
     A new generator costs ten times as much as a seed. So this seeds that of the previous batch in the same thread,
     unless something else refers to it.
     """
-    latest = _of_thread.latest
+    latest = _generators.latest
     found = latest.get(device)
-    if found is not None and sys.getrefcount(found) <= _of_thread.references:
+    if found is not None and sys.getrefcount(found) <= _generators.references:
         return found.begin(seed, epoch, batch, part)
     found = latest[device] = SampleRng(seed, epoch, batch, part, device=device)
-    _of_thread.references = sys.getrefcount(found)
+    _generators.references = sys.getrefcount(found)
     return found

@@ -82,6 +82,7 @@ def become(request: dict[str, Any], paths: list[str]) -> None:
 
 def serve(name: str) -> None:
     """Answer clients until the last has gone; returns in a copy, when it has become a command."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what a shell above the tests has left open
     listening = socket.socket(socket.AF_UNIX)
     try:
         listening.bind(f"\0{name}")
