@@ -140,7 +140,7 @@ class StopRequest:
     States:
 
     - idle: a signal raises at once.
-    - stepping (a step or a validation runs): the first signal waits for its end, a second raises.
+    - stepping (a step, a validation or the end of an epoch runs): the first signal waits for its end, a second raises.
     - finishing (the record is being written): signals change nothing any more.
 
     ``signum`` is kept in every state, since an exception raised within a ``__del__`` is lost.

@@ -132,7 +132,8 @@ def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Ro
     """
     if (found := complete_record(study / row.folder)) is None:
         return None
-    ended = RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s)
+    is_timeout = found.status == "timeout"
+    ended = RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s, timed_out=is_timeout)
     return replace(ended, overrides=tuple(found.overrides), code=code_version(found.git, found.engine))
 
 

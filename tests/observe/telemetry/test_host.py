@@ -5,6 +5,7 @@ import threading
 import time
 from collections import namedtuple
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -238,6 +239,11 @@ def test_a_data_worker_counts_before_processes_are_looked_for_again():
         worker.join()
 
 
+def as_worker(wait):
+    Path("/proc/self/comm").write_text("pt_data_worker")  # as a worker of torch's DataLoader
+    wait()
+
+
 def test_data_workers_that_wait_for_a_lock_of_processes_are_counted():
     fork, shared, of_threads = multiprocessing.get_context("fork"), multiprocessing.Lock(), threading.Lock()
     host = Host()
@@ -245,7 +251,8 @@ def test_data_workers_that_wait_for_a_lock_of_processes_are_counted():
     assert host.read(after_s=1000.0)["loader_lock_pct"] == 0
     with shared, of_threads:
         waits = (shared.acquire, shared.acquire, of_threads.acquire, partial(time.sleep, 600))
-        workers = [fork.Process(target=wait, daemon=True) for wait in waits]
+        workers = [fork.Process(target=as_worker, args=(wait,), daemon=True) for wait in waits]
+        workers.append(fork.Process(target=shared.acquire, daemon=True))  # as an idle process of a pool
         try:
             for worker in workers:
                 worker.start()

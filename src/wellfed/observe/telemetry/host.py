@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import psutil
@@ -89,13 +90,35 @@ _FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine()) if sys.pla
 """Number of the system call in which a thread waits for a lock; None = unknown."""
 _PRIVATE = 128
 """Flag of that call if only threads of one process share the lock (futex(2))."""
+_WORKER = b"pt_data_worker"
+"""Name that torch gives to the worker processes of its DataLoader."""
 
 
-def _waits_for_shared_lock(pid: int) -> bool:
-    """Returns whether the main thread of a process waits for a lock that processes share."""
+def _waits_for_shared_lock(pid: int) -> bool | None:
+    """Returns whether a worker of a DataLoader waits for a lock that processes share; None for another process.
+
+    Idle processes of a pool wait for such a lock, too.
+    """
+    with open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
+        if file.read().strip() != _WORKER:
+            return None
     with open(f"/proc/{pid}/syscall", "rb", buffering=0) as file:
         call = file.read().split()  # its number and arguments, or "running"
-    return len(call) > 2 and call[0] == _FUTEX and not int(call[2], 16) & _PRIVATE
+    if len(call) < 3 or call[0] != _FUTEX or int(call[2], 16) & _PRIVATE:
+        return False
+    return _is_shared(pid, int(call[1], 16))
+
+
+@lru_cache(maxsize=64)
+def _is_shared(pid: int, address: int) -> bool:
+    """Returns whether processes share this memory. C++ libraries wait for threads of their own without the flag."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            range_, flags = line.split(maxsplit=2)[:2]
+            begin, end = (int(each, 16) for each in range_.split("-"))
+            if begin <= address < end:
+                return flags.endswith("s")
+    return False
 
 
 def _started() -> set[int]:
@@ -159,11 +182,12 @@ class HostSource(Source):
         return {} if before is None else self._spent(before, self._before) | self._locked()
 
     def _locked(self) -> dict[str, float]:
-        """Returns the data workers that wait for a shared lock, 100 = one worker; empty if the system hides that."""
+        """Returns the DataLoader workers that wait for a shared lock, 100 = one worker; empty if that is unknown."""
         waiting = []
         for pid in self._loaders:
             with suppress(OSError):  # ended, or is not ours to look at
-                waiting.append(_waits_for_shared_lock(pid))
+                if (waits := _waits_for_shared_lock(pid)) is not None:
+                    waiting.append(waits)
         is_known = _FUTEX is not None and (waiting or not self._loaders)
         return {"loader_lock_pct": 100.0 * sum(waiting)} if is_known else {}
 
@@ -181,7 +205,7 @@ class HostSource(Source):
         return values
 
     def _meet_loaders(self) -> None:
-        """Adds data workers that were started since the last search, which may be a minute ago."""
+        """Adds data workers that were started since the last search, which may be minutes ago."""
         known = {child.pid for child in self._children}
         for pid in _started() - known if self._own.pid == os.getpid() else ():
             with suppress(psutil.Error):

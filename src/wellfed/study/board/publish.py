@@ -10,9 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from wellfed import record
 from wellfed.config.schema import LoggerConfig
@@ -71,42 +73,51 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         run_id=None,
         beside_others=True,
     )
+    new = [row for row in rows if row.folder and not (folder / row.folder / "wandb").exists()]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        closing = []
-        for row in rows:
-            trial = folder / row.folder
-            if row.folder and not (trial / "wandb").exists() and (sink := _opened(trial, row, open_run)) is not None:
-                closing.append(pool.submit(_close, trial, row, sink))
-        with (folder / CSV).open(encoding="utf-8", newline="") as stream:
-            columns, *table = csv.reader(stream)
-        sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
-        sink.table("leaderboard", columns, table)
-        sink.finish({"points": len(table)}, 0)
-    for each in closing:
-        each.result()
+        for first in range(0, len(new), _AT_A_TIME):
+            opened = [_opened(folder, row, open_run) for row in new[first : first + _AT_A_TIME]]
+            list(pool.map(_close, filter(None, opened)))  # raises what one of them has raised
+    with (folder / CSV).open(encoding="utf-8", newline="") as stream:
+        columns, *table = csv.reader(stream)
+    sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
+    sink.table("leaderboard", columns, table)
+    sink.finish({"points": len(table)}, 0)
     record.write_atomically(folder / _DONE, str(number_of_rows))
 
 
-def _opened(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> WandbSink | None:
-    """Returns the run of a trial in wandb, with its telemetry; None where the trial left no record."""
+@dataclass(frozen=True)
+class _OpenTrial:
+    """Run of a trial in wandb, with its telemetry."""
+
+    folder: Path
+    row: Row
+    record: dict[str, Any]
+    sink: WandbSink
+
+
+def _opened(study: Path, row: Row, open_run: Callable[..., WandbSink]) -> _OpenTrial | None:
+    """Returns the run of a trial; None where the trial left no record."""
+    trial = study / row.folder
     try:
-        made = record.RunRecord.read(trial)
+        made, found = record.RunRecord.read(trial), record.read(trial)
     except (OSError, ValueError):
         return None
     sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
-    return sink
+    return _OpenTrial(trial, row, found, sink)
 
 
-def _close(trial: Path, row: Row, sink: WandbSink) -> None:
+def _close(trial: _OpenTrial) -> None:
     """Closes the run of a trial, and notes it in the trial's record."""
-    known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
-    found = record.read(trial)
-    summary = {name: value for name, value in known.items() if value is not None}
-    sink.finish(summary, found.get("exit_code") or 0)
-    found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
-    record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
+    known = {name: getattr(trial.row, field) for name, field in _SUMMARY.items()}
+    summary, sink = {name: value for name, value in known.items() if value is not None}, trial.sink
+    sink.finish(summary, trial.record.get("exit_code") or 0)
+    copied = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
+    record.write_atomically(
+        trial.folder / record.FILE_NAME, json.dumps({**trial.record, "wandb": copied}, indent=1) + "\n"
+    )
 
 
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:

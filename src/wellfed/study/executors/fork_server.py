@@ -137,10 +137,9 @@ class ForkServer:
             self._is_ready, self._has_imported = self._has_imported, True
             self._end_s = time.monotonic() + self._limit_s
         if not self._is_ready and time.monotonic() >= self._end_s:
-            what, limit_s = "PyTorch was not imported", _IMPORTS_S
+            problem = f"PyTorch was not imported after {_IMPORTS_S:g} s; see {self._log}. Is the disk slow?"
             if self._has_imported:
-                what, limit_s = "data and model were not there", self._limit_s
-            problem = f"{what} after {limit_s:g} s; see {self._log}. {self._way_out}"
+                problem = f"data and model were not there after {self._limit_s:g} s; see {self._log}. {self._way_out}"
             raise ForkServerFailed(problem.rstrip(), "timeout")
         return self._is_ready
 

@@ -310,6 +310,18 @@ def test_weights_that_may_be_averages_are_not_saved_in_a_validation(tmp_path: Pa
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
+def test_nothing_is_saved_while_callbacks_see_the_end_of_a_validation(tmp_path: Path) -> None:
+    """Those that have seen it would count it twice."""
+
+    class Fails(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+            raise KeyError("at its end")
+
+    with pytest.raises(KeyError):
+        with_plateau(tmp_path, [], [Fails()], save_every=2, every=None, monitor="val/loss")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
 def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
     class FailsHalfWay(torch.optim.SGD):
         """An optimizer that changes a weight, then raises."""

@@ -274,7 +274,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        lock_frac=lock_pct / 100 / max(1, workers),
+        lock_frac=min(1.0, lock_pct / 100 / max(1, workers)),
         # Without readings of other programs, these may have slowed building since.
         alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),

@@ -212,15 +212,16 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     step_ms, lost_ms = median(one["step_ms_mean"] for one in ranks), work_ms[top] - work_ms[rest[-1]]
     excess_ms = {part: ms_of(slow, part) - ms_of(typical, part) for part in parts}
     part = max(parts, key=excess_ms.__getitem__)
-    lost_ms -= max(0.0, slow["step_ms_mean"] - nearest["step_ms_mean"])
+    longer_ms = min(slow["step_ms_mean"] - nearest["step_ms_mean"], ms_of(slow, "host") - ms_of(nearest, "host"))
+    lost_ms -= max(0.0, longer_ms)
     half_ms = _half_width(slow, nearest, "work_half_ms" if "forward" in parts else "between_half_ms")
     least_ms = max(limits.HOST_FRAC * step_ms, limits.HOST_MS) if part == "host" else limits.STRAGGLER_FRAC * step_ms
     if half_ms is None or lost_ms < max(least_ms, half_ms):
         return None
     hidden_ms = 0.0
     if part == "forward":
-        longer_ms = ms_of(slow, "backward") * max(0.0, excess_ms[part] / ms_of(slow, part))
-        hidden_ms = min(longer_ms, limits.BACKWARD_FACTOR * excess_ms[part])
+        backward_ms = ms_of(slow, "backward") * max(0.0, excess_ms[part] / ms_of(slow, part))
+        hidden_ms = min(backward_ms, limits.BACKWARD_FACTOR * excess_ms[part])
     alike = tuple(one["rank"] for one, is_alike in zip(ranks, is_slow, strict=True) if is_alike and one is not slow)
     return Straggler(slow, typical, len(ranks), alike, part, step_ms, lost_ms, half_ms, hidden_ms)
 
@@ -249,13 +250,13 @@ def _half_width(one: RankEntry, other: RankEntry, name: str) -> float | None:
 def _by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler | None:
     """Returns the rank with a slow card or large batches, where its compute time contains waiting.
 
-    The clock of a card counts if the optimizer, in which a rank waits for no other one, takes longer, too. Bytes of
-    batches count beyond their interval.
+    The clock of a card counts if the phases in which a rank waits for no other one take longer, too. Bytes of batches
+    count beyond their interval.
     """
     clocks = [clock_mhz(evidence, one) for one in ranks]
     top, typical, factor = _above_others(ranks, [1 / clock if clock else 0.0 for clock in clocks])
-    usual_ms = median(ms_of(one, "optimizer") for one in ranks if one is not top)
-    longer = ms_of(top, "optimizer") / usual_ms if usual_ms > 0 else 1.0
+    own = _PHASES if has_phases(evidence, ranks) else ("optimizer",)
+    longer = min(_times_as_long(ranks, top, part) for part in own)
     if limits.CLOCK_FRAC * factor > 1 and longer - 1 >= limits.EXPLAINED_FACTOR * (factor - 1):
         return _by_factor(len(ranks), top, typical, factor, "slow_gpu")
     top, typical, factor = _above_others(ranks, [one.get("samples") or 0.0 for one in ranks])
@@ -266,6 +267,12 @@ def _by_its_figures(evidence: Evidence, ranks: Sequence[RankEntry]) -> Straggler
             return None
     is_uneven = factor >= limits.UNEVEN_FACTOR_OF_RANKS
     return _by_factor(len(ranks), top, typical, factor, "uneven_shares") if is_uneven else None
+
+
+def _times_as_long(ranks: Sequence[RankEntry], rank: RankEntry, part: Part) -> float:
+    """Returns the time of a part of a rank's step over that of the others; 1 if theirs is unknown."""
+    usual_ms = median(ms_of(one, part) for one in ranks if one is not rank)
+    return ms_of(rank, part) / usual_ms if usual_ms > 0 else 1.0
 
 
 def _above_others(ranks: Sequence[RankEntry], values: Sequence[float]) -> tuple[RankEntry, RankEntry, float]:

@@ -173,8 +173,8 @@ def slow_callbacks(evidence: Evidence, least_frac: float = limits.HOOKS_FRAC) ->
 def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
     """Returns the time of hooks that a GPU hid. Steps lost at most the distance to the ceiling.
 
-    Without a ceiling, hooks after steps cost at most the time for which the GPU stood still between two steps. A hook
-    that reads the loss waits for the GPU, which computes meanwhile.
+    Without a ceiling, hooks after steps cost at most the time for which the GPU stood still between two steps, or
+    before a validation or checkpoint. A hook that reads the loss waits for the GPU, which computes meanwhile.
     """
     time, factor = evidence.record.time, evidence.ceiling_factor
     if not evidence.on_gpu or time is None:
@@ -183,7 +183,9 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
     steps_s = wall["steps_s"] + within_s
     if factor is None:
         after_s = sum(s for name, s in wall["callbacks"].items() if name.endswith(".on_train_batch_end"))
-        return max(0.0, after_s - time["host_frac"] * steps_s)
+        gaps_s = float(evidence.steps.gap_ms.sum()) / 1e3
+        gaps_s -= wall["validation_s"] + wall["checkpoint_s"] + wall["epoch_end_s"]
+        return max(0.0, after_s - time["host_frac"] * steps_s - max(0.0, gaps_s))
     return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * steps_s)
 
 

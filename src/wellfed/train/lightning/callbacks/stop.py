@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.lightning.callbacks.clock import is_within_step
+from wellfed.train.lightning.callbacks.clock import is_within_step, validation_is_due
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -49,6 +49,8 @@ class StopAtStepEnd(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._request.is_stepping = not self._is_alone
+        if self._is_alone and self._request.signum is not None:  # it came after the last epoch's end
+            self._end(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
@@ -107,6 +109,8 @@ class StopAtStepEnd(pl.Callback):
             return
         if trainer.validating and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
             return  # the weights may be their average
+        if trainer.validating and not validation_is_due(trainer):
+            return  # some callbacks have seen its end, and others have not
         is_whole = _is_after_a_whole_step(trainer, module, may_undo)
         if trainer.world_size > 1:  # saving is a collective
             is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed import generators
+from wellfed.train.lightning.callbacks.clock import mark_validation, validation_is_due
 
 _LOG = logging.getLogger(__name__)
 VALIDATION_IS_DUE = "validation_is_due"
@@ -35,7 +36,7 @@ class ExactResume(pl.Callback):
         """Generators at the start of the running validation; None between validations."""
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint[VALIDATION_IS_DUE] = self._before_validation is not None
+        checkpoint[VALIDATION_IS_DUE] = validation_is_due(trainer)
         checkpoint["rng"] = own = self._before_validation or generators.state()
         if trainer.world_size > 1:  # all ranks save, and one writes
             of_ranks: list[Any] = [None] * trainer.world_size
@@ -67,9 +68,11 @@ class ExactResume(pl.Callback):
         if not trainer.sanity_checking:
             self._restore()
             self._before_validation = generators.state()
+            mark_validation(trainer, is_due=True)
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._before_validation = None
+        mark_validation(trainer, is_due=False)
 
     def _restore(self) -> None:
         if self._state is not None:
