@@ -40,7 +40,7 @@ class Study(ABC):
     """One command of a study, in its folder."""
 
     goes_on: ClassVar[str] = "again goes on."
-    """What `way_on` does after a signal."""
+    """End of the sentence that `way_on` begins, after a signal."""
 
     folder: Path
     screen: StudyScreen
