@@ -49,6 +49,8 @@ LEAST_GAIN = 1.05
 """Minimum predicted gain of a reported change of the loader."""
 CPU_FULL_FRAC = 0.9
 """Share of busy cores that counts as full (SageMaker's rules: CPU > 90 %)."""
+CROWDED_FRAC = 0.8
+"""Like `CPU_FULL_FRAC` with more workers than cores, which queue for a core before all are always busy (a proposal)."""
 LOADER_CPU_FRAC = 0.4
 """Share of the cores used by workers beside the step, beyond which they slow it down (SPDL: CPU > 40 %)."""
 BUILD_WAITS_FRAC = 0.5

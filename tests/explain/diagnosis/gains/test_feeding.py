@@ -40,6 +40,8 @@ def test_workers_whose_batches_were_not_timed_are_judged_by_the_cpu_that_they_to
     few_cores = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=195.0, loader_pct=190.0)
     assert not feeding_of(few_cores).waits_outside
     assert cause_of_waiting(few_cores).cause == "cpu_bound_loading"
+    queued = fed_by(8, build_ms=339.0, step_ms=29.4, cpu_frac=None, cores=2.0, cpu_pct=172.0, loader_pct=137.0)
+    assert cause_of_waiting(queued).cause == "cpu_bound_loading"  # more workers than cores queue before all are busy
     lock = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=60.0, loader_pct=5.0)
     assert feeding_of(lock).waits_outside
 

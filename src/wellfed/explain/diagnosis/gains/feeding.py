@@ -77,7 +77,8 @@ class Feeding:
     @property
     def is_cpu_full(self) -> bool:
         """Whether nearly all cores are busy, with any process."""
-        return self.cpu_ms / self.step_ms + self.others >= limits.CPU_FULL_FRAC * self.cores
+        full_frac = limits.CROWDED_FRAC if self.num_workers > self.cores else limits.CPU_FULL_FRAC
+        return self.cpu_ms / self.step_ms + self.others >= full_frac * self.cores
 
     @property
     def has_other_load(self) -> bool:
