@@ -76,7 +76,7 @@ def measure(out: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], l
     return done, json.loads(out.read_text())["results"]
 
 
-SMALL = {"steps": 24_000, "epochs": 100, "validations": 200, "checkpoints": 200, "trials": 12, "hours": 12}
+SMALL = {"steps": 24_000, "epochs": 100, "validations": 200, "checkpoints": 200, "trials": 12, "hours": 24}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,17 +101,26 @@ def opened(folder, run_id=None, **changes):
     return open_run(folder, run_id=run_id, **{**facts, **changes})
 
 
+def with_command_line(sink):
+    """The sink, once wandb has written the command line, which it does a moment after opening the run."""
+    until_s = time.monotonic() + 30
+    while not any(b"api_key" in path.read_bytes() for path in sink.folder.glob("*.wandb")):
+        assert time.monotonic() < until_s, "wandb wrote no command line"
+        time.sleep(0.01)
+    return sink
+
+
 @pytest.fixture
 def runs(bare, tmp_path, monkeypatch):
     """Opens two runs in one process without finishing the first, then continues the second."""
     monkeypatch.setattr(sys, "argv", ["train.py", "+workload.data.api_key=PLANTED-abc", "seed=2"])
-    first = opened(tmp_path)
+    first = with_command_line(opened(tmp_path))
     first.log({"step": 5, "epoch": 0, "train/loss": 0.5, "val/loss": None})
     first.log({"step": 10, "epoch": 1, "train/loss": 0.25})
-    second = opened(tmp_path)
+    second = with_command_line(opened(tmp_path))
     second.log({"step": 7, "train/loss": 1.0})
     second.finish({"test/loss": 0.125}, 0)
-    again = opened(tmp_path, run_id=second.id)
+    again = with_command_line(opened(tmp_path, run_id=second.id))
     again.log({"step": 8, "train/loss": 2.0})
     again.finish({}, 3)
     return first, second, again
