@@ -1,6 +1,7 @@
 """Plants faults, does what the pages of their findings advise, and measures both in turns.
 
     python benchmarks/advice_followed.py [--only slow_callbacks] [--rounds 3] [--minutes 20] [--out RECORD] [--add]
+    python benchmarks/advice_followed.py --recorded --out RECORD
     python benchmarks/advice_followed.py --pages
 
 Faults are those of `planted_faults.py` and `planted_rank_faults.py`, one for each finding whose cause can be removed
@@ -43,6 +44,7 @@ from benchmarks.measuring import finish  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.diagnosis.finding import Finding  # noqa: E402
 from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
+from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
 
 PAGES = ROOT / "docs" / "findings"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -51,8 +53,6 @@ THEME = "advice_followed"
 PRINTED = ("unexplained", "wide_batches", "slow_machine", "copy_straggler")
 """Findings whose pages show the text of these runs; the other texts are of tests/traces."""
 ON_MACHINE = ("busy_machine", "machine_was_slower")
-BUSY_FRAC = 0.25
-"""Share of the cores that other programs take, from which a page names it."""
 RANKS, SLOW_RANK = 2, 1
 
 
@@ -339,7 +339,7 @@ def example(row: Mapping[str, Any], record: str) -> str:
     ranks = f"{row['ranks']} ranks on " if row["ranks"] > 1 else ""
     how = f"medians of {row['n']} runs each, in turns" if row["n"] > 1 else "one run each"
     how = "one recorded run each" if "traces" in row else how
-    busy = ", beside other programs" if row["others_cores"] >= 2 * BUSY_FRAC else ""
+    busy = ", beside other programs" if row["others_cores"] >= 2 * OTHERS_FRAC else ""  # of two cores
     lines = [
         f"Before and after, {ranks}{where}, {how}{busy}",
         f"([record](../../benchmarks/records/{record})):",
@@ -356,7 +356,7 @@ def example(row: Mapping[str, Any], record: str) -> str:
 def printed(row: Mapping[str, Any]) -> str:
     """Returns the part of a page that shows the text of a finding."""
     where = "on two CPU cores" if row["ranks"] == 1 else "on two ranks"
-    of_card = ", on simulated cards" if row["where"] == "simulated" else ""
+    of_card = ", on simulated cards, not as fast as real ones" if row["where"] == "simulated" else ""
     return f"A fault planted in a real run {where}{of_card}:\n```text\n{textwrap.fill(row['says'], 118)}\n```"
 
 
@@ -406,6 +406,8 @@ def main() -> None:
     if chosen.pages:
         write_pages()
         return
+    if (chosen.add or chosen.recorded) and chosen.out is None:
+        parser.error("--add and --recorded need --out")
     kept = json.loads(chosen.out.read_text(encoding="utf-8"))["results"] if chosen.add or chosen.recorded else []
     rows = {row["finding"]: row for row in kept}
     if chosen.recorded:
@@ -434,7 +436,12 @@ def main() -> None:
 def _write(rows: Mapping[str, Mapping[str, Any]], out: Path | None) -> None:
     better = [row for row in rows.values() if row["figure"] == "rate" and row["gain"][0] > 1]
     rates = [row for row in rows.values() if row["figure"] == "rate"]
-    says = f"Following the advice of a finding made {len(better)} of {len(rates)} planted runs faster."
+    simulated, recorded = sum(row["where"] == "simulated" for row in rates), sum("traces" in row for row in rates)
+    says = (
+        f"With the printed override, or without the cause, {len(better)} of {len(rates)} planted runs were faster. "
+        f"{simulated} of them were on simulated cards, not as fast as real ones, {recorded} are older recorded runs. "
+        f"n is at least {min((row['n'] for row in rates), default=0)}."
+    )
     finish("advice of findings, followed", [*rows.values()], says, out, config={"slow_rank": SLOW_RANK})
 
 

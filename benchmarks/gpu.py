@@ -57,7 +57,6 @@ class Row:
     seen: str
     ok: bool | None
     """None: this machine can't show it."""
-    raw: Any = None
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,9 @@ def a_starved_card_is_idle(m: Machine) -> Row:
         f"{name}: {util:.0f} % utilisation, waits {100 * (1 - work):.0f} % of a step, first finding {first}"
         for name, (util, work, first) in zip(("starved", "fed"), found, strict=True)
     )
-    texts = [finding["text"] for record in (starved, fed) for finding in record["findings"]]
     (low, _, first), (high, _, none) = found
     ok = low <= 60 and high >= 85 and first == "loading_in_main_process" and none == "healthy"
-    return Row("a starved run shows an idle card and its cause, a fed one a busy card", seen, ok, [found, texts])
+    return Row("a starved run shows an idle card and its cause, a fed one a busy card", seen, ok)
 
 
 def the_ceiling_is_the_rate_of_a_fed_run(m: Machine) -> Row:
@@ -169,7 +167,6 @@ def the_ceiling_is_the_rate_of_a_fed_run(m: Machine) -> Row:
         "the ceiling is within 10 % of the rate of a run that the card limits",
         f"rate / ceiling {_spread(shares)}",
         abs(fmean(shares) - 1) <= 0.1,
-        shares,
     )
 
 
@@ -188,7 +185,7 @@ def prefetch_hides_the_copy(m: Machine) -> Row:
     before, after = rates.values()
     seen += f"; samples/s x {_spread([new / old for old, new in zip(before, after, strict=True)])}"
     least, most = (fmean(found) for found in reversed(exposed.values()))
-    return Row("device_prefetch hides the copy to the card", seen, least <= 0.1 * most, {**exposed, "rates": rates})
+    return Row("device_prefetch hides the copy to the card", seen, least <= 0.1 * most)
 
 
 def a_trace_shows_the_card(m: Machine) -> Row:
@@ -197,7 +194,7 @@ def a_trace_shows_the_card(m: Machine) -> Row:
     profile = record["profile"] or {}
     busy = profile.get("device_busy_frac")
     seen = "no profile" if not profile else ", ".join(f"{k} {v:.3g}" for k, v in profile.items() if type(v) is float)
-    return Row("a trace shows how busy the card is", seen, None if m.small else bool(busy and busy > 0.5), profile)
+    return Row("a trace shows how busy the card is", seen, None if m.small else bool(busy and busy > 0.5))
 
 
 # ---- promises about what is computed and reserved: runs share the card ----
@@ -234,7 +231,7 @@ def peaks(promise: str, records: Mapping[str, Mapping[str, Any]]) -> Row:
     lines = [
         f"{name} {predicted or math.nan:.3f} / {reserved:.3f} GiB" for name, (predicted, reserved) in found.items()
     ]
-    return Row(promise, f"predicted / reserved: {'; '.join(lines)}", all(-0.03 <= each <= 0.08 for each in off), found)
+    return Row(promise, f"predicted / reserved: {'; '.join(lines)}", all(-0.03 <= each <= 0.08 for each in off))
 
 
 def a_small_budget_is_told(m: Machine) -> Row:
@@ -254,7 +251,7 @@ def out_of_memory_is_survived(m: Machine) -> Row:
     peak = record["memory"]["measured_peak_gib"]
     seen = f"{record['status']}, {record['steps']} steps, events {kinds(record)}, peak {peak:.2f} GiB"
     ok = record["status"] == "ok" and (m.small or any("oom" in kind or "step_down" in kind for kind in kinds(record)))
-    return Row("a step that runs out of memory is done again in smaller micro-batches", seen, ok, record["events"])
+    return Row("a step that runs out of memory is done again in smaller micro-batches", seen, ok)
 
 
 def kinds(record: Mapping[str, Any]) -> list[str]:
@@ -284,7 +281,7 @@ def compiled_runs_learn_the_same(m: Machine) -> Row:
     compiled = [loss for mode, loss in losses.items() if mode != "none" and loss is not None]
     same = all(math.isclose(loss, losses["none"] or math.nan, rel_tol=1e-3) for loss in compiled)
     seen = ", ".join(f"{mode}: {'gave up' if loss is None else f'{loss:.6f}'}" for mode, loss in losses.items())
-    return Row("torch.compile changes nothing that is learned", f"loss {seen}", same if compiled else None, losses)
+    return Row("torch.compile changes nothing that is learned", f"loss {seen}", same if compiled else None)
 
 
 def precisions_learn(m: Machine) -> Row:
@@ -293,9 +290,7 @@ def precisions_learn(m: Machine) -> Row:
     records = run_all(m, {way: (f"gpu.precision={way}", m.steps(120)) for way in ways})
     found = {way: last_loss(record["folder"]) for way, record in records.items()}
     good = all(math.isclose(loss, found["32-true"], rel_tol=0.1) for loss in found.values())
-    return Row(
-        "every precision learns", ", ".join(f"{name}: loss {loss:.5f}" for name, loss in found.items()), good, found
-    )
+    return Row("every precision learns", ", ".join(f"{name}: loss {loss:.5f}" for name, loss in found.items()), good)
 
 
 def loaders_learn_the_same(m: Machine) -> Row:
@@ -306,7 +301,7 @@ def loaders_learn_the_same(m: Machine) -> Row:
     first = records["baseline"]["folder"]
     found = {name: weight_difference(first, records[name]["folder"]) for name in names[1:]}
     seen = ", ".join(f"{name}: weights differ by at most {most:g}" for name, most in found.items())
-    return Row("no loader changes what is learned", seen, not any(found.values()), found)
+    return Row("no loader changes what is learned", seen, not any(found.values()))
 
 
 def runs_repeat(m: Machine) -> Row:
@@ -317,7 +312,7 @@ def runs_repeat(m: Machine) -> Row:
     part = run(m, *words, "trainer.max_steps=6", "trainer.checkpoint_every_steps=3")
     resumed = run(m, *words, m.steps(40), f"resume={part['folder'] / 'checkpoints' / 'last.ckpt'}")
     most = weight_difference(whole["folder"], resumed["folder"])
-    return Row("a resumed run is the unbroken one, bit for bit", f"weights differ by at most {most:g}", most == 0, most)
+    return Row("a resumed run is the unbroken one, bit for bit", f"weights differ by at most {most:g}", most == 0)
 
 
 def ranks_learn_what_one_does(m: Machine) -> Row:
@@ -326,7 +321,7 @@ def ranks_learn_what_one_does(m: Machine) -> Row:
         return Row("two cards learn what one does (DDP)", "one card here", None)
     words = ("gpu.precision=32-true", "gpu.tf32=false", m.steps(40))
     losses = [last_loss(run(m, *words, *more)["folder"]) for more in ((), ("trainer=ddp",))]
-    return Row("two cards learn what one does (DDP)", f"losses {losses}", math.isclose(*losses, rel_tol=1e-3), losses)
+    return Row("two cards learn what one does (DDP)", f"losses {losses}", math.isclose(*losses, rel_tol=1e-3))
 
 
 def the_tests_marked_gpu_pass(m: Machine) -> Row:

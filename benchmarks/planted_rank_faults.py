@@ -203,7 +203,7 @@ class RankFault:
     burners: int = 0
     """Processes on the first CPU while the ranks train."""
     of_all: bool = False
-    """Returns whether no single rank is at fault."""
+    """Whether no single rank is at fault."""
     is_note: bool = False
     most_ranks: int = 4
     """Maximum number of ranks with which it is a fault."""
@@ -513,7 +513,9 @@ def main() -> None:
                     f"{last.named_cause}{' (busy)' if last.is_busy else ''}\n    {last.said}",
                     flush=True,
                 )
-                _write(verdicts, chosen.out)  # each run, so that the record has those before an interruption
+                if chosen.out is not None:  # after each run, so that the record has those before an interruption
+                    _write(verdicts, chosen.out)
+    print(_sentence(verdicts))
 
 
 def _sentence(verdicts: Sequence[RankVerdict]) -> str:

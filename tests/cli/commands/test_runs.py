@@ -64,16 +64,23 @@ def test_where_there_are_only_trials_their_studies_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for study in ("recsys/sweeps/quick/sweep.json", "forecast/searches/lr/search.json"):
+    studies = ("recsys/sweeps/quick/sweep.json", "forecast/tunes/a/tune.json", "forecast/searches/lr/search.json")
+    for number, study in enumerate(studies):
         file = tmp_path / "logs" / study
         file.parent.mkdir(parents=True)
         file.write_text("{}")
-    assert shown(capsys) == [
+        os.utime(file, (1e9 + number, 1e9 + number))
+    head, way = (
         "logs has no runs yet but those of:",
-        "sweep  logs/recsys/sweeps/quick",
-        "search  logs/forecast/searches/lr",
         "Trials of a sweep or a search: python -m wellfed leaderboard SWEEP",
-    ]
+    )
+    newest = ["search  logs/forecast/searches/lr", "tune  logs/forecast/tunes/a"]
+    assert shown(capsys) == [head, *newest, "sweep  logs/recsys/sweeps/quick", way]
+    assert shown(capsys, "--workload", "forecast") == [head, *newest, way]
+    (tmp_path / "logs" / studies[2]).unlink()
+    assert shown(capsys, "--workload", "forecast") == [head, newest[1]]
+    assert cli.main(["runs", "--workload", "speech"]) == 2
+    assert "there is no run in it yet" in capsys.readouterr().err
     assert json.loads("\n".join(shown(capsys, "--json"))) == []
 
 

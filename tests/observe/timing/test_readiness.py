@@ -86,6 +86,7 @@ def test_a_table_has_the_rows_that_were_added():
     for start in range(0, len(rows), 7):
         table.extend(rows[start : start + 7])
     assert list(table) == rows
+    assert list(reversed(table)) == rows[::-1]
     assert table[-5:] == rows[-5:]
     assert [type(cell) for cell in table[1]] == [type(cell) for cell in rows[1]]
     assert summarise(table) == summarise(rows)

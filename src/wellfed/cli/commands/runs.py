@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(f"--last {asked.last}", "is no number of runs.", f"Write --last {_SHOWN}.")
     log_dir, terminal = Path(asked.log_dir), Answer()
     known = RUN.all(log_dir)
-    if not known and (studies := _studies(log_dir)):
+    if not known and (studies := _studies(log_dir, asked.workload)):
         return _show_studies(terminal, log_dir, studies[: asked.last], as_json=asked.json)
     folders = _folders(known, log_dir, asked.workload)
     found = [_digest(folder) for folder in folders[: asked.last]]
@@ -51,11 +51,13 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _studies(log_dir: Path) -> list[str]:
-    """Returns kind and folder of each sweep, search and tune."""
+def _studies(log_dir: Path, workload: str | None) -> list[str]:
+    """Returns kind and folder of each sweep, search and tune of a workload, the newest first."""
     from wellfed.study.study_files import SEARCH, SWEEP, TUNE
 
-    return [f"{kind.noun}  {folder}" for kind in (SWEEP, SEARCH, TUNE) for folder in kind.all(log_dir)]
+    found = [(kind.time(folder), kind.noun, folder) for kind in (SWEEP, SEARCH, TUNE) for folder in kind.all(log_dir)]
+    found.sort(reverse=True)
+    return [f"{noun}  {folder}" for _, noun, folder in found if workload in (None, folder.parent.parent.name)]
 
 
 def _show_studies(terminal: Answer, log_dir: Path, studies: Sequence[str], *, as_json: bool) -> int:
@@ -66,7 +68,8 @@ def _show_studies(terminal: Answer, log_dir: Path, studies: Sequence[str], *, as
     print_text(terminal, f"{log_dir} has no runs yet but those of:")
     for study in studies:
         terminal.print(study, soft_wrap=True)
-    print_text(terminal, f"Trials of a sweep or a search: {command('leaderboard')} SWEEP")
+    if not all(study.startswith("tune ") for study in studies):
+        print_text(terminal, f"Trials of a sweep or a search: {command('leaderboard')} SWEEP")
     return EXIT_OK
 
 

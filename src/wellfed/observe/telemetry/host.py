@@ -82,10 +82,9 @@ def _usage(process: psutil.Process) -> tuple[float, int]:
 
 
 _PAGE_BYTES: int | None = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else None
+"""Bytes of a page, the unit of memory in /proc/<pid>/stat; None = no Linux."""
 _TICKS: int = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 1
-"""Units of /proc/<pid>/stat: bytes of a page (None = no Linux), and ticks of CPU time in a second."""
-
-
+"""Ticks in a second, the unit of CPU time there."""
 _FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine()) if sys.platform == "linux" else None
 """Number of the system call in which a thread waits for a lock; None = unknown."""
 _PRIVATE = 128

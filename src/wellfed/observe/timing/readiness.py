@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 _PLACES = {name: place for place, name in enumerate(StepRow._fields)}
 _WHOLE = frozenset({"step", "epoch", "samples", "micro_batch", "num_micro", "slowest_index"})
 """Columns of whole numbers."""
+_BLOCK = 64
+"""Rows that are made of the array at a time."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,10 @@ class StepTable(Sequence[StepRow]):
 
     def __len__(self) -> int:
         return min(self._end, self._most)
+
+    def __reversed__(self) -> Iterator[StepRow]:
+        for end in range(len(self), 0, -_BLOCK):
+            yield from map(_row, self.figures[max(0, end - _BLOCK) : end][::-1].tolist())
 
     def __getitem__(self, index: Any) -> Any:
         found = self.figures[index].tolist()

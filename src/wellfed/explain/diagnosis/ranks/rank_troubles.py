@@ -35,7 +35,8 @@ def machine_trouble(
         text += f"rank {other['rank']} for {show_percent(usual)}"
         if is_taken:
             return by_others + text, {"core_wait_frac": waited, "others_cores": taken}, _END_OTHERS
-        cure = "Its data workers or the CPU limit of its container leave none: fewer loader.num_workers, or more cores"
+        cure = "Its data workers, another program on its core or the CPU limit of its container leave none: set fewer "
+        cure += "loader.num_workers, end that program, or give it more cores"
         return text, {"core_wait_frac": waited}, cure
     if host_of(rank) == host_of(other):
         return None

@@ -189,7 +189,7 @@ def test_with_fsdp_a_clock_counts_beside_the_middle_of_the_others_and_with_a_slo
             "other programs take 3.0 of the 8 cores of its machine, and it was ready to run and had no core for 30.0 % "
             "of the time, rank 0 for 0.0 %, so its forward pass takes 60 ms of a step, that of rank 0 30 ms. End what",
         ),
-        ({"forward": 60.0, "core_wait_frac": 0.3}, "Its data workers or the CPU limit of its container leave none"),
+        ({"forward": 60.0, "core_wait_frac": 0.3}, "Its data workers, another program on its core or"),
         ({"forward": 60.0, "machine_cores": 7.9}, "other programs take 6.9 of the 8 cores of its machine"),
         ({"wait": 31.0, "iowait_cores": 1.5}, "1.5 cores of its machine wait for its disk, 0.0 on the machine of"),
     ],
