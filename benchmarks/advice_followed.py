@@ -241,7 +241,7 @@ class Both:
 
 
 def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
-    """Returns what the advice of a finding has changed; None, with a message, if the finding was not there."""
+    """Returns what the advice of a finding has changed; None, with a message, without the finding or any advice."""
     befores: list[Evidence] = []
     afters: list[Evidence] = []
     typed: tuple[str, ...] = ()
@@ -259,6 +259,9 @@ def follow(both: Both, case: Case, rounds: int) -> dict[str, Any] | None:
                 typed = (f"loader.skip_ids=[{listed[1].replace(' ', '')}]",) if listed else ()
             elif case.advice:
                 typed = ()
+            if not typed and not case.advice:
+                print(f"{case.finding}: no override is printed", flush=True)
+                return None
         befores.append(before)
         afters.append(both.run(case, case.mended or case.planted, typed))
     typed_text = f"`{' '.join(typed)}`" if typed else case.advice
