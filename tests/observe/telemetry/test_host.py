@@ -4,7 +4,6 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,21 +16,28 @@ from wellfed.observe.telemetry.machines import HOST
 BURNED_S = 0.4
 """The system counts in ticks of 10 ms, so a little less may show."""
 CHILD = f"""
-import sys, time
+import subprocess, sys, time
 def burn():
     until_s = time.process_time() + {BURNED_S}
     while time.process_time() < until_s:
         pass
 held = bytearray(b"x") * (64 * 2**20)
 print("here", flush=True)
-for order in sys.stdin:
-    burn()
+for order in map(str.strip, sys.stdin):
+    if order == "start":
+        own = subprocess.Popen(sys.orig_argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        own.stdout.readline()
+    elif order == "let burn":
+        print("burn", file=own.stdin, flush=True)
+        own.stdout.readline()
+    else:
+        burn()
     print("done", flush=True)
 """
 
 
 class Child:
-    """A process that holds 64 MiB and burns CPU time when told."""
+    """A process that holds 64 MiB, and burns CPU time or lets a child of its own do so when told."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -39,14 +45,22 @@ class Child:
         )
         self._heard("here")
 
+    @property
+    def process(self):
+        return psutil.Process(self._process.pid)
+
     def _heard(self, word):
         assert self._process.stdout.readline() == f"{word}\n"
 
-    def burn(self):
-        """It has used so much more CPU time on return."""
-        self._process.stdin.write("burn\n")
+    def do(self, order):
+        """It has done so on return."""
+        self._process.stdin.write(f"{order}\n")
         self._process.stdin.flush()
         self._heard("done")
+
+    def burn(self):
+        """It has used so much more CPU time on return."""
+        self.do("burn")
 
     def end(self, *, wait=True):
         self._process.kill()
@@ -90,40 +104,29 @@ def test_the_first_reading_has_memory_and_no_cpu():
     assert host.read()["rss_gib"] == pytest.approx(rss / 2**30, rel=0.2)
 
 
-def test_a_childs_cpu_counts_from_its_first_reading_on():
-    host = Host()
+def test_a_childs_cpu_counts_from_its_first_reading_on(child):
+    host = Host(process=child.process)  # this process may have children that earlier tests left at work
     host.read()
-    others = [psutil.Process(), *psutil.Process().children(recursive=True)]  # earlier tests may have left some at work
-    began_s = cpu_s(others)
-    child = Child()
-    try:
-        child.burn()
-        assert host.spent_s() < BURNED_S + cpu_s(others) - began_s
-        child.burn()
-        assert host.spent_s() >= 0.9 * BURNED_S
-        began_s = cpu_s(others)
-        assert host.spent_s() < BURNED_S + cpu_s(others) - began_s  # what it did before is not counted again
-    finally:
-        child.end()
+    child.do("start")
+    child.do("let burn")
+    assert host.spent_s() < 0.5 * BURNED_S
+    child.do("let burn")
+    assert host.spent_s() >= 0.9 * BURNED_S
+    assert host.spent_s() < 0.5 * BURNED_S  # what it did before is not counted again
 
 
-def cpu_s(processes):
-    """CPU seconds so far of those that still run."""
-    found = 0.0
-    for each in processes:
-        with suppress(psutil.NoSuchProcess):
-            found += sum(each.cpu_times()[:2])
-    return found
+def cpu_s(process):
+    return sum(process.cpu_times()[:2])
 
 
 def test_percent_are_of_one_core(child):
-    host = Host()
+    host = Host(process=child.process)
     host.read()
-    before_s = sum(psutil.Process().cpu_times()[:2]) + sum(psutil.Process(child._process.pid).cpu_times()[:2])
+    before_s = cpu_s(child.process)
     child.burn()
     cpu_pct = host.read(after_s=0.1)["cpu_pct"]
-    after_s = sum(psutil.Process().cpu_times()[:2]) + sum(psutil.Process(child._process.pid).cpu_times()[:2])
-    assert 90 * BURNED_S / 0.1 <= cpu_pct <= 100 * (after_s - before_s) / 0.1 + 50
+    assert cpu_pct >= 90 * BURNED_S / 0.1
+    assert cpu_pct == pytest.approx(100 * (cpu_s(child.process) - before_s) / 0.1, abs=50)
 
 
 def test_memory_of_a_child_counts_until_it_ends(child):
@@ -184,14 +187,14 @@ def machines(*readings):
     return lambda: next(left)
 
 
-def test_what_others_take_and_waiting_for_the_disk_is_told():
+def test_what_others_take_and_waiting_for_the_disk_is_told(child):
     before = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
     after = Times(105, 1.5, 12, 510, 22, 2.25, 3.25, 4, 55, 0)  # 8 s at work, 2 of 20 s waiting for the disk
-    host = Host(machine=machines(before, after))
+    host = Host(machine=machines(before, after), process=child.process)
     host.read()
-    own_s = sum(psutil.Process().cpu_times()[:2])
+    own_s = cpu_s(child.process)
     values = host.read(after_s=10.0)
-    own_s = sum(psutil.Process().cpu_times()[:2]) - own_s
+    own_s = cpu_s(child.process) - own_s
     assert values["others_cpu_pct"] == pytest.approx(80, abs=10 * own_s + 1)
     assert values["iowait_pct"] == pytest.approx(10)
 
