@@ -11,6 +11,7 @@ from tests.run.passes.test_passes import passes_of
 from tests.run.ranks.test_exchange import FAILED, joined, on_all
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
+from wellfed.observe.timing.readiness import StepColumns
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.process import StopRequest
 from wellfed.record import RunRecord
@@ -216,26 +217,28 @@ def test_batches_are_counted_and_some_of_them_measured():
     assert sizes.entry()["batch_half_mib"] > 0.3
 
 
+def half_ms(found):
+    return half_widths_ms(StepColumns.of(found).steady())
+
+
 def work_half_ms(found):
-    return half_widths_ms(found)["work_half_ms"]
+    return half_ms(found)["work_half_ms"]
 
 
 def test_the_interval_is_that_of_own_work():
     assert work_half_ms(rows(steps=30)) is None
     assert work_half_ms(rows()) == pytest.approx(0.0, abs=1e-9)
     uneven = [row._replace(wait_ms=row.wait_ms + 10 * (row.step % 2)) for row in rows()]
-    half_ms = work_half_ms(uneven)
-    assert half_ms is not None
-    assert 0 < half_ms < 5
+    assert 0 < (work_half_ms(uneven) or 0) < 5
     waiting = [row._replace(backward_ms=10.0 + 80 * (row.step % 2)) for row in rows()]
     assert work_half_ms(waiting) == pytest.approx(0.0, abs=1e-9)  # in a backward pass ranks wait for others
     forward = [row._replace(forward_ms=10.0 + 80 * (row.step % 2)) for row in rows()]  # FSDP waits there
-    assert half_widths_ms(forward)["between_half_ms"] == pytest.approx(0.0, abs=1e-9)
+    assert half_ms(forward)["between_half_ms"] == pytest.approx(0.0, abs=1e-9)
     on_card = [row._replace(copy_ms=1.0 + row.step % 2) for row in rows()]  # no phase was timed on the card
     assert work_half_ms(on_card) is None
-    assert (half_widths_ms(on_card)["between_half_ms"] or 0) > 0
+    assert (half_ms(on_card)["between_half_ms"] or 0) > 0
     timed = [row._replace(device_forward_ms=30.0 + row.step % 8) for row in on_card[:12]] + on_card[12:]
-    assert (work_half_ms(timed) or 0) > (half_widths_ms(on_card)["between_half_ms"] or 0)
+    assert (work_half_ms(timed) or 0) > (half_ms(on_card)["between_half_ms"] or 0)
 
 
 def test_the_record_of_a_rank_0_that_hangs_has_the_latest_figures(exchanges, tmp_path):

@@ -56,7 +56,7 @@ def machine(
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]
     if any(gpu.is_simulated for gpu in gpus):
-        warnings.append("The GPU is simulated: figures of speed, memory and power are of no real card.")
+        warnings.append("The GPU is simulated: its figures are of no real card.")
     if torch_cuda is not None:
         warnings += torch_cuda.notes
         if torch_cuda.devices and nvml_problem is not None:

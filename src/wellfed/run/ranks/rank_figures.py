@@ -10,16 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from statistics import fmean
 from typing import Any, Protocol
 
+import numpy as np
 import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
-from wellfed.observe.timing.readiness import summarise
+from wellfed.observe.timing.readiness import StepColumns, summarise
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
@@ -186,8 +186,8 @@ class RankFigures:
 
     def _steps_apart(self) -> int:
         """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
-        latest = [row.step_ms for row in islice(reversed(self._rows()), _MEASURED_STEPS) if not row.warmup]
-        return steps_apart(fmean(latest) / 1e3) if latest else 0
+        latest_ms = StepColumns.of(self._rows()).latest(_MEASURED_STEPS).steady().step_ms
+        return steps_apart(float(latest_ms.mean()) / 1e3) if len(latest_ms) else 0
 
     def report(self) -> bool:
         """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`.
@@ -236,8 +236,8 @@ class RankFigures:
 
     def _own(self) -> RankEntry | None:
         """Returns the figures of this rank so far; None before the first step after the warm-up."""
-        rows = list(islice(reversed(self._rows()), _LATEST))[::-1]
-        found = summarise(rows)
+        latest = StepColumns.of(self._rows()).latest(_LATEST)
+        found = summarise(latest)
         if found is None:
             return None
         return {  # type: ignore[return-value]  # keys from several places
@@ -248,7 +248,7 @@ class RankFigures:
             "steps": found.steps,
             "phase_steps": found.phase_steps,
             **self._sizes.entry(),
-            **half_widths_ms(rows),
+            **half_widths_ms(latest.steady()),
             "launch_ms": found.launch_ms_p50,
             "build_ms": found.build_ms_mean,
             "build_cpu_frac": found.build_cpu_frac,
@@ -290,29 +290,22 @@ def steps_apart(step_s: float) -> int:
     return 1 << (max(1, math.ceil(EVERY_S / step_s)) - 1).bit_length()
 
 
-def half_widths_ms(rows: Sequence[StepRow]) -> dict[str, float | None]:
+def half_widths_ms(steady: StepColumns) -> dict[str, float | None]:
     """Returns ``between_half_ms`` and ``work_half_ms`` of a `RankEntry`; None with too few steps.
 
     A device times the phases of some steps, so their error is added to that of the rest.
     """
-    kept = [row for row in rows if not row.warmup]
-    between_ms = [row.wait_ms + (row.copy_ms or 0.0) + row.host_ms for row in kept]
-    on_device = any(row.copy_ms is not None for row in kept)
-    phases_ms = [
-        forward_ms + (optimizer_ms or 0.0)
-        for row in kept
-        for forward_ms, optimizer_ms in [
-            (row.device_forward_ms, row.device_optimizer_ms) if on_device else (row.forward_ms, row.optimizer_ms)
-        ]
-        if forward_ms is not None
-    ]
-    between_half_ms = half_width(between_ms, [1.0] * len(kept))
+    clock = "device_" if steady.has_copies else ""
+    between_ms = steady.column("wait_ms") + np.nan_to_num(steady.column("copy_ms")) + steady.column("host_ms")
+    phases_ms = steady.column(f"{clock}forward_ms") + np.nan_to_num(steady.column(f"{clock}optimizer_ms"))
+    timed_ms = phases_ms[np.isfinite(phases_ms)]
+    ones = [1.0] * len(steady)
+    between_half_ms = half_width(between_ms.tolist(), ones)
     work_half_ms: float | None = None
-    if len(phases_ms) == len(kept):
-        own_ms = [sum(parts) for parts in zip(between_ms, phases_ms, strict=True)]
-        work_half_ms = half_width(own_ms, [1.0] * len(kept))
-    elif between_half_ms is not None and (phases_half_ms := _half_width_of(phases_ms)) is not None:
-        work_half_ms = math.hypot(between_half_ms, phases_half_ms)
+    if len(timed_ms) == len(steady):
+        work_half_ms = half_width((between_ms + timed_ms).tolist(), ones)
+    elif between_half_ms is not None and (timed_half_ms := _half_width_of(timed_ms.tolist())) is not None:
+        work_half_ms = math.hypot(between_half_ms, timed_half_ms)
     return {"between_half_ms": between_half_ms, "work_half_ms": work_half_ms}
 
 
