@@ -160,11 +160,12 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def curves_table(curves: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the lines of the table of what grows."""
-    lines = ["| what | by | median |", "|---|---|---|"]
+    lines = ["| what | by | median | rounds |", "|---|---|---|---|"]
     for curve in curves:
         points = ", ".join(f"{figure(each['median'])} at {each['size']:,}" for each in curve["points"])
         busy = f" ({SHOWN['busy']})" if curve["busy"] else ""
-        lines.append(f"| {curve['what']} | {curve['by']} | {points}{busy} |")
+        rounds = " or ".join(map(str, sorted({each["n"] for each in curve["points"]})))
+        lines.append(f"| {curve['what']} | {curve['by']} | {points}{busy} | {rounds} |")
     return lines
 
 

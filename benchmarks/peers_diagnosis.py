@@ -34,6 +34,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -92,19 +93,23 @@ the kind of bottleneck:
 | `start` | the first steps take it |
 | `none` | nothing is wrong |
 
-`benchmarks/peers/planted.py` has the kinds that are right for each fault, for both tools alike. Names of causes are not
-asked for, as TraceML names none. It has no verdict on the start either.
+`benchmarks/peers/planted.py` lists the kinds that are right for each fault, for both tools alike. The name of the cause
+is not judged, since TraceML names none. TraceML has no verdict on the start of a script.
 
 The plain script has the two lines that TraceML needs in a loop of one's own. Our remark that other programs used the
 machine (`busy_machine`) is no verdict on a script, and is left out. Without a GPU, faults of copies and launches are
 those of simulated cards, run under `wellfed watch` alone. On a GPU, both tools get three further scripts, and eight
 workers are too many for 2 cores alone. Scripts that share a GPU wait for one another's kernels and copies, which both
-tools see, so that verdicts on the healthy ones are not wrong for sure.
+tools see. So a verdict that accuses a healthy one may be true there.
 
 Gains are samples/s with what our verdict says to type over those without it: median (lowest-highest) of 3 pairs of
 trainings. TraceML's advice is in words, so there is nothing to type.
 """
 TIMEOUT_S, PAIRS = 300, 3
+SAID = 300
+"""Characters of a verdict's text that a record keeps."""
+OLDER = ("2026-11-26_peers_diagnosis_cpu.json", "2026-11-26_peers_diagnosis_gpu.json")
+"""Records from before `contended_loading` was found in scripts."""
 ON_MACHINE = ("busy_machine", "machine_was_slower")
 """Our remarks on the machine, which are no verdict on the script."""
 
@@ -369,8 +374,8 @@ def sentence(found: Mapping[str, Any]) -> str:
     """Returns the summary in words."""
     said = " ".join(
         f"{name} named the kind of bottleneck in {found[f'{tool}_right']} of {found[f'{tool}_planted']} scripts with a "
-        f"fault. It accused {found[f'{tool}_accused']} of {found[f'{tool}_healthy']} healthy ones, and gave no "
-        f"verdict on {found[f'{tool}_without_verdict']}."
+        f"fault. It accused {found[f'{tool}_accused']} of {found[f'{tool}_healthy']} healthy ones"
+        + (f", and gave no verdict on {left}." if (left := found[f"{tool}_without_verdict"]) else ".")
         for tool, name in (("wellfed", "`wellfed watch`"), ("traceml", f"TraceML {TRACEML}"))
     )
     below = ", ".join(found["kinds_below_traceml"]) or "none"
@@ -453,7 +458,7 @@ def page() -> str:
 
 
 def _verdicts(record: Mapping[str, Any]) -> str:
-    said = record["says"]
+    said = sentence(record["summary"])
     rows = [
         "| script with | right | ours, plain | ours, Lightning | TraceML, plain | TraceML, Lightning | typed, gain |"
     ]
@@ -474,6 +479,13 @@ def _verdicts(record: Mapping[str, Any]) -> str:
     ours = [one for one in record["results"] if one["tool"] == "wellfed"]
     if busy := sum(bool(one.get("others_cores")) for one in ours):
         said += f" Other programs used the machine during {busy} of {len(ours)} runs of ours."
+    gains = [one["gains"][0] for one in ours if one.get("gains")]
+    if slower := [f"{gain:.2f}" for gain in gains if gain < 1]:
+        said += f" {len(slower)} of the {len(gains)} settings whose gain was measured made the script slower: "
+        said += f"{' and '.join(slower)} times its rate."
+    if record["file"] in OLDER:
+        said += " This record is older than a mend: workers that wait for a shared lock are now named "
+        said += "(`contended_loading`), and more of them are not advised. The scripts have not been run again."
     left = f"\n\nNot run yet: {', '.join(record['not_run'])}." if record["not_run"] else ""
     return "## Planted faults\n\n" + "\n".join(rows) + f"\n\n{said}{left}\n"
 
@@ -483,15 +495,24 @@ def _costs(record: Mapping[str, Any]) -> str:
     for row in record["results"]:
         if row["watch"] != "alone":
             figures = [row[f"extra_{clock}"] for clock in ("thread_us", "process_us", "wall_us")]
-            cells = [f"{middle:.0f} ({low:.0f}-{high:.0f})" for middle, low, high in figures]
+            cells = [f"{middle:.0f} ({low:.0f} to {high:.0f})" for middle, low, high in figures]
             rows.append(f"| {row['watch']} | {' | '.join(cells)} |")
-    begin = "## Cost\n\nMicroseconds a step beyond the loop alone in the same round: median (lowest-highest) of "
+    begin = "## Cost\n\nMicroseconds a step beyond the loop alone in the same round: median (lowest to highest) of "
     return f"{begin}{record['n']} rounds.\n\n" + "\n".join(rows) + "\n"
+
+
+def shown(said: str) -> str:
+    """Returns a tool's text as one line, without lines that hold a path, and cut at a sentence if a record cut it."""
+    text = " ".join(" ".join(line for line in said.splitlines() if not re.search(r"/\S+/", line)).split())
+    if len(said) >= SAID and not text.endswith("."):
+        whole, found, _ = text.rpartition(". ")
+        text = f"{whole}." if found else f"{text.rpartition(' ')[0]} ..."
+    return text.replace("|", "\\|")
 
 
 def _examples(record: Mapping[str, Any]) -> str:
     rows = ["| script | tool | verdict |", "|---|---|---|"]
-    rows += [f"| {one['script']} | {one['tool']} | {one['id']}: {one['says']} |" for one in record["results"]]
+    rows += [f"| {one['script']} | {one['tool']} | {one['id']}: {shown(one['says'])} |" for one in record["results"]]
     return "## Scripts in the manner of others\n\n" + "\n".join(rows) + "\n"
 
 
@@ -566,7 +587,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
     row = {key: value for key, value in asdict(verdict).items() if value not in (None, "", [])}
     if verdict.gains:
         row["gains"] = [statistics.median(verdict.gains), min(verdict.gains), max(verdict.gains)]
-    row["says"] = verdict.says[:300]
+    row["says"] = verdict.says[:SAID]
     return row
 
 

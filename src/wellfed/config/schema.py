@@ -327,7 +327,7 @@ class TelemetryConfig:
     )
     ceiling_steps: int = knob(
         "Steps run at the end on batches already on the device, to measure how fast the run could be. Fewer if they "
-        "would take longer than 10 s and 5 % of the training time; 0 = none.",
+        "would take longer than 10 s, or than 5 % of the training time if that is more; 0 = none.",
         20,
         at_least=0,
     )
