@@ -56,7 +56,7 @@ class BadSamples:
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
     def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
-        """Adds samples that have just failed.
+        """Adds samples that have just failed, each once.
 
         Raises:
             DataError: more than loader.max_skipped have failed, or the samples are not the cause.
@@ -64,6 +64,8 @@ class BadSamples:
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
+            if one.index in self._reasons:  # drawn again, in this batch or in one requested before it failed
+                continue
             if len(self._reasons) >= self._most:
                 raise self._too_many(one, epoch, batch) from one.cause
             self._reasons[one.index] = one.reason

@@ -70,6 +70,7 @@ class BuiltBatch:
     batch: Batch
     """None if the request gave no batch."""
     lost: tuple[LostSample, ...] = ()
+    """One entry for each time that a sample was drawn."""
     took: BuildTime | None = None
     """None if unknown."""
 
