@@ -45,11 +45,12 @@ class BadSamples:
         return list(self._reasons)
 
     def remember(self, indices: Sequence[int]) -> None:
-        """Sets the samples to leave out, from the resumed run."""
-        self._reasons = dict.fromkeys(indices, "failed before the run was resumed")
+        """Sets the samples to leave out, from the resumed run or from an earlier position of this one."""
+        new = [index for index in indices if index not in self._reasons]
+        self._reasons = {index: self._reasons.get(index, "failed before the run was resumed") for index in indices}
         self._bad = torch.tensor(self.indices, dtype=torch.int64)
-        if self._reasons:
-            _LOG.info("Samples %s are left out: they failed before the run was resumed.", self.indices)
+        if new:
+            _LOG.info("Samples %s are left out: they failed before the run was resumed.", new)
 
     def leave_out(self, indices: Tensor) -> Tensor:
         """Returns the indices without those that are known to fail."""
