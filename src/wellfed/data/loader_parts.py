@@ -92,6 +92,13 @@ def loader_of(data: Datasets, split: str) -> LoaderParts | None:
     return data.loaders.get(split) if isinstance(data, LoadedDatasets) else None
 
 
+def sampled_orders(data: Datasets) -> dict[str, tuple[str, int]]:
+    """Returns, by split, the class of its DataLoader's sampler and a checksum of the first epoch's indices."""
+    loaders = data.loaders if isinstance(data, LoadedDatasets) else {}
+    sampled = {split: one.sampled for split, one in loaders.items() if one.sampled is not None}
+    return {split: (one.name, one.checksum(0)) for split, one in sampled.items()}
+
+
 def without_loaders(data: Datasets, seed: int) -> Datasets:
     """Returns the same data with the dataset in place of each DataLoader.
 

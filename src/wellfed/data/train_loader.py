@@ -45,7 +45,7 @@ class TrainLoader:
         self._first_batch = 0
         """Number of the first remaining batch of the epoch."""
         self._oldest = 0
-        """Number over all epochs of the first batch after a change of loader.skip_ids: earlier ones can't be rebuilt."""
+        """Number, over all epochs, of the first batch that can be rebuilt: the first since loader.skip_ids changed."""
         self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:

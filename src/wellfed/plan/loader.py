@@ -97,10 +97,10 @@ class LoaderPlanner:
         asked, ready = self.config.loader.device_prefetch, self._training_batches(section)
         found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, ready))
         if asked and self.on_gpu and section.device_prefetch == 0:
-            by_fetch = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
+            other = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
             found.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
-                f"Set loader.num_workers=1, or {by_fetch}."
+                f"Set loader.num_workers=1, or {other}."
             )
         return found
 
