@@ -70,7 +70,7 @@ class BuiltBatch:
     batch: Batch
     """None if the request gave no batch."""
     lost: tuple[LostSample, ...] = ()
-    """One entry for each time that a sample was drawn."""
+    """Samples left out, with an entry for each time that one was drawn."""
     took: BuildTime | None = None
     """None if unknown."""
 
