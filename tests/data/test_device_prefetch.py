@@ -1,10 +1,11 @@
+import logging
 import threading
 import time
 
 import pytest
 import torch
 
-from tests.kit.sets import SIZE, Failing, Fetching
+from tests.kit.sets import SIZE, Failing, Fetching, loader_of
 from wellfed.data import device_prefetch
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.settings import LoaderSettings
@@ -93,6 +94,21 @@ def test_batches_are_moved_beside_the_step_and_handed_out_as_moved():
         assert delivery.batch["moved"]
         assert prefetcher.latest is delivery.batch
     assert threads == {"wellfed-device-prefetch"}
+
+
+def test_a_sample_left_out_keeps_its_reason_from_epoch_to_epoch(caplog):
+    whole = [index for batch in ids(loader()) for index in batch]
+    data = Failing(3)
+    prefetcher = DevicePrefetcher(loader_of(data, PLANS[0], seed=5, max_skipped=1), CPU, 2)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert len([index for batch in ids(prefetcher) for index in batch]) == len(whole) - 1
+    assert caplog.text.count("training sample 3 is left out") == 1
+    assert "resumed" not in caplog.text
+    data.bad = 7
+    with pytest.raises(DataError, match=r"Before: 3: KeyError: 'broken'.*\. Now 7 \(epoch 2"):
+        list(prefetcher)
+    prefetcher.close()
 
 
 @pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.backend)

@@ -102,15 +102,19 @@ def test_a_batch_sampler_gives_lists():
     assert sampled.batches(0) is sampled.batches(0)
 
 
-def test_a_later_epoch_that_is_longer_is_cut_and_a_shorter_one_is_told():
+def test_a_later_epoch_that_is_longer_is_cut_and_a_shorter_one_is_told(caplog):
     sampler = Lists([1, 1, 1])
     sampled = epochs(sampler, in_batches=True)
     sampled.batches(0)
     sampler.sizes = [2] * 5
-    assert len(sampled.batches(1)) == 3
+    for epoch in (1, 2, 1):
+        assert len(sampled.batches(epoch)) == 3
+    (warning,) = caplog.messages
+    assert warning.startswith("Lists gave 3 batches for the first epoch and 5 for epoch 1: the last 2 are left out")
+    assert "loader=own" in warning
     sampler.sizes = [1]
-    with pytest.raises(DataError, match=r"Lists gave 3 batches for the first epoch and 1 for epoch 2.*loader=own"):
-        sampled.batches(2)
+    with pytest.raises(DataError, match=r"Lists gave 3 batches for the first epoch and 1 for epoch 3.*loader=own"):
+        sampled.batches(3)
 
 
 class Endless(Own):

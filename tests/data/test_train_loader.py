@@ -227,6 +227,39 @@ def test_a_run_that_goes_on_with_other_skip_ids_loses_no_healthy_sample(runs, ba
         assert sum(len(batch) < batch_size for batch in batches) <= 1 + len(runs)  # what is left of an epoch
 
 
+class Filled:
+    """Sample 0 holds NaN."""
+
+    def __len__(self):
+        return sets.SIZE
+
+    def __getitem__(self, index):
+        return torch.tensor(float("nan") if index == 0 else float(index))
+
+
+def test_a_search_for_nan_ends_where_a_run_went_on_with_other_skip_ids():
+    def made(*skip_ids):
+        return loader(Filled(), skip_ids=skip_ids, shuffle=False)
+
+    first = made()
+    deliveries = iter(first)
+    for _ in range(3):
+        next(deliveries)
+    found = first.non_finite_sample(first.state_dict(), steps=3)
+    assert (found.sample, found.epoch, found.batch) == (0, 0, 0)
+    second = made(13, 14, 15, 16)  # 12 and 17 to 22 are left, the last of 5 batches
+    second.load_state_dict(first.state_dict())
+    assert [delivery.batch.tolist() for delivery in second] == [[12, 17, 18, 19], [20, 21, 22]]
+    for steps in range(1, 9):
+        assert second.non_finite_sample(second.state_dict(), steps=steps) is None
+        assert second.non_finite_sample(second.state_dict(), skipped=2, steps=steps) is None
+    assert next(iter(second)).batch.isnan().any()  # of epoch 1, which is all its own
+    assert second.non_finite_sample(second.state_dict(), steps=9).epoch == 1
+    third = made(0)  # at the start of an epoch, the one before has another order too
+    third.load_state_dict({"epoch": 1, "batch": 0})
+    assert third.non_finite_sample(third.state_dict(), steps=9) is None
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_each_step(expected, world_size):
     ranks = [deliveries(loader(sets.Fetching(), rank=rank, world_size=world_size)) for rank in range(world_size)]

@@ -800,6 +800,10 @@ def test_samples_built_in_the_training_process_are_not_copied_ahead():
     asked = planned(config(loader={**one_by_one, "device_prefetch": 2}), data=ITEMS)
     assert asked.loader.device_prefetch == 0
     assert asked.warnings[0].startswith("loader.device_prefetch=2 is not used: samples are built one by one")
+    assert asked.warnings[0].endswith("Set loader.num_workers=1, or give the dataset fetch.")
+    has_fetch = planned(config(loader={**one_by_one, "device_prefetch": 2}))  # which torch's loader leaves alone
+    assert has_fetch.loader.device_prefetch == 0
+    assert has_fetch.warnings[0].endswith("Set loader.num_workers=1, or loader.backend=inline, which reads by fetch.")
 
 
 @pytest.mark.parametrize(("asked", "value", "because"), [

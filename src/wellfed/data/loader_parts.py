@@ -7,10 +7,12 @@ DistributedSampler are replaced by the engine's own order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Generator
 from torch.utils.data import (
     BatchSampler,
@@ -21,6 +23,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from wellfed import batches
 from wellfed.contract import Batch, Datasets
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.errors import ConfigError
@@ -87,9 +90,34 @@ class LoadedDatasets(Datasets):
     """DataLoaders by split."""
 
 
+class RepeatedBatches:
+    """The first batches of a loader, kept in memory and yielded at each pass; the loader's next pass may have others.
+
+    Each pass yields copies, since a step may write to its batch.
+    """
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self._loader, self._number = loader, number
+        self._kept: list[Batch] = []
+        vars(self).update(batches.methods(loader))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._kept:
+            self._kept += islice(self._loader, self._number)
+        for batch in self._kept:
+            yield batches.map_tensors(batch, torch.clone)
+
+
 def loader_of(data: Datasets, split: str) -> LoaderParts | None:
     """Returns the DataLoader that a split came in, or None."""
     return data.loaders.get(split) if isinstance(data, LoadedDatasets) else None
+
+
+def sampled_orders(data: Datasets) -> dict[str, tuple[str, int]]:
+    """Returns, by split, the class of its DataLoader's sampler and a checksum of the first epoch's indices."""
+    loaders = data.loaders if isinstance(data, LoadedDatasets) else {}
+    sampled = {split: one.sampled for split, one in loaders.items() if one.sampled is not None}
+    return {split: (one.name, one.checksum(0)) for split, one in sampled.items()}
 
 
 def without_loaders(data: Datasets, seed: int) -> Datasets:

@@ -43,6 +43,8 @@ class SampledEpochs:
         self._kept: dict[int, list[Tensor]] = {}
         self._inexact: set[int] = set()
         """Epochs already warned about."""
+        self._has_cut = False
+        """Whether a longer epoch was warned about."""
         self._next = 0
         """Next epoch of a sampler with its own state."""
 
@@ -96,12 +98,14 @@ class SampledEpochs:
             drawn, given, wanted = [drawn[0][: len(first[0])]], len(drawn[0]), len(first[0])
         else:
             drawn, given, wanted = drawn[: len(first)], len(drawn), len(first)
+        what = "batches" if self.in_batches else "indices"
+        lengths = f"{self.name} gave {wanted} {what} for the first epoch and {given} for epoch {epoch}"
+        way_out = "Let it give as many in each, or set loader=own, which reads what comes."
         if given < wanted:
-            what = "batches" if self.in_batches else "indices"
-            raise DataError(
-                f"{self.name} gave {wanted} {what} for the first epoch and {given} for epoch {epoch}: epochs must be "
-                "of one length. Let it give as many in each, or set loader=own, which reads what comes."
-            )
+            raise DataError(f"{lengths}: epochs must be of one length. {way_out}")
+        if given > wanted and not self._has_cut:
+            self._has_cut = True
+            _LOG.warning("%s: the last %d are left out, as in all longer epochs. %s", lengths, given - wanted, way_out)
         return drawn
 
     def _draw(self, epoch: int) -> list[Tensor]:

@@ -44,6 +44,8 @@ class TrainLoader:
         """Batches of the epoch used by earlier runs with other loader.skip_ids."""
         self._first_batch = 0
         """Number of the first remaining batch of the epoch."""
+        self._oldest = 0
+        """Number, over all epochs, of the first batch that can be rebuilt: the first since loader.skip_ids changed."""
         self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:
@@ -97,6 +99,8 @@ class TrainLoader:
         self._first_batch = self._order.go_on(self._epoch, self._taken)
         if has_others:
             self._next_batch = self._first_batch
+        if has_others or self._taken:
+            self._oldest = self._epoch * len(self) + self._first_batch
 
     def __iter__(self) -> Iterator[Delivery]:
         self._source.stop()
@@ -150,12 +154,14 @@ class TrainLoader:
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.
 
+        Batches from before a change of loader.skip_ids held other samples and are not searched.
+
         Args:
             skipped: number of batches before the position that are not searched.
         """
         at = int(state["epoch"]) * len(self) + int(state["batch"])
         last = at - skipped
-        first = max(0, last - steps)
+        first = max(self._oldest, last - steps)
         requests = (
             BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
             for epoch, batch in (divmod(number, len(self)) for number in range(first, last))

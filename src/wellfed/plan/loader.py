@@ -63,7 +63,7 @@ class LoaderPlanner:
             "prefetch_factor": by_rule(None, "nobody builds ahead"),
             "persistent_workers": by_rule(False, "no worker processes"),
             "pin_memory": by_rule(False, "no GPU to copy to"),
-            "device_prefetch": self._device_prefetch(builds_ahead),
+            "device_prefetch": self._device_prefetch(backend.value, builds_ahead),
             "timeout_s": by_rule(0, "built when asked for: there is no worker to wait for"),
             "worker_threads": by_rule(None, "no worker processes: the training process has one count of threads"),
         }
@@ -97,9 +97,10 @@ class LoaderPlanner:
         asked, ready = self.config.loader.device_prefetch, self._training_batches(section)
         found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, ready))
         if asked and self.on_gpu and section.device_prefetch == 0:
+            other = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
             found.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
-                "Set loader.num_workers=1, or give the dataset fetch."
+                f"Set loader.num_workers=1, or {other}."
             )
         return found
 
@@ -209,17 +210,18 @@ class LoaderPlanner:
                 return Decided(THREADS_PREFETCH, because, "measured")
         return by_rule(PREFETCH_FACTOR, "torch's default")
 
-    def _device_prefetch(self, builds_ahead: bool) -> Decided[int]:
+    def _device_prefetch(self, backend: str, builds_ahead: bool) -> Decided[int]:
         """Decides the number of batches copied ahead.
 
         Without workers the copying thread would build them, which is impossible if the data draw from the process's
-        generators.
+        generators. That may be all data read by ``__getitem__``, as the backend torch does even where there is fetch.
         """
         asked, data = self.config.loader.device_prefetch, self.data
         if not self.on_gpu:
             return by_rule(0, "no device to copy to")
-        if not (builds_ahead or data.has_fetch):
-            return by_rule(0, "samples are built in the training process: nothing is there to be copied ahead")
+        if not (builds_ahead or (data.has_fetch and backend != "torch")):
+            because = "samples are built in the training process: nothing is there to be copied ahead"
+            return by_rule(0, because, is_set=asked == 0)
         because = "copies run beside the step, on a stream of their own"
         return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)
 

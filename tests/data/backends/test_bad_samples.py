@@ -23,6 +23,7 @@ from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
 
@@ -267,6 +268,29 @@ def test_several_bad_samples_in_one_batch_are_all_found(name):
     made = loader(sets.Breaking("raise", 1, 2, 3), plan_of(name), max_skipped=2, shuffle=False)
     with pytest.raises(DataError, match=r"skip_ids=\[1,2,3\]"):
         taken(made)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES[:6], ids=named)
+def test_a_bad_sample_that_is_drawn_again_is_one(name, kind, caplog):
+    drawn = [5, 0, 5, 1, 2, 5, 3, 4, 5, 5, 5, 6]  # the next batches may be on their way already
+    events = []
+    made = loader(
+        kind("raise", 5), plan_of(name), max_skipped=1, sampled=SampledEpochs(drawn, 1, sets.SIZE),
+        on_event=lambda kind, **more: events.append((kind, more["index"])),
+    )  # fmt: skip
+    found = [(total, list(values)) for _, _, total, values in taken(made)]
+    assert found == [(2, [0, 1]), (3, [2, 3, 4]), (1, [6])]
+    assert events == [("sample_skipped", 5)]
+    assert caplog.text.count("training sample 5 is left out") == 1
+    assert made.state_dict()["skipped"] == [5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_samples_beyond_the_limit_are_counted_without_their_repeats(kind):
+    drawn = SampledEpochs([5, 5, 7, 5, 9, 0, 1, 2], 1, sets.SIZE)
+    made = loader(kind("raise", 5, 7, 9), LoaderSettings(), max_skipped=1, batch_size=8, sampled=drawn)
+    with pytest.raises(DataError, match=r"^\w+: 2 training samples could not be loaded.*loader\.skip_ids=\[5,7\]"):
+        list(made)
 
 
 def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():

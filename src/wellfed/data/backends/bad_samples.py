@@ -45,18 +45,19 @@ class BadSamples:
         return list(self._reasons)
 
     def remember(self, indices: Sequence[int]) -> None:
-        """Sets the samples to leave out, from the resumed run."""
-        self._reasons = dict.fromkeys(indices, "failed before the run was resumed")
+        """Sets the samples to leave out, from the resumed run or from an earlier position of this one."""
+        new = [index for index in indices if index not in self._reasons]
+        self._reasons = {index: self._reasons.get(index, "failed before the run was resumed") for index in indices}
         self._bad = torch.tensor(self.indices, dtype=torch.int64)
-        if self._reasons:
-            _LOG.info("Samples %s are left out: they failed before the run was resumed.", self.indices)
+        if new:
+            _LOG.info("Samples %s are left out: they failed before the run was resumed.", new)
 
     def leave_out(self, indices: Tensor) -> Tensor:
         """Returns the indices without those that are known to fail."""
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
     def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
-        """Adds samples that have just failed.
+        """Adds samples that have just failed, each once.
 
         Raises:
             DataError: more than loader.max_skipped have failed, or the samples are not the cause.
@@ -64,6 +65,8 @@ class BadSamples:
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
+            if one.index in self._reasons:  # drawn again, in this batch or in one requested before it failed
+                continue
             if len(self._reasons) >= self._most:
                 raise self._too_many(one, epoch, batch) from one.cause
             self._reasons[one.index] = one.reason

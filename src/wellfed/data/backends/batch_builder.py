@@ -144,19 +144,24 @@ class BatchBuilder:
             return None
 
         place = f"{self.purpose} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
+        distinct = torch.tensor(list(dict.fromkeys(request.indices.tolist())))
         try:
-            found = failing_samples(request.indices, error, trouble, most=self.most_lost + 1)
+            causes = dict(failing_samples(distinct, error, trouble, most=self.most_lost + 1))
         except NoSampleAtFaultError:
             error.add_note(f"while fetching {place}; parts of it could be fetched, so no one sample is at fault")
             raise error from None
-        lost = tuple(LostSample(index, reason_of(cause), cause) for index, cause in found)
-        rest = request.indices[~torch.isin(request.indices, torch.tensor([one.index for one in lost]))]
-        if len(lost) > self.most_lost or len(rest) == 0:
+        lost = tuple(
+            LostSample(index, reason_of(causes[index]), causes[index])
+            for index in request.indices.tolist()
+            if index in causes
+        )
+        rest = request.indices[~torch.isin(request.indices, torch.tensor(list(causes)))]
+        if self._are_too_many(lost) or len(rest) == 0:
             return BuiltBatch(None, lost)
         try:
             return BuiltBatch(self._fetch(request.only(rest)), lost)
         except Exception as again:
-            again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
+            again.add_note(f"while fetching {place} without samples {list(causes)}")
             raise
 
     def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
@@ -165,7 +170,7 @@ class BatchBuilder:
         else:
             with generators.kept():  # per batch: takes longer than reading a sample from memory
                 samples, lost = self._samples_alike(request, times)
-        if not samples or len(lost) > self.most_lost:
+        if not samples or self._are_too_many(lost):
             return BuiltBatch(None, tuple(lost))
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
@@ -202,9 +207,13 @@ class BatchBuilder:
                 if is_of_the_machine(error):
                     raise
                 lost.append(LostSample(index, reason_of(error), error))
-                if len(lost) > self.most_lost:
+                if self._are_too_many(lost):
                     break
         return samples, lost
+
+    def _are_too_many(self, lost: Sequence[LostSample]) -> bool:
+        """Returns whether a batch may not lose these; a sample that was drawn several times counts once."""
+        return len({one.index for one in lost}) > self.most_lost
 
     def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
         """Collates with the batch's randomness, for masking; torch's own collate draws nothing."""

@@ -70,6 +70,7 @@ class BuiltBatch:
     batch: Batch
     """None if the request gave no batch."""
     lost: tuple[LostSample, ...] = ()
+    """Samples left out, with an entry for each time that one was drawn."""
     took: BuildTime | None = None
     """None if unknown."""
 

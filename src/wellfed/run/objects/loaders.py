@@ -12,7 +12,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.backend_benchmark import copied, time_first_batches, without_side_effects
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.data.loader_parts import loader_of
+from wellfed.data.loader_parts import RepeatedBatches, loader_of
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
@@ -80,6 +80,8 @@ def make_train_loader(
         limit *= math.ceil(effective / batch_size)  # keeps the number of samples
     if loader is not None and settings.backend == "own":
         own = Stream(loader.loader)
+        if trainer.overfit_batches is not None:
+            own.dataset = RepeatedBatches(loader.loader, trainer.overfit_batches)
         return train_loader(
             own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit, on_event=on_event
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.data.loader_parts import sampled_orders
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, DataError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.nodes import NodeCards, card_faults
 from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
@@ -40,6 +41,8 @@ class PlanOfRank0:
     stages: tuple[PlannedStage, ...] = ()
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Knobs that earlier runs had to lower; the optimizer depends on them."""
+    orders: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Rank 0's `sampled_orders`. Each rank takes its share of a step from its own order."""
 
 
 class OtherRanks:
@@ -102,9 +105,15 @@ class OtherRanks:
             exchange.broadcast("all are prepared")
 
     def plan(self, planner: Planner) -> RunPlan:
-        """Returns the plan of training, with rank 0's decisions."""
+        """Returns the plan of training, with rank 0's decisions.
+
+        Raises:
+            DataError: a sampler gives this rank another order than rank 0.
+        """
         if self._rank > 0 and self._exchange is not None:
             decided: PlanOfRank0 = self._exchange.broadcast("plan")
+            if decided.orders:
+                _check_orders(sampled_orders(planner.parts.data), decided.orders, self._rank)
             device = replace(planner.device.device, memory_gib=decided.budget_gib)
             rough = replace(planner, device=replace(planner.device, device=device)).rough()
             names = ("memory", "loader", "stages", "remembered")
@@ -116,7 +125,8 @@ class OtherRanks:
                 self._has_invited = True
             if self._exchange is not None:
                 budget_gib = plan.device.memory_gib
-                decided = PlanOfRank0(budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered)
+                orders = {} if plan.loader.backend == "own" else sampled_orders(planner.parts.data)
+                decided = PlanOfRank0(budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered, orders)
                 self._exchange.broadcast("plan", decided)
         return plan
 
@@ -264,6 +274,18 @@ class OtherRanks:
         code = found.exit_code if is_counted else EXIT_NOTHING_RUN
         # The other rank showed its traceback. The one here is of a broken connection.
         return self.with_logs(replace(found, is_expected=True, exit_code=code))
+
+
+def _check_orders(own: Mapping[str, tuple[str, int]], of_rank_0: Mapping[str, tuple[str, int]], rank: int) -> None:
+    """Raises a DataError if a sampler gives this rank another order than rank 0."""
+    for split, (name, checksum) in own.items():
+        if of_rank_0.get(split) != (name, checksum):
+            raise DataError(
+                f"{name} gives rank {rank} other {split} samples for the first epoch than rank 0. Each rank takes its "
+                "share of every step from its own order, so samples would come twice or not at all. Let it draw by "
+                "set_epoch(epoch) alone, or by the generators of torch, numpy or random, which are seeded alike on all "
+                "ranks."
+            )
 
 
 def _leave_collectives() -> None:

@@ -104,6 +104,10 @@ def test_only_a_card_is_copied_to() -> None:
     assert {"loader.pin_memory=true", "loader.device_prefetch=4"} <= on_card
     on_cpu = {word for move in listed(trial(0.1, 0.9, **knobs)) for word in move.settings}
     assert not {"loader.pin_memory=true", "loader.device_prefetch=4"} & on_cpu
+    knobs |= {"loader.backend": "torch", "loader.num_workers": 0}  # builds samples in the training process
+    in_process = {word for move in listed(trial(0.1, 0.5, copy=0.4, **knobs), CARD) for word in move.settings}
+    assert "loader.pin_memory=true" in in_process
+    assert "loader.device_prefetch=4" not in in_process
 
 
 def test_less_memory_is_asked_for_where_memory_counts() -> None:

@@ -130,7 +130,8 @@ def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> 
         if best.value("loader.pin_memory") is False:
             settings = ("loader.pin_memory=true",)
             yield Move("data", settings, f"{why}: page-locked memory is copied beside it", of_waiting)
-        if int(best.value("loader.device_prefetch") or 0) < _DEVICE_PREFETCH and (workers or has_fetch):
+        can_copy_ahead = workers or (has_fetch and backend != "torch")
+        if can_copy_ahead and int(best.value("loader.device_prefetch") or 0) < _DEVICE_PREFETCH:
             settings = (f"loader.device_prefetch={_DEVICE_PREFETCH}",)
             yield Move("data", settings, f"{why}: more batches copied ahead", of_waiting)
 
