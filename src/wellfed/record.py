@@ -567,6 +567,14 @@ class RunRecord:
             made.host = {}
         return made
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the run is known to have trained on a CPU. It may have watched GPUs that others use."""
+        accelerator = self.plan.get("trainer.accelerator")
+        if accelerator is not None:
+            return bool(accelerator["value"] == "cpu")
+        return self.time is not None and self.time["copy_frac"] is None
+
     def derived(self) -> dict[str, Any]:
         """Returns values derived from the data, by dotted knob."""
         return {knob: entry["value"] for knob, entry in self.plan.items() if entry["source"] == "data"}

@@ -128,7 +128,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
-    found = [one for gpu in record.gpus.values() if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
+    gpus = [] if record.is_on_cpu else record.gpus.values()
+    found = [one for gpu in gpus if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
     if found:
         mean_pct = fmean(one["mean"] for one in found)
         spread = f"p5 {min(one['p5'] for one in found):.0f}, p95 {max(one['p95'] for one in found):.0f}"
