@@ -98,9 +98,7 @@ def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
 def host_memory_full(evidence: Evidence) -> Finding | None:
     """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
-    error, machine = record.error, record.machine
-    rss = evidence.telemetry.curve("rss_gib")
-    held = float(rss.max()) if len(rss) else record.host.get("rss_gib")
+    error, machine, held = record.error, record.machine, _held_gib(evidence)
     shm, figures = record.host.get("shm_gib"), Figures()
     has_ended = error is not None and error["kind"] in ("host_oom", "worker")
     ram_gib, shm_gib = machine.get("ram_gib"), machine.get("shm_gib")
@@ -136,6 +134,19 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
         change,
         lost_frac=1.0 if has_ended else None,
     )
+
+
+def _held_gib(evidence: Evidence) -> float | None:
+    """Returns the most host memory of the run; None if unknown.
+
+    The sum over its processes counts shared pages once for each. So it is limited by the memory that all programs used,
+    and without that figure (records of earlier versions) this process counts alone.
+    """
+    ram_gib, own = evidence.record.machine.get("ram_gib"), evidence.record.host.get("rss_gib")
+    rss, available = (evidence.telemetry.curve(name) for name in ("rss_gib", "ram_available_gib"))
+    if ram_gib and len(rss) and len(available) and (used_gib := ram_gib - float(available.min())) > 0:
+        return min(float(rss.max()), used_gib)
+    return own if own and ram_gib and own <= ram_gib else None
 
 
 _BLOCKS = 5
