@@ -303,8 +303,11 @@ def has_unused_fetch(evidence: Evidence) -> bool:
 
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
-    """Returns overrides of ``loader``, without those that the configuration of the run has."""
+    """Returns overrides of ``loader``, without those that the configuration of the run has. A DataLoader that is used
+    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number."""
     asked = evidence.record.config.get("loader", {})
+    if evidence.value("loader.backend") == "own":
+        values = {"backend": "auto", "num_workers": evidence.num_workers or None, **values}
     typed = {True: "true", False: "false", None: "null"}
     return tuple(
         f"loader.{name}={typed.get(value, value) if isinstance(value, bool | None) else value}"

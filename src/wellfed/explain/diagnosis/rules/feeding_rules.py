@@ -82,8 +82,7 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     if (swing := evidence.swings.describe_workers()) is not None:
         text += f" {swing}"
     text += feeding.show_doubt()
-    own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
-    change = knobs(evidence, **own, num_workers=advised)
+    change = knobs(evidence, num_workers=advised)
     return Finding("too_few_workers", text, feeding.figures(), change, gain=feeding.gain(advised))
 
 
@@ -194,8 +193,9 @@ def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
         text += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
         text += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
-    fewer_threads = knobs(evidence, worker_threads=1) if threads > 1 else ()
-    change = (*fewer_threads, *(knobs(evidence, num_workers=fewer) if workers > fewer else ()))
+    less = {"worker_threads": 1} if threads > 1 else {}
+    less |= {"num_workers": fewer} if workers > fewer else {}
+    change = knobs(evidence, **less) if less else ()
     figures = {**feeding.figures(), "worker_threads": threads}
     lost_frac = 1 - 1 / top
     gain = Gain(top, 1.0, top) if change else None
