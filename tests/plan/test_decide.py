@@ -67,6 +67,9 @@ def composed(*overrides):
     return compose(overrides).config
 
 
+CLIPPED = {"trainer": {"gradient_clip": 1.0}}
+
+
 def config(effective=64, **groups):
     """A configuration with some groups given."""
     kinds = {"gpu": GpuConfig, "loader": LoaderConfig, "memory": MemoryConfig, "trainer": TrainerConfig}
@@ -426,6 +429,25 @@ def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_b
         except ConfigError:
             is_refused = True
         assert (f"memory.{knob}" not in planned(model=model).may_lower) is is_refused, knob
+
+
+@pytest.mark.parametrize("guest", [{"steps_by_hand": True}, {"has_sparse_gradients": True}, {}])
+@pytest.mark.parametrize("is_lightning_module", [False, True])
+def test_knobs_that_a_model_refuses_are_named(guest, is_lightning_module):
+    model = replace(MODEL, **guest, is_lightning_module=is_lightning_module)
+    tried = {"gpu.compile": {"gpu": {"compile": Compile.default}}, "trainer.gradient_clip": CLIPPED}
+    refused = []
+    for knob, groups in tried.items():
+        try:
+            planned(config(**groups), model=model)
+        except ConfigError:
+            refused.append(knob)
+    assert list(planned(model=model).refused) == refused
+
+
+def test_features_that_may_be_kept_have_a_size():
+    assert planned(data=TABLE).feature_table_bytes == TABLE.feature_bytes > 0
+    assert planned(data=replace(TABLE, features_trainable=True)).feature_table_bytes == 0
 
 
 def test_out_of_memory_is_retried_where_it_can_be():

@@ -83,6 +83,8 @@ def plan_run(
         derived=derived,
         callbacks=_callbacks(config, model),
         may_lower=may_lower(config, model),
+        refused=_refused(model),
+        feature_table_bytes=0 if data.features_trainable else data.feature_bytes,
         num_validation=data.num_validation,
         validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
@@ -146,6 +148,13 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
     else:
         because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
     return Decided(size, because, "set")
+
+
+def _refused(model: ModelFacts) -> tuple[str, ...]:
+    """Returns the knobs that `_lightning_module_faults` refuses for this model."""
+    by_hand = model.is_lightning_module and model.steps_by_hand
+    may_clip = not (by_hand or (model.is_lightning_module and model.has_sparse_gradients))
+    return ("gpu.compile",) * by_hand + ("trainer.gradient_clip",) * (not may_clip)
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:

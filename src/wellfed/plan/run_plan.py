@@ -190,6 +190,10 @@ class RunPlan(DevicePlan):
     """Estimates by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
     """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
+    refused: tuple[str, ...] = ()
+    """Knobs that this model refuses, as a LightningModule that steps by hand refuses ``gpu.compile``."""
+    feature_table_bytes: int = 0
+    """Bytes of all features if they may be kept on the device; 0 without frozen features."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None

@@ -36,7 +36,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
         return None
     high = 1 / load.full_frac
     waits = f" The host also waits for the GPU at {places(load.synchronisations)}." if load.synchronisations else ""
-    can_compile = evidence.value("gpu.compile") in ("none", "default")
+    can_compile = evidence.value("gpu.compile") in ("none", "default") and "gpu.compile" not in evidence.record.refused
     return Finding(
         "launch_bound",
         f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host takes "
@@ -57,7 +57,7 @@ def memory_bound(evidence: Evidence) -> Finding | None:
     change = []
     if evidence.value("gpu.precision") == "32-true" and (capability_of(evidence) or 0) >= BF16_SINCE:
         change.append("gpu.precision=bf16-mixed")
-    if evidence.value("gpu.compile") == "none":
+    if evidence.value("gpu.compile") == "none" and "gpu.compile" not in evidence.record.refused:
         change.append("gpu.compile=default")
     is_few = load.full_frac < limits.SM_FULL_FRAC  # weights are read for few samples
     few = ", or more samples a step, which changes what is learned" if is_few else ""

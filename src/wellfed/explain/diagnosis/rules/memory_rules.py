@@ -74,15 +74,17 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
             wanted |= planned | ({"memory.accumulate": "null"} if "memory.micro_batch" in planned else {})
         elif event.get("evaluation_batch"):
             wanted["workload.eval_batch_size"] = event["evaluation_batch"]
-        elif str(event.get("change", "")).startswith("memory."):
-            knob, _, value = event["change"].partition("=")
+        elif event.get("change"):
+            knob, _, value = str(event["change"]).partition("=")
             wanted[knob] = value
     is_restarted = any(event["kind"] == "restart" for event in events)
     restarted = "The run continued from its last checkpoint"
     if not wanted:
         return (), f"{restarted}." if is_restarted else "The run continued without a change."
     again = restarted if is_restarted else "What did not fit was repeated"
-    change = tuple(f"{knob}={value}" for knob, value in wanted.items())
+    typed = {knob: str(value).lower() if isinstance(value, bool) else value for knob, value in wanted.items()}
+    # The optimizer's node has no schema, and may lack the key.
+    change = tuple(f"{'++' * knob.startswith('workload.optimizer.')}{knob}={value}" for knob, value in typed.items())
     return change, f"{again} in smaller parts, and the run kept these settings."
 
 
@@ -232,12 +234,19 @@ def memory_unused(evidence: Evidence) -> Finding | None:
     )
 
 
+def _table_fits(evidence: Evidence) -> bool:
+    """Returns whether the table of all features surely fits into the budget beside the run's peak."""
+    memory = evidence.record.memory
+    table_gib, budget_gib = memory.get("feature_table_gib"), memory.get("budget_gib") or 0.0
+    return table_gib is not None and memory["measured_peak_gib"] + table_gib <= limits.MEMORY_FULL_FRAC * budget_gib
+
+
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
     """Returns what saves memory in this run, the overrides without it, and their gain."""
     # Only if requested: the plan keeps features on the device if they fit. A trained encoder has no fixed features.
     features, stages = evidence.record.plan.get("memory.features"), evidence.value("memory.stages")
     is_set = stages is None and features is not None and features["source"] == "set"
-    if features is not None and is_set and features["value"] in ("cache_host", "dynamic"):
+    if features is not None and is_set and features["value"] in ("cache_host", "dynamic") and _table_fits(evidence):
         return "features are kept off the device", ("memory.features=cache",), None
     if evidence.value("memory.checkpoint_activations") is True:
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))
