@@ -17,6 +17,7 @@ PLAN = {
     "workload.effective_batch_size": 128,
     "loader.pin_memory": True,
     "loader.device_prefetch": 2,
+    "loader.num_workers": 2,
 }
 
 

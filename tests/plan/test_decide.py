@@ -431,6 +431,16 @@ def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_b
         assert (f"memory.{knob}" not in planned(model=model).may_lower) is is_refused, knob
 
 
+def test_batches_that_a_lightning_module_changes_or_splits_are_not_copied_ahead():
+    guest = replace(MODEL, is_lightning_module=True)
+    assert planned(model=guest).loader.device_prefetch == 2
+    for model, groups in ((replace(guest, changes_before_copy=True), {}), (guest, {"memory": {"accumulate": 2}})):
+        plan = planned(config(**groups), model=model)
+        assert (plan.loader.device_prefetch, plan.refused) == (0, ("loader.device_prefetch",))
+    plan = planned(config(loader={"device_prefetch": 3}), model=replace(guest, changes_before_copy=True))
+    assert "loader.device_prefetch=3 is not used: on_before_batch_transfer changes batches" in "\n".join(plan.warnings)
+
+
 @pytest.mark.parametrize("guest", [{"steps_by_hand": True}, {"has_sparse_gradients": True}, {}])
 @pytest.mark.parametrize("is_lightning_module", [False, True])
 def test_knobs_that_a_model_refuses_are_named(guest, is_lightning_module):

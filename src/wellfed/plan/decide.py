@@ -37,6 +37,10 @@ from wellfed.plan.run_plan import (
 )
 
 
+_AHEAD = "loader.device_prefetch"
+_CHANGED = "on_before_batch_transfer changes batches before they are copied"
+
+
 def plan_run(
     config: RunConfig,
     choices: Mapping[str, str],
@@ -70,6 +74,11 @@ def plan_run(
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
+    if model.changes_before_copy and loader.device_prefetch:
+        loader = loader.but(device_prefetch=by_rule(0, _CHANGED))
+        if asked := config.loader.device_prefetch:
+            unused = f"loader.device_prefetch={asked} is not used: {_CHANGED}"
+            warnings.append(f"{unused}. Do that in the data set, or in on_after_batch_transfer.")
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
@@ -90,8 +99,11 @@ def plan_run(
     )
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
-    if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
-        loader = loader.but(device_prefetch=by_rule(0, "a LightningModule's batch is copied in the parts of its step"))
+    if model.is_lightning_module and plan.memory.accumulate > 1:
+        plan = replace(plan, refused=(*plan.refused, _AHEAD))
+        if loader.device_prefetch:
+            because = "a LightningModule's batch is copied in the parts of its step"
+            loader = loader.but(device_prefetch=by_rule(0, because))
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
     plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
     if plan.predicted_peak_gib is not None:
@@ -151,10 +163,15 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 
 def _refused(model: ModelFacts) -> tuple[str, ...]:
-    """Returns the knobs that `_lightning_module_faults` refuses for this model."""
-    by_hand = model.is_lightning_module and model.steps_by_hand
-    may_clip = not (by_hand or (model.is_lightning_module and model.has_sparse_gradients))
-    return ("gpu.compile",) * by_hand + ("trainer.gradient_clip",) * (not may_clip)
+    """Returns the knobs that `_lightning_module_faults` refuses for this model, or that it does not use."""
+    if not model.is_lightning_module:
+        return ()
+    refuses = {
+        "gpu.compile": model.steps_by_hand,
+        "trainer.gradient_clip": model.steps_by_hand or model.has_sparse_gradients,
+        _AHEAD: model.changes_before_copy,
+    }
+    return tuple(knob for knob, is_refused in refuses.items() if is_refused)
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:

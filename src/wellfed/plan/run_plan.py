@@ -191,7 +191,7 @@ class RunPlan(DevicePlan):
     may_lower: tuple[str, ...] = ()
     """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
     refused: tuple[str, ...] = ()
-    """Knobs that this model refuses, as a LightningModule that steps by hand refuses ``gpu.compile``."""
+    """Knobs that this model refuses or does not use, as ``gpu.compile`` of a LightningModule that steps by hand."""
     feature_table_bytes: int = 0
     """Bytes of all features if they may be kept on the device; 0 without frozen features."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
@@ -377,6 +377,8 @@ class ModelFacts:
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
+    changes_before_copy: bool = False
+    """Whether a LightningModule or its data module changes batches on the host (``on_before_batch_transfer``)."""
     has_sparse_gradients: bool = False
     """Whether a weight has sparse gradients, e.g. with ``nn.Embedding(sparse=True)``."""
     average_bytes: int = 0

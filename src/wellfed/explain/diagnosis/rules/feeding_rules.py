@@ -12,6 +12,7 @@ from wellfed.explain.diagnosis.gains.feeding import (
     feeding_of,
     has_unused_fetch,
     knobs,
+    may_copy_ahead,
     planned_anew,
     workers_take_cores,
 )
@@ -330,16 +331,20 @@ def slow_copy(evidence: Evidence) -> Finding | None:
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
         whys.append("its memory is not page-locked")
-    if not evidence.value("loader.device_prefetch"):
+    is_ahead, may_be_ahead = bool(evidence.value("loader.device_prefetch")), may_copy_ahead(evidence)
+    if may_be_ahead:
         change.append(f"loader.device_prefetch={_AHEAD}")
         whys.append("nothing is copied ahead")
     if not change:
+        ahead = "copies run ahead of the step already" if is_ahead else "no batch of this run can be copied ahead"
         text += (
-            ", and copies run ahead of the step already. Only smaller batches go over faster: uint8 or int16 in the "
+            f", and {ahead}. Only smaller batches go over faster: uint8 or int16 in the "
             "batch, converted to floats on the device (on_device)"
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+    text += f"; {' and '.join(whys)}."
+    gain = _hidden(copy, evidence) if is_ahead or may_be_ahead else None  # else it is faster, and nothing hides it
+    return Finding("slow_copy", text, figures, tuple(change), gain=gain, lost_frac=None if gain else copy)
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
