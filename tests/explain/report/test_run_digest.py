@@ -64,6 +64,18 @@ def test_a_row_has_what_a_run_came_to() -> None:
     }
 
 
+@pytest.mark.parametrize(("copy_ms", "is_simulated"), [(0.1, True), (None, False)])
+def test_a_rate_of_a_simulated_card_is_marked(copy_ms: float | None, is_simulated: bool) -> None:
+    one = of(copy_ms=copy_ms, machine={"gpus": [{"index": 0, "name": "Simulated GPU", "is_simulated": True}]})
+    assert one.is_simulated is is_simulated
+    assert cells(one)["rate"].endswith("samples/s simulated" if is_simulated else "samples/s")
+
+
+def test_a_ceiling_that_waiting_contradicts_is_marked() -> None:
+    assert cells(of(wait_ms=10.0, ceiling=2.0))["ceiling"] == "50.0 %"
+    assert cells(of(ceiling=2.0))["ceiling"] == "50.0 % (doubtful)"
+
+
 @pytest.mark.parametrize(
     ("metrics", "config", "metric"),
     [
