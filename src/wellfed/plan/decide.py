@@ -36,7 +36,6 @@ from wellfed.plan.run_plan import (
     by_rule,
 )
 
-
 _AHEAD = "loader.device_prefetch"
 _CHANGED = "on_before_batch_transfer changes batches before they are copied"
 

@@ -116,7 +116,9 @@ def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
     assert wall_lines(RunRecord("r")) == []
 
 
-@pytest.mark.parametrize(("accelerator", "first"), [("cpu", "CPU: 2.00 of 4 cores busy"), ("gpu", "gpu 0: utilisation")])
+@pytest.mark.parametrize(
+    ("accelerator", "first"), [("cpu", "CPU: 2.00 of 4 cores busy"), ("gpu", "gpu 0: utilisation")]
+)
 def test_a_run_on_the_cpu_shows_the_host_and_not_the_gpus_that_others_use(accelerator: str, first: str) -> None:
     record = record_of(None, accelerator)
     record.gpus = {"0": {"util_pct": {"mean": 50.0, "p5": 1.0, "p95": 99.0}}}
