@@ -496,7 +496,7 @@ class RunRecord:
     host: HostEntry = field(default_factory=HostEntry)
     plan: dict[str, PlanEntry] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    """Knobs that this model refuses or does not use, so that no finding advises them."""
+    """Knobs that this model or its data refuse or do not use, so that no finding advises them."""
     throughput: Throughput | None = None
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None

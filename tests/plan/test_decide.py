@@ -455,6 +455,17 @@ def test_knobs_that_a_model_refuses_are_named(guest, is_lightning_module):
     assert list(planned(model=model).refused) == refused
 
 
+def test_knobs_that_the_data_refuse_are_named():
+    own = config(2048, loader={"backend": Backend.own})
+    size = "workload.effective_batch_size"
+    for more, refused in (
+        ({}, ()),
+        ({"has_own_batches": True}, (size,)),
+        ({"only_as_it_came": "val: it is odd"}, ("loader.backend", size)),
+    ):
+        assert planned(own, data=replace(ITEMS, own_loader=OWN, **more)).refused == refused
+
+
 def test_features_that_may_be_kept_have_a_size():
     assert planned(data=TABLE).feature_table_bytes == TABLE.feature_bytes > 0
     assert planned(data=replace(TABLE, features_trainable=True)).feature_table_bytes == 0

@@ -91,7 +91,7 @@ def plan_run(
         derived=derived,
         callbacks=_callbacks(config, model),
         may_lower=may_lower(config, model),
-        refused=_refused(model),
+        refused=_refused(model, data),
         feature_table_bytes=0 if data.features_trainable else data.feature_bytes,
         num_validation=data.num_validation,
         validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
@@ -161,14 +161,15 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
     return Decided(size, because, "set")
 
 
-def _refused(model: ModelFacts) -> tuple[str, ...]:
-    """Returns the knobs that `_lightning_module_faults` refuses for this model, or that it does not use."""
-    if not model.is_lightning_module:
-        return ()
+def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
+    """Returns the knobs that this model or its data refuse or do not use."""
+    is_guest, as_it_came = model.is_lightning_module, bool(data.only_as_it_came)
     refuses = {
-        "gpu.compile": model.steps_by_hand,
-        "trainer.gradient_clip": model.steps_by_hand or model.has_sparse_gradients,
+        "gpu.compile": is_guest and model.steps_by_hand,
+        "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
         _AHEAD: model.changes_before_copy,
+        "loader.backend": as_it_came,
+        "workload.effective_batch_size": as_it_came or data.has_own_batches,
     }
     return tuple(knob for knob, is_refused in refuses.items() if is_refused)
 

@@ -305,9 +305,12 @@ def has_unused_fetch(evidence: Evidence) -> bool:
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
     """Returns overrides of ``loader``, without those that the configuration of the run has. A DataLoader that is used
-    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number."""
+    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number. None
+    if it can't be built again."""
     asked = evidence.record.config.get("loader", {})
     if evidence.value("loader.backend") == "own":
+        if "loader.backend" in evidence.record.refused:
+            return ()
         values = {"backend": "auto", "num_workers": evidence.num_workers or None, **values}
     typed = {True: "true", False: "false", None: "null"}
     return tuple(

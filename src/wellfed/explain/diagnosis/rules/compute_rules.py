@@ -99,13 +99,14 @@ def small_batch(evidence: Evidence) -> Finding | None:
     effective = evidence.value("workload.effective_batch_size")
     if load.limit != "small kernels" or not effective or used >= limits.MEMORY_USED_FRAC or has_run_out(evidence):
         return None
-    more = f"workload.effective_batch_size={2 * effective}"
+    more = (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null")
+    is_refused = "workload.effective_batch_size" in evidence.record.refused
     return Finding(
         "small_batch",
         f"A step of {effective} samples is too small for the GPU: {_use_of(load)}, and {show_percent(used)} of its "
         "memory budget is used. One with more samples would take hardly longer.",
         figures | {"effective_batch_size": effective},
-        (*knobs(evidence), more, "memory.micro_batch=null", "memory.accumulate=null"),
+        () if is_refused else (*knobs(evidence), *more),
         changes_learning=True,
         gain=Gain(min(2.0, 1 / load.full_frac), 1.0, 2.0),
         is_note=True,  # every setting that helps changes what is learned

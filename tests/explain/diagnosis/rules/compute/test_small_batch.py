@@ -44,6 +44,10 @@ def test_a_dataloader_of_the_user_s_has_its_own_batches_until_it_is_built_anew()
     found = small_batch(on_card(card=EMPTY, config=config, plan=plan))
     assert found is not None
     assert found.change[:3] == ("loader.backend=auto", "loader.num_workers=3", "workload.effective_batch_size=256")
+    refused = ["loader.backend", "workload.effective_batch_size"]
+    kept = small_batch(on_card(card=EMPTY, config=config, plan=plan, refused=refused))
+    assert kept is not None
+    assert kept.change == ()
 
 
 @pytest.mark.parametrize(
