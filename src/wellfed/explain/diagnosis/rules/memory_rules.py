@@ -100,7 +100,7 @@ def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
 def host_memory_full(evidence: Evidence) -> Finding | None:
     """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
-    error, machine, held = record.error, record.machine, _held_gib(evidence)
+    error, machine, (holder, held) = record.error, record.machine, _most_held(evidence)
     shm, figures = record.host.get("shm_gib"), Figures()
     has_ended = error is not None and error["kind"] in ("host_oom", "worker")
     ram_gib, shm_gib = machine.get("ram_gib"), machine.get("shm_gib")
@@ -114,7 +114,7 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
         text.append(was_killed if error["kind"] == "worker" else "The run ended for lack of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
-        text.append(f"the run held {show_gib(held)} of {show_gib(ram_gib)}")
+        text.append(f"{holder} held {show_gib(held)} of {show_gib(ram_gib)}")
         figures |= {"rss_gib": held, "ram_gib": ram_gib}
     if is_shm_full and shm and shm_gib:
         text.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
@@ -138,8 +138,8 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
     )
 
 
-def _held_gib(evidence: Evidence) -> float | None:
-    """Returns the most host memory of the run; None if unknown.
+def _most_held(evidence: Evidence) -> tuple[str, float | None]:
+    """Returns who held host memory, as text, and the most GiB of it; None if unknown.
 
     The sum over its processes counts shared pages once for each. So it is limited by the memory that all programs used,
     and without that figure (records of earlier versions) this process counts alone.
@@ -147,8 +147,8 @@ def _held_gib(evidence: Evidence) -> float | None:
     ram_gib, own = evidence.record.machine.get("ram_gib"), evidence.record.host.get("rss_gib")
     rss, available = (evidence.telemetry.curve(name) for name in ("rss_gib", "ram_available_gib"))
     if ram_gib and len(rss) and len(available) and (used_gib := ram_gib - float(available.min())) > 0:
-        return min(float(rss.max()), used_gib)
-    return own if own and ram_gib and own <= ram_gib else None
+        return "the run", min(float(rss.max()), used_gib)
+    return "the training process", own if own and ram_gib and own <= ram_gib else None
 
 
 _BLOCKS = 5

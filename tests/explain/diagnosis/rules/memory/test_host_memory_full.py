@@ -52,5 +52,5 @@ def test_other_programs_that_fill_the_memory_are_not_the_run():
 
 
 def test_no_more_memory_is_held_than_the_machine_has():
-    assert "the run held 2.50 GiB of 16.00 GiB" in check(forked(22.5, error=KILLED)).message
+    assert "the training process held 2.50 GiB of 16.00 GiB" in check(forked(22.5, error=KILLED)).message
     assert "the run held 3.00 GiB of 16.00 GiB" in check(forked(22.5, available_gib=13.0, error=KILLED)).message
