@@ -191,7 +191,7 @@ class RunPlan(DevicePlan):
     may_lower: tuple[str, ...] = ()
     """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
     refused: tuple[str, ...] = ()
-    """Knobs that this model or its data refuse or do not use, as ``gpu.compile`` of a LightningModule that steps by hand."""
+    """Knobs that this model or its data refuse or do not use, as ``gpu.compile`` of a model that steps by hand."""
     feature_table_bytes: int = 0
     """Bytes of all features if they may be kept on the device; 0 without frozen features."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
