@@ -99,7 +99,7 @@ def plan_run(
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
     if model.is_lightning_module and plan.memory.accumulate > 1:
-        plan = replace(plan, refused=(*plan.refused, _AHEAD))
+        plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
         if loader.device_prefetch:
             because = "a LightningModule's batch is copied in the parts of its step"
             loader = loader.but(device_prefetch=by_rule(0, because))

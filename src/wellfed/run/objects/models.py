@@ -85,7 +85,8 @@ def _changes_before_copy(objects: RunObjects) -> bool:
     """Returns whether the LightningModule or its data module changes batches before they are copied to the device."""
     from wellfed.train.lightning.hooks import overrides
 
-    return any(overrides(one, "on_before_batch_transfer") for one in (objects.model, objects.data_module) if one)
+    owners = [owner for owner in (objects.model, objects.data_module) if owner is not None]
+    return any(overrides(owner, "on_before_batch_transfer") for owner in owners)
 
 
 def _average_bytes(objects: RunObjects) -> int:
