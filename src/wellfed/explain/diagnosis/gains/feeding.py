@@ -305,8 +305,8 @@ def has_unused_fetch(evidence: Evidence) -> bool:
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
     """Returns overrides of ``loader``, without those that the configuration of the run has. A DataLoader that is used
-    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number. Empty
-    if it can't be built again."""
+    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number.
+    Empty if it can't be built again."""
     asked = evidence.record.config.get("loader", {})
     if evidence.value("loader.backend") == "own":
         if "loader.backend" in evidence.record.refused:
