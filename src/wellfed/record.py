@@ -249,6 +249,8 @@ class MemoryEntry(TypedDict, total=False):
     measured_peak_gib: float
     may_lower: list[str]
     """Knobs with which a step of this model may need less."""
+    feature_table_gib: float | None
+    """GiB of all features if they may be kept on the device; None without frozen features."""
 
 
 class SwingEntry(TypedDict):
@@ -493,6 +495,8 @@ class RunRecord:
     machine: MachineEntry = field(default_factory=MachineEntry)
     host: HostEntry = field(default_factory=HostEntry)
     plan: dict[str, PlanEntry] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    """Knobs that this model or its data refuse or do not use, so that no finding advises them."""
     throughput: Throughput | None = None
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
@@ -566,6 +570,14 @@ class RunRecord:
         if not {"cpu_pct", "rss_gib"} <= made.host.keys():
             made.host = {}
         return made
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the run is known to have trained on a CPU. It may have watched GPUs that others use."""
+        accelerator = self.plan.get("trainer.accelerator")
+        if accelerator is not None:
+            return bool(accelerator["value"] == "cpu")
+        return self.time is not None and self.time["copy_frac"] is None
 
     def derived(self) -> dict[str, Any]:
         """Returns values derived from the data, by dotted knob."""

@@ -114,6 +114,7 @@ def test_a_batch_samplers_lists_are_the_steps(user: Path) -> None:
     assert done.code == 0, done.text
     assert [len(step) for step in steps(user)[:24]] == [6, 2] * 12
     assert planned(only_folder(user, "module"), "workload.effective_batch_size") == [6]
+    assert record_of(only_folder(user, "module"))["refused"] == ["workload.effective_batch_size"]
 
 
 @pytest.mark.slow

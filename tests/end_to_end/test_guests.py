@@ -146,6 +146,7 @@ def test_two_optimizers_and_manual_optimization(user: Path) -> None:
     folder = only_folder(user, "guest")
     record = record_of(folder)
     assert (record["status"], record["steps"], record["samples"]) == ("ok", 28, 200)
+    assert record["refused"] == ["gpu.compile", "trainer.gradient_clip"]
     assert {"train/loss_a", "train/loss_b", "val/loss"} <= set(figures(folder))
 
 

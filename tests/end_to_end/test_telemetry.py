@@ -90,8 +90,8 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
     assert gpus["1"]["energy_j"] == pytest.approx(400 * trained_s, rel=0.1)
     assert gpus["1"]["energy_per_sample_j"] == pytest.approx(gpus["1"]["energy_j"] / record["samples"], rel=0.06)
     report = (folder / "report.md").read_text()
-    assert f"gpu 0 {RTX.name}: utilisation 50 % (p5 50, p95 50), memory 3.0 GiB" in report
-    assert f"gpu 1 {H200.name}: utilisation" in report
+    assert "CPU: " in report
+    assert ": utilisation" not in report  # others may use the cards while this run trains on the CPU
     assert events(record, "telemetry_trouble") == []
     (absent,) = events(record, "metric_absent")
     assert absent["gpu"] == 0

@@ -17,6 +17,7 @@ PLAN = {
     "workload.effective_batch_size": 128,
     "loader.pin_memory": True,
     "loader.device_prefetch": 2,
+    "loader.num_workers": 2,
 }
 
 
@@ -30,6 +31,7 @@ def on_card(
     readings: int = 30,
     columns: dict[str, Any] | None = None,
     card: dict[str, Any] | None = None,
+    table_gib: float | None = None,
     **given: Any,
 ) -> Evidence:
     """Returns the evidence of a healthy run on a full card of 24 GiB. ``card``: figures of NVML; None: not reported."""
@@ -49,6 +51,6 @@ def on_card(
             "launch_ms": np.full(100, np.nan if launch_frac is None else launch_frac * compute_ms),
             **(columns or {}),
         },
-        memory={"budget_gib": 20.0, "measured_peak_gib": 20.0 * used_frac},
+        memory={"budget_gib": 20.0, "measured_peak_gib": 20.0 * used_frac, "feature_table_gib": table_gib},
         **given,
     )

@@ -67,6 +67,9 @@ def composed(*overrides):
     return compose(overrides).config
 
 
+CLIPPED = {"trainer": {"gradient_clip": 1.0}}
+
+
 def config(effective=64, **groups):
     """A configuration with some groups given."""
     kinds = {"gpu": GpuConfig, "loader": LoaderConfig, "memory": MemoryConfig, "trainer": TrainerConfig}
@@ -426,6 +429,46 @@ def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_b
         except ConfigError:
             is_refused = True
         assert (f"memory.{knob}" not in planned(model=model).may_lower) is is_refused, knob
+
+
+def test_batches_that_a_lightning_module_changes_or_splits_are_not_copied_ahead():
+    guest = replace(MODEL, is_lightning_module=True)
+    assert planned(model=guest).loader.device_prefetch == 2
+    for model, groups in ((replace(guest, changes_before_copy=True), {}), (guest, {"memory": {"accumulate": 2}})):
+        plan = planned(config(**groups), model=model)
+        assert (plan.loader.device_prefetch, plan.refused) == (0, ("loader.device_prefetch",))
+    plan = planned(config(loader={"device_prefetch": 3}), model=replace(guest, changes_before_copy=True))
+    assert "loader.device_prefetch=3 is not used: on_before_batch_transfer changes batches" in "\n".join(plan.warnings)
+
+
+@pytest.mark.parametrize("guest", [{"steps_by_hand": True}, {"has_sparse_gradients": True}, {}])
+@pytest.mark.parametrize("is_lightning_module", [False, True])
+def test_knobs_that_a_model_refuses_are_named(guest, is_lightning_module):
+    model = replace(MODEL, **guest, is_lightning_module=is_lightning_module)
+    tried = {"gpu.compile": {"gpu": {"compile": Compile.default}}, "trainer.gradient_clip": CLIPPED}
+    refused = []
+    for knob, groups in tried.items():
+        try:
+            planned(config(**groups), model=model)
+        except ConfigError:
+            refused.append(knob)
+    assert list(planned(model=model).refused) == refused
+
+
+def test_knobs_that_the_data_refuse_are_named():
+    own = config(2048, loader={"backend": Backend.own})
+    size = "workload.effective_batch_size"
+    for more, refused in (
+        ({}, ()),
+        ({"has_own_batches": True}, (size,)),
+        ({"only_as_it_came": "val: it is odd"}, ("loader.backend", size)),
+    ):
+        assert planned(own, data=replace(ITEMS, own_loader=OWN, **more)).refused == refused
+
+
+def test_features_that_may_be_kept_have_a_size():
+    assert planned(data=TABLE).feature_table_bytes == TABLE.feature_bytes > 0
+    assert planned(data=replace(TABLE, features_trainable=True)).feature_table_bytes == 0
 
 
 def test_out_of_memory_is_retried_where_it_can_be():

@@ -36,6 +36,9 @@ from wellfed.plan.run_plan import (
     by_rule,
 )
 
+_AHEAD = "loader.device_prefetch"
+_CHANGED = "on_before_batch_transfer changes batches before they are copied"
+
 
 def plan_run(
     config: RunConfig,
@@ -70,6 +73,11 @@ def plan_run(
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
+    if model.changes_before_copy and loader.device_prefetch:
+        loader = loader.but(device_prefetch=by_rule(0, _CHANGED))
+        if asked := config.loader.device_prefetch:
+            unused = f"loader.device_prefetch={asked} is not used: {_CHANGED}"
+            warnings.append(f"{unused}. Do that in the data set, or in on_after_batch_transfer.")
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
@@ -83,13 +91,18 @@ def plan_run(
         derived=derived,
         callbacks=_callbacks(config, model),
         may_lower=may_lower(config, model),
+        refused=_refused(model, data),
+        feature_table_bytes=0 if data.features_trainable else data.feature_bytes,
         num_validation=data.num_validation,
         validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
-    if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
-        loader = loader.but(device_prefetch=by_rule(0, "a LightningModule's batch is copied in the parts of its step"))
+    if model.is_lightning_module and plan.memory.accumulate > 1:
+        plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
+        if loader.device_prefetch:
+            because = "a LightningModule's batch is copied in the parts of its step"
+            loader = loader.but(device_prefetch=by_rule(0, because))
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
     plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
     if plan.predicted_peak_gib is not None:
@@ -146,6 +159,19 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
     else:
         because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
     return Decided(size, because, "set")
+
+
+def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
+    """Returns the knobs that this model or its data refuse or do not use."""
+    is_guest, as_it_came = model.is_lightning_module, bool(data.only_as_it_came)
+    refuses = {
+        "gpu.compile": is_guest and model.steps_by_hand,
+        "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
+        _AHEAD: model.changes_before_copy,
+        "loader.backend": as_it_came,
+        "workload.effective_batch_size": as_it_came or data.has_own_batches,
+    }
+    return tuple(knob for knob, is_refused in refuses.items() if is_refused)
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:

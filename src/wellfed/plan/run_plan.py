@@ -190,6 +190,10 @@ class RunPlan(DevicePlan):
     """Estimates by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
     """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
+    refused: tuple[str, ...] = ()
+    """Knobs that this model or its data refuse or do not use, as ``gpu.compile`` of a model that steps by hand."""
+    feature_table_bytes: int = 0
+    """Bytes of all features if they may be kept on the device; 0 without frozen features."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
@@ -351,6 +355,8 @@ class DataFacts:
     """Value and reason of knobs that the data define."""
     only_as_it_came: str = ""
     """Split and reason of a DataLoader that can't be rebuilt; empty = none."""
+    has_own_batches: bool = False
+    """Whether a batch sampler of the training data decides which samples a step has."""
 
     @property
     def is_iterable(self) -> bool:
@@ -373,6 +379,8 @@ class ModelFacts:
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
+    changes_before_copy: bool = False
+    """Whether a LightningModule or its data module changes batches on the host (``on_before_batch_transfer``)."""
     has_sparse_gradients: bool = False
     """Whether a weight has sparse gradients, e.g. with ``nn.Embedding(sparse=True)``."""
     average_bytes: int = 0

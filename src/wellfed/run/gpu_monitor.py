@@ -181,6 +181,7 @@ class Usage:
             "predicted_peak_gib": self._plan.predicted_peak_gib,
             "measured_peak_gib": gib(peak),
             "may_lower": list(self._plan.may_lower),
+            "feature_table_gib": gib(self._plan.feature_table_bytes) if self._plan.feature_table_bytes else None,
         }
         shm = Path("/dev/shm")
         host: HostEntry = {

@@ -19,7 +19,7 @@ def made(folder: Path, name: str, workload: str = "recsys", **changes: object) -
     """Returns the folder of a run with a record."""
     run = folder / "logs" / workload / "runs" / name
     run.mkdir(parents=True)
-    evidence(**{"ceiling": 1.25, "workload": workload, **changes}).record.write(run)  # type: ignore[arg-type]
+    evidence(**{"wait_ms": 2.0, "compute_ms": 8.0, "ceiling": 1.25, "workload": workload, **changes}).record.write(run)  # type: ignore[arg-type]
     return run
 
 

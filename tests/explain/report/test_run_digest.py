@@ -48,7 +48,9 @@ def test_a_row_has_what_a_run_came_to() -> None:
     metrics = {"train/loss": 1.0, "test/top": 0.5, "val/first": 0.25, "val/best": 0.125}
     started_at = "2026-01-01T11:57:00+00:00"
     known = {"findings": [STARVED], "overrides": ["gpu=24gb", "seed=3"]}
-    one = of(ceiling=1.25, metrics=metrics, started_at=started_at, workload="recsys", **known)
+    one = of(
+        wait_ms=2.0, compute_ms=8.0, ceiling=1.25, metrics=metrics, started_at=started_at, workload="recsys", **known
+    )
     assert one.of_ceiling_frac == pytest.approx(0.8)
     assert cells(one) == {
         "run": FOLDER.name,
@@ -62,6 +64,18 @@ def test_a_row_has_what_a_run_came_to() -> None:
         "metric": "val/first 0.25",
         "typed": "gpu=24gb seed=3",
     }
+
+
+@pytest.mark.parametrize(("copy_ms", "is_simulated"), [(0.1, True), (None, False)])
+def test_a_rate_of_a_simulated_card_is_marked(copy_ms: float | None, is_simulated: bool) -> None:
+    one = of(copy_ms=copy_ms, machine={"gpus": [{"index": 0, "name": "Simulated GPU", "is_simulated": True}]})
+    assert one.is_simulated is is_simulated
+    assert cells(one)["rate"].endswith("samples/s simulated" if is_simulated else "samples/s")
+
+
+def test_a_ceiling_that_waiting_contradicts_is_marked() -> None:
+    assert cells(of(wait_ms=10.0, ceiling=2.0))["ceiling"] == "50.0 %"
+    assert cells(of(ceiling=2.0))["ceiling"] == "50.0 % (doubtful)"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,15 @@ def test_a_record_that_cannot_be_read_is_a_row_too() -> None:
 
 
 def test_columns_that_do_not_fit_are_shown_below() -> None:
-    one = of(ceiling=1.25, metrics={"val/a": 0.25}, workload="hyperspectral", status="interrupted", findings=[STARVED])
+    one = of(
+        wait_ms=2.0,
+        compute_ms=8.0,
+        ceiling=1.25,
+        metrics={"val/a": 0.25},
+        workload="hyperspectral",
+        status="interrupted",
+        findings=[STARVED],
+    )
     head, first, below = shown(80, one)
     assert head.split() == ["run", "workload", "status", "age", "verdict"]
     assert max(map(len, (head, first, below))) <= 80

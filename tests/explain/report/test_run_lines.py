@@ -6,6 +6,7 @@ import pytest
 
 from tests.kit.evidence_of import walled
 from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, sections, wall_lines
+from wellfed.explain.report.run_page import tiles
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import PlanEntry, ProfileEntry, RunRecord
 
@@ -113,3 +114,16 @@ def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
     ]
     assert wall_lines(RunRecord("r", wall=walled(steps_s=97.0, validation_s=3.0))) == []
     assert wall_lines(RunRecord("r")) == []
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "first"), [("cpu", "CPU: 2.00 of 4 cores busy"), ("gpu", "gpu 0: utilisation")]
+)
+def test_a_run_on_the_cpu_shows_the_host_and_not_the_gpus_that_others_use(accelerator: str, first: str) -> None:
+    record = record_of(None, accelerator)
+    record.gpus = {"0": {"util_pct": {"mean": 50.0, "p5": 1.0, "p95": 99.0}}}
+    record.host, record.machine = {"cpu_pct": 200.0, "rss_gib": 1.0}, {"cpu_quota_cores": 4.0}
+    (section,) = (one for one in sections(record) if one.name == "utilisation")
+    assert section.lines[0].startswith(first)
+    (tile,) = tiles(record)
+    assert tile.name == ("CPU" if accelerator == "cpu" else "GPU utilisation")

@@ -33,7 +33,7 @@ def full():
                     "sample_unit": "triplets"},
         ceiling={"samples_per_s": 81_920.0},
         readiness_frac=0.25,
-        time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_mean": 83.2,
+        time={"wait_frac": 0.5, "copy_frac": 0.0, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_mean": 83.2,
               "step_ms_p50": 50.0, "step_ms_p95": 61.25},
         memory={"device": "NVIDIA H200", "budget_gib": 7.2, "measured_peak_gib": 5.5},
         machine={"gpus": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA RTX 4090"}]},
@@ -62,7 +62,8 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
         "34.1 kJ, 13.9 mJ a sample\n",
         "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
         "- readiness 25.0 %:",
-        "- a step takes 83.20 ms on average (median 50.00, p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
+        "- a step takes 83.20 ms on average (median 50.00, p95 61.25): wait 50.0 %, copy 0.0 %, compute 40.0 %, "
+        "host 10.0 %",
         "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",
         "| test/ndcg_at_10 |  | 0.12346 |",
         "| train/loss | 0.75 | not finite |",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.browser import opened
+from tests.kit.evidence_of import evidence
 from tests.kit.few import few
 from tests.kit.made_run import made_run
 from tests.kit.page_reader import Page, read_page
@@ -50,7 +51,15 @@ def test_the_verdict_comes_first_with_what_to_copy(tmp_path: Path) -> None:
 def test_the_tile_of_waiting_is_of_the_mean_step() -> None:
     time: Any = {"wait_frac": 0.01, "copy_frac": None, "step_ms_mean": 83.2, "step_ms_p50": 45.3}
     (tile,) = tiles(RunRecord("r", time=time))
-    assert (tile.figure, tile.note) == ("1.0 %", "of the mean step, 83.2 ms")
+    assert (tile.name, tile.figure, tile.note) == ("waiting for data", "1.0 %", "of the mean step, 83.2 ms")
+    (tile,) = tiles(RunRecord("r", time=time | {"copy_frac": 0.25}))
+    assert (tile.name, tile.figure) == ("waiting and copying", "26.0 %")
+
+
+@pytest.mark.parametrize(("wait_ms", "note"), [(10.0, ""), (0.0, ", doubtful")])
+def test_the_tile_of_a_ceiling_that_waiting_contradicts_is_marked(wait_ms: float, note: str) -> None:
+    found = {tile.name: tile for tile in tiles(evidence(wait_ms=wait_ms, ceiling=2.0).record)}
+    assert found["of its ceiling"].note.endswith(f" samples/s{note}")
 
 
 def test_pictures_tell_what_they_show(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def test_the_first_reading_has_memory_and_no_cpu():
     assert host.read()["rss_gib"] == pytest.approx(rss / 2**30, rel=0.2)
 
 
+def test_the_memory_that_is_left_is_read_with_the_slow_figures():
+    host = Host()
+    (slow,), (fast,) = host.source.read(slow=True), host.source.read(slow=False)
+    assert 0 < slow.values["ram_available_gib"] <= psutil.virtual_memory().total / 2**30
+    assert "ram_available_gib" not in fast.values
+
+
 def test_a_childs_cpu_counts_from_its_first_reading_on(child):
     host = Host(process=child.process)  # this process may have children that earlier tests left at work
     host.read()

@@ -38,15 +38,15 @@ def test_rates_are_those_at_which_figures_are_read(watch):
     fast = {metric.name for metric in GPU_METRICS if metric.rate == "fast"}
     assert set(watched.later(1.0, slow=False)[0]) == fast - set(FIGURES)
     assert fast >= {"util_pct", "mem_used_gib"}
-    assert {metric.rate for metric in HOST_METRICS} == {"fast"}
+    assert {metric.name for metric in HOST_METRICS if metric.rate == "slow"} == {"ram_available_gib"}
     assert SLOW_S == 5.0
 
 
 def test_columns_of_the_file():
     assert COLUMNS[:4] == ("time_s", "step", "phase", "gpu")
     assert COLUMNS[4:] == tuple(metric.name for metric in METRICS)
-    assert COLUMNS[-6:-3] == ("cpu_pct", "rss_gib", "loader_cpu_pct")
-    assert COLUMNS[-3:] == ("loader_lock_pct", "others_cpu_pct", "iowait_pct")
+    assert COLUMNS[-7:-4] == ("cpu_pct", "rss_gib", "loader_cpu_pct")
+    assert COLUMNS[-4:] == ("loader_lock_pct", "others_cpu_pct", "iowait_pct", "ram_available_gib")
 
 
 def test_prefixes():

@@ -426,3 +426,21 @@ def test_a_split_of_which_no_batch_can_be_made_is_refused(kind, samples):
     parts, given = brought("loaders", kind=kind)
     with pytest.raises(DataError, match=rf"Rows makes no val batch of its {samples} samples\. Check workload\.data"):
         make_eval_loader(given, planned(given), parts.data, "val")
+
+
+class Changed:
+    """Hooks of a LightningModule or a LightningDataModule."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_data", "expected"),
+    [((), (), False), ((Changed,), (), True), ((), (Changed,), True), ((), None, False)],
+)
+def test_a_hook_that_changes_batches_before_their_copy_is_known(of_model, of_data, expected):
+    model = type("Guest", (*of_model, pl.LightningModule), {})()
+    data_module = None if of_data is None else type("Sets", (*of_data, pl.LightningDataModule), {})()
+    parts = RunObjects(Datasets(train=[]), model, None, is_lightning_module=True, data_module=data_module)
+    assert model_facts(parts, config(None)).changes_before_copy is expected

@@ -29,7 +29,10 @@ _OF_GPUS = (
     *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
     *("pcie_rx_mb_s", "sm_clock_mhz", "power_limited", "heat_limited", "power_w", "temp_c"),
 )
-_OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct", "loader_lock_pct")
+_OF_HOST = (
+    *("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct", "loader_lock_pct"),
+    "ram_available_gib",
+)
 _EMPTY = np.empty(0)
 _LATEST = 10_000
 """Number of latest steps used for a record without figures."""

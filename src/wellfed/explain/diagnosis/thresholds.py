@@ -89,7 +89,7 @@ MOST_PREFETCH = 32
 MOST_READY_FRAC = 0.8
 """Maximum share of host memory, or of /dev/shm, for ready batches. The plan warns beyond it, too."""
 MEMORY_FULL_FRAC = 0.9
-"""Share of the machine's memory held by the run that counts as nearly full."""
+"""Share of a host's or a card's memory that counts as nearly full."""
 BUSY_THREAD_CORES = 0.25
 """Minimum cores of a reported Python thread beside the steps (a proposal)."""
 IDLE_CORES, WORKS_FRAC = 0.5, 0.6

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
+from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.finding import colour_of, word_of
 from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
 from wellfed.record import RunRecord
@@ -41,7 +42,11 @@ class RunDigest:
     steps: int | None = None
     samples_per_s: float | None = None
     sample_unit: str | None = None
+    is_simulated: bool = False
+    """Whether a simulated GPU made the rate."""
     of_ceiling_frac: float | None = None
+    is_ceiling_doubtful: bool = False
+    """Whether the time spent on data contradicts the ceiling."""
     finding: str | None = None
     severity: str | None = None
     verdict: str | None = None
@@ -74,7 +79,9 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         steps=found.steps,
         samples_per_s=rate,
         sample_unit=throughput["sample_unit"] if throughput else None,
+        is_simulated=not found.is_on_cpu and any(gpu.get("is_simulated") for gpu in found.machine.get("gpus", ())),
         of_ceiling_frac=rate / top if rate and top else None,
+        is_ceiling_doubtful=contradiction(found) is not None,
         finding=first["id"] if first else None,
         severity=first["severity"] if first else None,
         verdict=word_of(first) if first else None,
@@ -113,7 +120,9 @@ def _typed(runs: Sequence[RunDigest]) -> Iterator[list[str]]:
 
 def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
     rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
+    rate += " simulated" if rate and one.is_simulated else ""
     of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
+    of_ceiling += " (doubtful)" if of_ceiling and one.is_ceiling_doubtful else ""
     value = "not finite" if one.value is None else f"{one.value:.4g}"
     metric = "" if one.metric is None else f"{one.metric} {value}"
     verdict = Text(one.verdict or "", colour_of(one.finding or "", one.severity or ""))

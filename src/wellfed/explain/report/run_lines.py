@@ -301,8 +301,7 @@ def memory_lines(record: RunRecord) -> list[str]:
 
 def growth(record: RunRecord) -> str:
     """Returns a note that a peak is the growth of the process, if it is not a device's."""
-    accelerator = record.plan.get("trainer.accelerator")
-    return " more than before training" if accelerator and accelerator["value"] == "cpu" else ""
+    return " more than before training" if record.is_on_cpu else ""
 
 
 def profile_lines(record: RunRecord) -> list[str]:
@@ -385,7 +384,8 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     metrics = [(name, begun.get(name, ""), show_figure(value)) for name, value in record.metrics.items()]
     tested = [] if record.tested is None else [f"test/ is of {record.tested}"]
     plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
-    utilisation = gpu_lines(record) or host_lines(record)
+    utilisation = [] if record.is_on_cpu else gpu_lines(record)
+    utilisation = utilisation or host_lines(record)
     if record.swing is not None and record.swing["period_steps"] is None:
         utilisation.append(swing_line(record.swing))
     findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]

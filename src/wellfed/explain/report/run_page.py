@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
@@ -127,8 +128,10 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         if ceiling and ceiling["samples_per_s"] > 0:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
+            note += ", doubtful" if contradiction(record) else ""
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
-    found = [one for gpu in record.gpus.values() if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
+    gpus = [] if record.is_on_cpu else record.gpus.values()
+    found = [one for gpu in gpus if (one := figure_of(gpu, "util_pct", "mean", "p5", "p95"))]
     if found:
         mean_pct = fmean(one["mean"] for one in found)
         spread = f"p5 {min(one['p5'] for one in found):.0f}, p95 {max(one['p95'] for one in found):.0f}"
@@ -140,7 +143,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     if time:
         waits, mean_ms = time["wait_frac"] + (time["copy_frac"] or 0.0), time.get("step_ms_mean")
         note = "of the mean step" + ("" if mean_ms is None else f", {show_ms(mean_ms)}")
-        yield Tile("waiting for data", show_percent(waits), "", note, waits)
+        name = "waiting for data" if time["copy_frac"] is None else "waiting and copying"
+        yield Tile(name, show_percent(waits), "", note, waits)
     if memory:
         peak, budget = memory["measured_peak_gib"], memory.get("budget_gib")
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"

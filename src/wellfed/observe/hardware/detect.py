@@ -66,13 +66,13 @@ def machine(
             )
     if hidden := _hidden(environ, torch_cuda, found):
         warnings.append(hidden)
-    limits, host = cgroup_limits(root), psutil.virtual_memory()
+    limits = cgroup_limits(root)
     shm_all_gib, shm_free_gib = shm_gib(root)
     return MachineFacts(
         cpu=_cpu_name(root),
         cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
-        ram_gib=gib(_least(host.total, limits.memory_bytes, _rlimit_bytes())),
-        ram_available_gib=gib(_least(host.available, limits.memory_room_bytes)),
+        ram_gib=gib(_least(psutil.virtual_memory().total, limits.memory_bytes, _rlimit_bytes())),
+        ram_available_gib=available_gib(limits),
         shm_gib=shm_all_gib,
         shm_free_gib=shm_free_gib,
         gpus=gpus,
@@ -85,6 +85,11 @@ def machine(
         host=platform.node(),
         os=platform.platform(),
     )
+
+
+def available_gib(limits: CgroupLimits) -> float:
+    """Returns the GiB that the host can still give, or less if a cgroup allows less."""
+    return gib(_least(psutil.virtual_memory().available, limits.memory_room_bytes))
 
 
 def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:

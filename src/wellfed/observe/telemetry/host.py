@@ -1,4 +1,4 @@
-"""Reads CPU time and memory of this process and its children, and the CPU time of all others."""
+"""Reads CPU time and memory of this process and its children, the CPU time of all others, and the memory left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from wellfed.observe.hardware.cgroup import cgroup_limits
+from wellfed.observe.hardware.detect import available_gib
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib
@@ -166,7 +168,8 @@ class HostSource(Source):
             rss_bytes += held_bytes
         if not cpu_s:
             return []
-        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s)})]
+        available = {"ram_available_gib": available_gib(cgroup_limits())} if slow else {}
+        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s), **available})]
 
     def _spent_since(self, now_s: float, cpu_s: Mapping[int, float]) -> dict[str, float]:
         """Returns the use of CPUs since the last call; empty if that was a moment ago, or never.

@@ -80,9 +80,10 @@ GPU_METRICS = (
     Metric("power_limited", "slow", (_limits,)),
     Metric("heat_limited", "slow", (_limits,)),
 )
-HOST_METRICS = tuple(
-    Metric(name, "fast")
-    for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "loader_lock_pct", "others_cpu_pct", "iowait_pct")
+HOST_METRICS = (
+    *(Metric(name, "fast") for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "loader_lock_pct")),
+    *(Metric(name, "fast") for name in ("others_cpu_pct", "iowait_pct")),
+    Metric("ram_available_gib", "slow"),
 )
 METRICS = (*GPU_METRICS, *HOST_METRICS)
 COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))

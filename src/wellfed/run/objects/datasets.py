@@ -174,6 +174,7 @@ def data_facts(objects: RunObjects) -> DataFacts:
         derived=data.derived,
         own_loader=_own_loader(loaders["train"]) if "train" in loaders else None,
         only_as_it_came=next((f"{split}: {one.problem}" for split, one in loaders.items() if one.problem), ""),
+        has_own_batches="train" in loaders and loaders["train"].has_own_batches,
     )
 
 

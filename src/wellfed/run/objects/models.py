@@ -73,11 +73,20 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
         has_batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
         is_lightning_module=objects.is_lightning_module,
         steps_by_hand=objects.is_lightning_module and not model.automatic_optimization,
+        changes_before_copy=objects.is_lightning_module and _changes_before_copy(objects),
         has_sparse_gradients=objects.has_sparse_gradients,
         has_blocks=next(blocks(model), None) is not None,
         average_bytes=_average_bytes(objects),
         listeners=step_listeners(objects),
     )
+
+
+def _changes_before_copy(objects: RunObjects) -> bool:
+    """Returns whether the LightningModule or its data module changes batches before they are copied to the device."""
+    from wellfed.train.lightning.hooks import overrides
+
+    owners = [owner for owner in (objects.model, objects.data_module) if owner is not None]
+    return any(overrides(owner, "on_before_batch_transfer") for owner in owners)
 
 
 def _average_bytes(objects: RunObjects) -> int:

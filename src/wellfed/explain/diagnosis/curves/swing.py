@@ -324,14 +324,14 @@ class RunSwings:
 
     @cached_property
     def of_gpus(self) -> Mapping[int, Swing]:
-        """Utilisation that rises and falls with a period, by GPU.
+        """Utilisation that rises and falls with a period, by GPU; empty for a run on the CPU.
 
         Readings do not show the swing of steps that is shorter than a few of them. They seem to swing with a longer
         period then, which is no GPU's.
         """
         found = {}
         of_steps = [period_s for swing in self.of_steps if (period_s := self.steps.period_s(swing.lag)) is not None]
-        for gpu in self.telemetry.gpus:
+        for gpu in [] if self.record.is_on_cpu else self.telemetry.gpus:
             curve = self.telemetry.curves[gpu]
             at_s, util_pct = (curve.get(name, np.empty(0)) for name in ("time_s", "util_pct"))
             swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None

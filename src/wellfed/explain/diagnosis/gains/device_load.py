@@ -16,6 +16,7 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
 from wellfed.explain.diagnosis.gains.feeding import is_starved
+from wellfed.observe.telemetry.machines import label_of
 from wellfed.ranks import largest_share
 from wellfed.record import SynchronisationEntry
 
@@ -123,9 +124,11 @@ def launch_ms(evidence: Evidence) -> float | None:
 
 
 def capability_of(evidence: Evidence) -> float | None:
-    """Returns the lowest compute capability of the cards; None if unknown."""
-    found = [gpu.get("capability") for gpu in evidence.record.machine.get("gpus") or []]
-    return min((float(one) for one in found if one), default=None)
+    """Returns the lowest compute capability of the cards that the run trained on; None if unknown."""
+    cards = evidence.record.machine.get("gpus") or []
+    watched = [card for card in cards if label_of(card) in evidence.record.gpus]
+    used = watched or cards[: int(evidence.value("trainer.devices") or 1)]
+    return min((float(one) for card in used if (one := card.get("capability"))), default=None)
 
 
 _TENSOR_FULL_FRAC, _SM_FULL_FRAC = 0.5, 0.9

@@ -21,6 +21,7 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Gain
+from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
@@ -303,8 +304,14 @@ def has_unused_fetch(evidence: Evidence) -> bool:
 
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
-    """Returns overrides of ``loader``, without those that the configuration of the run has."""
+    """Returns overrides of ``loader``, without those that the configuration of the run has. A DataLoader that is used
+    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number.
+    Empty if it can't be built again."""
     asked = evidence.record.config.get("loader", {})
+    if evidence.value("loader.backend") == "own":
+        if "loader.backend" in evidence.record.refused:
+            return ()
+        values = {"backend": "auto", "num_workers": evidence.num_workers or None, **values}
     typed = {True: "true", False: "false", None: "null"}
     return tuple(
         f"loader.{name}={typed.get(value, value) if isinstance(value, bool | None) else value}"
@@ -320,6 +327,14 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
     has_false = evidence.record.config.get("loader", {}).get("persistent_workers") is False
     restarts: dict[str, object] = {"persistent_workers": None} if has_false else {}
     return knobs(evidence, backend="auto", num_workers=None, **restarts)
+
+
+def may_copy_ahead(evidence: Evidence) -> bool:
+    """Returns whether batches could be copied ahead, and none are. A script copies them in code of its own."""
+    knob = "loader.device_prefetch"
+    is_built_ahead = evidence.num_workers > 0 or evidence.record.loading.get("has_fetch", False)
+    is_possible = is_built_ahead and knob not in evidence.record.refused
+    return not evidence.value(knob) and (is_possible or is_script(evidence.record))
 
 
 def workers_take_cores(evidence: Evidence) -> bool:

@@ -20,6 +20,7 @@ from wellfed.explain.diagnosis.gains.device_load import (
     memory_frac,
     merge,
 )
+from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import SynchronisationEntry
@@ -35,7 +36,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
         return None
     high = 1 / load.full_frac
     waits = f" The host also waits for the GPU at {places(load.synchronisations)}." if load.synchronisations else ""
-    can_compile = evidence.value("gpu.compile") in ("none", "default")
+    can_compile = evidence.value("gpu.compile") in ("none", "default") and "gpu.compile" not in evidence.record.refused
     return Finding(
         "launch_bound",
         f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host takes "
@@ -56,7 +57,7 @@ def memory_bound(evidence: Evidence) -> Finding | None:
     change = []
     if evidence.value("gpu.precision") == "32-true" and (capability_of(evidence) or 0) >= BF16_SINCE:
         change.append("gpu.precision=bf16-mixed")
-    if evidence.value("gpu.compile") == "none":
+    if evidence.value("gpu.compile") == "none" and "gpu.compile" not in evidence.record.refused:
         change.append("gpu.compile=default")
     is_few = load.full_frac < limits.SM_FULL_FRAC  # weights are read for few samples
     few = ", or more samples a step, which changes what is learned" if is_few else ""
@@ -98,12 +99,14 @@ def small_batch(evidence: Evidence) -> Finding | None:
     effective = evidence.value("workload.effective_batch_size")
     if load.limit != "small kernels" or not effective or used >= limits.MEMORY_USED_FRAC or has_run_out(evidence):
         return None
+    more = (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null")
+    is_refused = "workload.effective_batch_size" in evidence.record.refused
     return Finding(
         "small_batch",
         f"A step of {effective} samples is too small for the GPU: {_use_of(load)}, and {show_percent(used)} of its "
         "memory budget is used. One with more samples would take hardly longer.",
         figures | {"effective_batch_size": effective},
-        (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null"),
+        () if is_refused else (*knobs(evidence), *more),
         changes_learning=True,
         gain=Gain(min(2.0, 1 / load.full_frac), 1.0, 2.0),
         is_note=True,  # every setting that helps changes what is learned
@@ -204,7 +207,7 @@ def clocks_limited(evidence: Evidence) -> Finding | None:
     """Returns a note on the card that was limited most. No knob changes it."""
     found = [
         (share, gpu, cause)
-        for gpu in evidence.telemetry.gpus
+        for gpu in ([] if evidence.record.is_on_cpu else evidence.telemetry.gpus)
         for cause, name in (("heat", "heat_limited"), ("power", "power_limited"))
         if (share := evidence.telemetry.mean(name, gpu) or 0.0) > limits.LIMITED_FRAC
     ]

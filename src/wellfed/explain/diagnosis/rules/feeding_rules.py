@@ -12,6 +12,7 @@ from wellfed.explain.diagnosis.gains.feeding import (
     feeding_of,
     has_unused_fetch,
     knobs,
+    may_copy_ahead,
     planned_anew,
     workers_take_cores,
 )
@@ -82,8 +83,7 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     if (swing := evidence.swings.describe_workers()) is not None:
         text += f" {swing}"
     text += feeding.show_doubt()
-    own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
-    change = knobs(evidence, **own, num_workers=advised)
+    change = knobs(evidence, num_workers=advised)
     return Finding("too_few_workers", text, feeding.figures(), change, gain=feeding.gain(advised))
 
 
@@ -194,8 +194,9 @@ def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
         text += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
         text += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
-    fewer_threads = knobs(evidence, worker_threads=1) if threads > 1 else ()
-    change = (*fewer_threads, *(knobs(evidence, num_workers=fewer) if workers > fewer else ()))
+    less = {"worker_threads": 1} if threads > 1 else {}
+    less |= {"num_workers": fewer} if workers > fewer else {}
+    change = knobs(evidence, **less) if less else ()
     figures = {**feeding.figures(), "worker_threads": threads}
     lost_frac = 1 - 1 / top
     gain = Gain(top, 1.0, top) if change else None
@@ -253,18 +254,9 @@ _NAMED = 5
 
 def slow_samples(evidence: Evidence) -> Finding | None:
     """Returns a finding if the same samples were slow in two epochs, or a note on samples that were left out."""
-    lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
-    if lost:
-        indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
-        text = (
-            f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
-            f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
-            "the start."
-        )
-        return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)
     waiting = waiting_for(evidence, "slow_samples")
     if waiting is None:
-        return None
+        return _left_out(evidence)
     repeated, (text, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
     named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
     more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
@@ -273,6 +265,20 @@ def slow_samples(evidence: Evidence) -> Finding | None:
         "leaves them out."
     )
     return Finding("slow_samples", text, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)
+
+
+def _left_out(evidence: Evidence) -> Finding | None:
+    """Returns a note on samples that could not be loaded; None without such samples."""
+    lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
+    if not lost:
+        return None
+    indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
+    text = (
+        f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
+        f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
+        "the start."
+    )
+    return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)
 
 
 def slow_handover(evidence: Evidence) -> Finding | None:
@@ -330,16 +336,20 @@ def slow_copy(evidence: Evidence) -> Finding | None:
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
         whys.append("its memory is not page-locked")
-    if not evidence.value("loader.device_prefetch"):
+    is_ahead, may_be_ahead = bool(evidence.value("loader.device_prefetch")), may_copy_ahead(evidence)
+    if may_be_ahead:
         change.append(f"loader.device_prefetch={_AHEAD}")
         whys.append("nothing is copied ahead")
     if not change:
+        ahead = "copies run ahead of the step already" if is_ahead else "no batch of this run can be copied ahead"
         text += (
-            ", and copies run ahead of the step already. Only smaller batches go over faster: uint8 or int16 in the "
+            f", and {ahead}. Only smaller batches go over faster: uint8 or int16 in the "
             "batch, converted to floats on the device (on_device)"
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+    text += f"; {' and '.join(whys)}."
+    gain = _hidden(copy, evidence) if is_ahead or may_be_ahead else None  # else it is faster, and nothing hides it
+    return Finding("slow_copy", text, figures, tuple(change), gain=gain, lost_frac=None if gain else copy)
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:

@@ -74,15 +74,17 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
             wanted |= planned | ({"memory.accumulate": "null"} if "memory.micro_batch" in planned else {})
         elif event.get("evaluation_batch"):
             wanted["workload.eval_batch_size"] = event["evaluation_batch"]
-        elif str(event.get("change", "")).startswith("memory."):
-            knob, _, value = event["change"].partition("=")
+        elif event.get("change"):
+            knob, _, value = str(event["change"]).partition("=")
             wanted[knob] = value
     is_restarted = any(event["kind"] == "restart" for event in events)
     restarted = "The run continued from its last checkpoint"
     if not wanted:
         return (), f"{restarted}." if is_restarted else "The run continued without a change."
     again = restarted if is_restarted else "What did not fit was repeated"
-    change = tuple(f"{knob}={value}" for knob, value in wanted.items())
+    typed = {knob: str(value).lower() if isinstance(value, bool) else value for knob, value in wanted.items()}
+    # The optimizer's node has no schema, and may lack the key.
+    change = tuple(f"{'++' * knob.startswith('workload.optimizer.')}{knob}={value}" for knob, value in typed.items())
     return change, f"{again} in smaller parts, and the run kept these settings."
 
 
@@ -98,9 +100,7 @@ def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
 def host_memory_full(evidence: Evidence) -> Finding | None:
     """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
-    error, machine = record.error, record.machine
-    rss = evidence.telemetry.curve("rss_gib")
-    held = float(rss.max()) if len(rss) else record.host.get("rss_gib")
+    error, machine, (holder, held) = record.error, record.machine, _most_held(evidence)
     shm, figures = record.host.get("shm_gib"), Figures()
     has_ended = error is not None and error["kind"] in ("host_oom", "worker")
     ram_gib, shm_gib = machine.get("ram_gib"), machine.get("shm_gib")
@@ -114,7 +114,7 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
         text.append(was_killed if error["kind"] == "worker" else "The run ended for lack of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
-        text.append(f"the run held {show_gib(held)} of {show_gib(ram_gib)}")
+        text.append(f"{holder} held {show_gib(held)} of {show_gib(ram_gib)}")
         figures |= {"rss_gib": held, "ram_gib": ram_gib}
     if is_shm_full and shm and shm_gib:
         text.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
@@ -138,6 +138,19 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
     )
 
 
+def _most_held(evidence: Evidence) -> tuple[str, float | None]:
+    """Returns who held host memory, as text, and the most GiB of it; None if unknown.
+
+    The sum over its processes counts shared pages once for each. So it is limited by the memory that all programs used,
+    and without that figure (records of earlier versions) this process counts alone.
+    """
+    ram_gib, own = evidence.record.machine.get("ram_gib"), evidence.record.host.get("rss_gib")
+    rss, available = (evidence.telemetry.curve(name) for name in ("rss_gib", "ram_available_gib"))
+    if ram_gib and len(rss) and len(available) and (used_gib := ram_gib - float(available.min())) > 0:
+        return "the run", min(float(rss.max()), used_gib)
+    return "the training process", own if own and ram_gib and own <= ram_gib else None
+
+
 _BLOCKS = 5
 _LEAST_OF_MEAN = 0.25
 """Minimum growth of each block over the mean growth. Less means that the growth has ended."""
@@ -147,7 +160,7 @@ def memory_creeps(evidence: Evidence) -> Finding | None:
     """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
-    for gpu in evidence.telemetry.gpus:
+    for gpu in [] if evidence.record.is_on_cpu else evidence.telemetry.gpus:
         found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(named(gpu))))
         if found is not None:
             why = (
@@ -221,12 +234,19 @@ def memory_unused(evidence: Evidence) -> Finding | None:
     )
 
 
+def _table_fits(evidence: Evidence) -> bool:
+    """Returns whether the table of all features surely fits into the budget beside the run's peak."""
+    memory = evidence.record.memory
+    table_gib, budget_gib = memory.get("feature_table_gib"), memory.get("budget_gib") or 0.0
+    return table_gib is not None and memory["measured_peak_gib"] + table_gib <= limits.MEMORY_FULL_FRAC * budget_gib
+
+
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
     """Returns what saves memory in this run, the overrides without it, and their gain."""
     # Only if requested: the plan keeps features on the device if they fit. A trained encoder has no fixed features.
     features, stages = evidence.record.plan.get("memory.features"), evidence.value("memory.stages")
     is_set = stages is None and features is not None and features["source"] == "set"
-    if features is not None and is_set and features["value"] in ("cache_host", "dynamic"):
+    if features is not None and is_set and features["value"] in ("cache_host", "dynamic") and _table_fits(evidence):
         return "features are kept off the device", ("memory.features=cache",), None
     if evidence.value("memory.checkpoint_activations") is True:
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))

@@ -213,7 +213,7 @@ _EXPLAINED_FRAC = 0.5
 
 def utilisation_swings(evidence: Evidence) -> Finding | None:
     """Returns levels and period of the swing, and settings with the same period."""
-    gpu = _deepest(evidence)
+    gpu = None if evidence.record.is_on_cpu else _deepest(evidence)
     if gpu is None:
         return None
     curve = evidence.telemetry.curve("util_pct", gpu)
@@ -308,8 +308,9 @@ def _of_data(evidence: Evidence, named: Mapping[str, Any], text: str, figures: F
 
 def _changes(evidence: Evidence) -> tuple[str, ...]:
     """Returns one change: clipping first, then a lower rate. Clipping does not help if Adam's rate is far too high."""
-    if evidence.value("trainer.gradient_clip") is None and _far_too_high(evidence) is None:
-        return ("trainer.gradient_clip=1.0",)
+    clip = "trainer.gradient_clip"
+    if evidence.value(clip) is None and clip not in evidence.record.refused and _far_too_high(evidence) is None:
+        return (f"{clip}=1.0",)
     lr = evidence.value(_LR)
     return (f"{_LR}={min(lr / 10, _highest(evidence)):g}",) if isinstance(lr, int | float) and lr > 0 else ()
 

@@ -24,3 +24,8 @@ def test_the_cause_and_the_clocks():
 def test_silent():
     assert clocks_limited(on_card()) is None
     assert clocks_limited(on_card(card={"power_limited": 0.0, "heat_limited": 0.0})) is None
+
+
+def test_a_run_on_the_cpu_is_not_held_down_by_the_clocks_of_a_gpu():
+    assert clocks_limited(on_card(card={"heat_limited": 1.0})) is not None
+    assert clocks_limited(on_card(card={"heat_limited": 1.0}, copy_ms=None)) is None

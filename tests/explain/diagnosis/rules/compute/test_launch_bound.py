@@ -20,6 +20,12 @@ def test_graphs_and_at_most_what_the_card_idles():
     assert found.message.startswith("The GPU is busy for 25.3 % of the compute time of a step. The host takes 99.9 %")
 
 
+def test_a_model_that_can_not_be_compiled_is_not_advised_to():
+    found = launch_bound(on_card(**LATE, refused=["gpu.compile"]))
+    assert found is not None
+    assert found.change == ()
+
+
 def test_what_passes_between_steps_comes_first_if_it_takes_longer():
     """No launch that is saved makes a logger faster."""
     with_logger = on_card(

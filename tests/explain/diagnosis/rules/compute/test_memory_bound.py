@@ -26,3 +26,9 @@ def test_nothing_left_to_set():
 @pytest.mark.parametrize("card", [{}, {"dram_active_pct": None}, MOVES | {"tensor_active_pct": 40}])
 def test_silent(card):
     assert memory_bound(on_card(card=card)) is None
+
+
+def test_a_model_that_can_not_be_compiled_is_not_advised_to():
+    found = memory_bound(on_card(card=MOVES, refused=["gpu.compile"]))
+    assert found is not None
+    assert found.change == ()

@@ -21,6 +21,16 @@ def test_what_the_card_can(capability, change):
     assert "0.0 % of its tensor cores" in found.message
 
 
+@pytest.mark.parametrize("gpus", [{}, {"0": {}}])
+def test_a_card_that_the_run_left_alone_is_not_asked(gpus):
+    cards = [{"index": index, "memory_gib": 24.0, "capability": has} for index, has in enumerate(("9.0", "5.2"))]
+    run = {"card": IDLE, "plan": FLOAT32 | {"trainer.devices": 1}, "machine": {"gpus": cards}}
+    found = tensor_cores_idle(on_card(**run, gpus=gpus))
+    assert found is not None
+    assert found.evidence["capability"] == 9.0
+    assert tensor_cores_idle(on_card(**run, gpus={"0": {}, "1": {}})) is None
+
+
 def test_what_the_host_launches_and_memory_moves_bounds_the_gain():
     found = tensor_cores_idle(on_card(card=IDLE | {"dram_active_pct": 10}, plan=FLOAT32, launch_frac=0.5))
     assert found is not None

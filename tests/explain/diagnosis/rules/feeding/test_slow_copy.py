@@ -52,6 +52,27 @@ def test_a_loader_that_is_left_as_it_came_pins_as_it_likes():
     assert found.change == ("loader.device_prefetch=2",)
 
 
+@pytest.mark.parametrize(
+    ("plan", "more", "change"),
+    [
+        ({"loader.num_workers": 0}, {}, ("loader.pin_memory=true",)),
+        ({"loader.num_workers": 0, "loader.pin_memory": True}, {}, ()),
+        ({}, {"refused": ["loader.device_prefetch"]}, ("loader.pin_memory=true",)),
+    ],
+)
+def test_what_the_plan_would_not_copy_ahead_is_not_advised_and_has_no_gain(plan, more, change):
+    found = slow_copy(on_card(copy_ms=4.0, plan=PAGEABLE | plan, **more))
+    assert found is not None
+    assert (found.change, found.gain) == (change, None)
+    assert "ahead already" not in found.message
+
+
+def test_a_fetch_is_called_ahead_without_workers():
+    found = slow_copy(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.num_workers": 0}, loading={"has_fetch": True}))
+    assert found is not None
+    assert found.change == ("loader.pin_memory=true", "loader.device_prefetch=2")
+
+
 def test_nothing_to_set_where_copies_run_ahead():
     found = slow_copy(on_card(copy_ms=4.0, compute_ms=6.0))
     assert found is not None

@@ -9,11 +9,11 @@ SLOW = np.isin(np.arange(200), (30, 77, 130, 177))
 EPOCH = np.repeat([0.0, 1.0], 100)
 
 
-def slow_at(indices, *, slow=SLOW, epoch=EPOCH, workers=4):
+def slow_at(indices, *, slow=SLOW, epoch=EPOCH, workers=4, **more):
     """Steps in which the samples of ``indices`` were the slowest of their batches, and took nearly all of the time."""
     index, slowest = np.arange(200.0) + 500, np.where(slow, 895.0, 0.2)
     index[slow] = indices
-    run = fed_by(workers, build_ms=np.where(slow, 900.0, 5.0), wait_ms=np.where(slow, 850.0, 0.0), epoch=epoch)
+    run = fed_by(workers, build_ms=np.where(slow, 900.0, 5.0), wait_ms=np.where(slow, 850.0, 0.0), epoch=epoch, **more)
     run.all_steps.update({"slowest_index": index, "slowest_ms": slowest, "samples": np.full(200, 8.0)})
     return run
 
@@ -62,6 +62,9 @@ def test_samples_that_were_left_out_are_noted():
     found = slow_samples(fed_by(2, build_ms=5.0, events=events))
     assert found.is_note
     assert "17" in found.message
+    slow = slow_samples(slow_at([17, 203, 203, 17], events=events))
+    assert not slow.is_note
+    assert "17, 203" in slow.message
 
 
 def test_one_slow_step_and_many_are_another_matter():

@@ -25,3 +25,8 @@ def test_a_cold_first_epoch_is_told():
 def test_building_that_is_work_or_waits_for_nobody_knows_what_is_another_matter():
     assert check(fed_by(2, build_ms=80.0, iowait_pct=20.0, cpu_frac=0.9)) is None
     assert check(fed_by(2, build_ms=80.0, iowait_pct=1.0)) is None
+
+
+def test_a_dataloader_of_the_user_s_is_built_anew():
+    found = check(fed_by(2, build_ms=80.0, iowait_pct=20.0, backend="own"))
+    assert found.change == ("loader.backend=auto", "loader.num_workers=9")

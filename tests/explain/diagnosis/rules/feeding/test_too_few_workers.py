@@ -32,3 +32,5 @@ def test_a_dataloader_of_the_user_s_is_built_anew():
     found = check(fed_by(2, build_ms=50.0, cpu_frac=None, backend="own"))
     assert found.change == ("loader.backend=auto", "loader.num_workers=6")
     assert "about 50 ms" in found.message
+    found = check(fed_by(2, build_ms=50.0, cpu_frac=None, backend="own", refused=["loader.backend"]))
+    assert found.change == ()

@@ -31,6 +31,12 @@ def test_fewer_workers_and_threads_are_told_in_place_of_a_slower_machine():
 
 def test_few_workers_of_one_thread_have_no_knob():
     assert check(crowd(workers=2)).change == ()
+    assert check(crowd(workers=2, backend="own")).change == ()
+
+
+def test_a_dataloader_of_the_user_s_is_built_anew():
+    change = check(crowd(worker_threads=4, backend="own")).change
+    assert change == ("loader.backend=auto", "loader.num_workers=3", "loader.worker_threads=1")
 
 
 @pytest.mark.parametrize("run", [crowd(ceiling=1.05), crowd(loader_pct=20.0), crowd(workers=0)])

@@ -37,15 +37,34 @@ def test_the_last_of_each_change_counts():
     ]
     found = device_memory_full(on_card(events=events))
     assert found is not None
-    assert found.change[2:] == ("memory.features=dynamic", "workload.eval_batch_size=512")
+    assert found.change[2:] == (
+        "memory.features=dynamic",
+        "++workload.optimizer.foreach=false",
+        "workload.eval_batch_size=512",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        ("loader.device_prefetch=1", "loader.device_prefetch=1"),
+        ("workload.optimizer.foreach=false", "++workload.optimizer.foreach=false"),
+    ],
+)
+def test_a_single_change_of_any_knob_is_kept(change, override):
+    events = [{"kind": "oom", "step": 5, "message": ""}, {"kind": "ladder", "step": 5, "change": change}]
+    found = device_memory_full(on_card(events=events))
+    assert found is not None
+    assert found.change == (override,)
+    assert "without a change" not in found.message
 
 
 def test_a_run_that_was_restarted():
-    changes = {"memory.micro_batch": 8, "memory.accumulate": 2}
+    changes = {"memory.micro_batch": 8, "memory.accumulate": 2, "workload.optimizer.foreach": False}
     restart = {"kind": "restart", "step": 3, "checkpoint": "last.ckpt", "because": "no room", "changes": changes}
     found = device_memory_full(on_card(events=[{"kind": "oom", "step": 5, "message": "no room"}, restart]))
     assert found is not None
-    assert found.change == ("memory.micro_batch=8", "memory.accumulate=null")
+    assert found.change == ("memory.micro_batch=8", "++workload.optimizer.foreach=false", "memory.accumulate=null")
     assert "ran out 1 time, first in step 5" in found.message
     assert "The run continued from its last checkpoint in smaller parts" in found.message
 

@@ -1,8 +1,13 @@
 """Host memory that is full."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.rules.memory_rules import host_memory_full as check
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.observe.telemetry.machines import HOST
 
 MACHINE = {"cpu_quota_cores": 8.0, "ram_gib": 16.0, "shm_gib": 8.0}
 KILLED = {"kind": "worker", "message": "A worker was killed.", "advice": ""}
@@ -27,3 +32,25 @@ def test_memory_that_is_nearly_full_is_told():
 def test_room_and_other_errors_are_no_finding():
     other = {"kind": "code", "message": "", "advice": ""}
     assert check(fed_by(2, build_ms=5.0, machine=MACHINE, host={"rss_gib": 4.0}, error=other)) is None
+
+
+def forked(rss_gib, available_gib=None, **more):
+    """A run of eight workers whose processes have this much memory in sum, with the least that was left."""
+    run = fed_by(8, build_ms=5.0, machine=MACHINE, host={"rss_gib": 2.5}, **more)
+    left = {} if available_gib is None else {"ram_available_gib": np.array([14.0, np.nan, available_gib])}
+    return replace(run, curves={HOST: {"rss_gib": np.array([1.0, rss_gib, 2.0]), **left}})
+
+
+def test_pages_that_forked_workers_share_do_not_fill_the_memory():
+    assert check(forked(22.5, available_gib=13.0)) is None
+    assert check(forked(22.5)) is None  # of an earlier version, which recorded no memory left
+    assert "The run held 15.50 GiB of 16.00 GiB" in check(forked(22.5, available_gib=0.5)).message
+
+
+def test_other_programs_that_fill_the_memory_are_not_the_run():
+    assert check(forked(3.0, available_gib=0.5)) is None
+
+
+def test_no_more_memory_is_held_than_the_machine_has():
+    assert "the training process held 2.50 GiB of 16.00 GiB" in check(forked(22.5, error=KILLED)).message
+    assert "the run held 3.00 GiB of 16.00 GiB" in check(forked(22.5, available_gib=13.0, error=KILLED)).message

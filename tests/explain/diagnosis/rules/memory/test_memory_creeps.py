@@ -80,3 +80,7 @@ def test_nothing_is_said_of_few_readings_or_a_card_of_unknown_size():
     assert check(4 + 6 * np.linspace(0, 1, 15)) is None
     assert check(4 + 6 * RAMP, machine={}) is None
     assert memory_creeps(evidence()) is None
+
+
+def test_a_run_on_the_cpu_is_not_blamed_for_what_others_keep_on_a_gpu():
+    assert check(4 + 6 * RAMP, copy_ms=None) is None

@@ -12,7 +12,7 @@ ROOM = {"card": {"sm_active_pct": 60}}
 @pytest.mark.parametrize(
     ("figures", "change"),
     [
-        ({"plan": {"memory.features": "dynamic"}}, ("memory.features=cache",)),
+        ({"plan": {"memory.features": "dynamic"}, "table_gib": 11.9}, ("memory.features=cache",)),
         ({"plan": {"memory.checkpoint_activations": True}}, ("memory.checkpoint_activations=false",)),
         (ROOM | {"num_micro": 2}, ("memory.micro_batch=128", "memory.accumulate=null")),
     ],
@@ -22,6 +22,12 @@ def test_what_would_use_it(figures, change):
     assert found is not None
     assert found.change == change
     assert found.message.startswith("30.0 % of the GPU memory budget is used at most (6.00 GiB of 20.00 GiB), while ")
+
+
+@pytest.mark.parametrize("table_gib", [12.1, None])
+def test_features_are_kept_on_the_device_only_if_all_of_them_surely_fit(table_gib):
+    """There is no table of features that are trained, and none in the record of an earlier version."""
+    assert memory_unused(on_card(plan={"memory.features": "dynamic"}, table_gib=table_gib)) is None
 
 
 def test_half_empty_cards_are_the_subject_of_another_rule():

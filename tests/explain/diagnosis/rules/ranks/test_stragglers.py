@@ -105,6 +105,9 @@ def test_a_slow_copy_on_one_rank() -> None:
     assert kept is not None
     assert (kept.change, "nvidia-smi topo -m" in kept.message) == ((), True)
     assert "GB/s" not in kept.text  # part of the copy is hidden
+    alone = on_cards({"copy": 30.0}, plan=plan | {"loader.num_workers": 0})
+    assert alone is not None
+    assert alone.change == ("loader.pin_memory=true",)  # nothing builds batches that could be copied ahead
 
 
 def test_callbacks_of_one_rank() -> None:

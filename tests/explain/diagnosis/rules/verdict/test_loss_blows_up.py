@@ -28,6 +28,13 @@ def test_with_clipping_the_learning_rate_is_lowered():
     assert not check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config={"trainer": {"gradient_clip": 1}})).change
 
 
+def test_a_model_that_clips_by_itself_is_given_a_lower_rate():
+    config = {"workload": {"optimizer": {"lr": 0.1}}}
+    found = check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config=config, refused=["trainer.gradient_clip"]))
+    assert found is not None
+    assert found.change == ("workload.optimizer.lr=0.01",)
+
+
 def test_a_rate_far_too_high_is_lowered_where_clipping_would_not_help():
     optimizer = {"_target_": "torch.optim.AdamW", "lr": 1e30}
     found = check(evidence(losses=losses(2, 2, 2, 2, 2, float("nan")), config={"workload": {"optimizer": optimizer}}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.gains.feeding import may_copy_ahead
 from wellfed.explain.diagnosis.ranks.rank_comparison import straggling
 from wellfed.units import MIB, show_ms
 
@@ -22,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     change = []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
-    if not is_ahead:
+    if may_copy_ahead(evidence):
         change.append("loader.device_prefetch=2")
     if not change:
         text += ". The link of that card, or the memory that its process reads from, is slower: nvidia-smi topo -m"
