@@ -147,12 +147,15 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
         own: code of the project that decides about the engine's extras; None = the workload to start from.
 
     Raises:
-        ScaffoldError: an answer is none of the choices, or the template lacks a file.
+        ScaffoldError: an answer is none of the choices, a name is that of a pinned package, or the template lacks a
+            file.
     """
     known = examples(source)
     for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
         if answers[key] not in choices:
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
+    if taken := _taken(source, answers, {"project_slug": "-"} if own else {"project_slug": "-", "package_name": "_"}):
+        raise ScaffoldError("\n".join(taken))
     files = {
         path: file
         for path, file in source.items()
@@ -171,6 +174,25 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     files[f"vendor/{name}"] = File(wheel)
     files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
     return files | rendered(source, answers, [f"wellfed{extras_of(own or start)}=={version}", *more])
+
+
+def _taken(source: Files, answers: Answers, joints: Mapping[str, str]) -> list[str]:
+    """Returns a line for each name that constraints.txt pins for another package.
+
+    Args:
+        joints: key of a name -> what joins its words.
+    """
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    pinned = {plain(name) for name in re.findall(r"(?m)^([\w.-]+)==", source["constraints.txt"].content.decode())}
+    return [
+        f"{key}={answers[key]!r}: constraints.txt pins a package of this name, and there can't be two. "
+        f"Take {key}=my{joint}{plain(answers[key]).replace('-', joint)}."
+        for key, joint in joints.items()
+        if plain(answers[key]) in pinned
+    ]
 
 
 def program(path: str) -> dict[str, Any]:

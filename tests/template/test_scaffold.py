@@ -119,6 +119,21 @@ def test_unknown_choices_are_told(given: dict[str, str], source: dict[str, objec
         scaffold.project_files(source, ANSWERS | given)
 
 
+@pytest.mark.parametrize("name", ["click", "Identify", "packaging", "charset_normalizer", "Jaraco.Context"])
+def test_names_of_packages_that_come_along_are_refused(name: str, source: dict[str, object]):
+    """pip would have to install the project and the package under one name."""
+    pins = File(source["constraints.txt"].content + b"jaraco.context==6.0.1\n")
+    plain = re.sub(r"[-_.]", "-", name.lower())
+    expected = rf"project_slug='{name}': constraints.txt pins a package of this name.* Take project_slug=my-{plain}\."
+    with pytest.raises(scaffold.ScaffoldError, match=expected):
+        scaffold.project_files({**source, "constraints.txt": pins}, ANSWERS | {"project_slug": name})
+
+
+def test_a_package_named_like_one_that_comes_along_is_refused(source: dict[str, object]):
+    with pytest.raises(scaffold.ScaffoldError, match=r"package_name='click': .* Take package_name=my_click\."):
+        scaffold.project_files(source, ANSWERS | {"package_name": "click"})
+
+
 @pytest.mark.parametrize(
     "name", ["My Nets", "Réseau 4 GPU!", "3d nets", "  a  b ", "Anna's 1,000 nets", "A.B_c-d", "ﬁne Å", "!!!", "a/b\\c"]
 )
