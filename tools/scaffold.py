@@ -291,7 +291,7 @@ PLACES = (
 def _named(name: str) -> str:
     """Pattern of an example's name where it is one: elsewhere it may be a word."""
     before = "|".join(f"(?<={place})" for place in PLACES)
-    return rf"(?:{before}){re.escape(name)}(?![\w-])|(?:(?<=experiment=)|(?<=  - )){re.escape(name)}(?=_)"
+    return rf"(?:{before}){re.escape(name)}(?![\w-])|(?:(?<=experiment=)|(?<=  - )|(?<=`)){re.escape(name)}(?=_)"
 
 
 def _wrapped(line: re.Match[str]) -> str:
