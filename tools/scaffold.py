@@ -144,7 +144,8 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
 
     Args:
         more: dependencies beside the engine.
-        own: code of the project that decides about the engine's extras; None = the workload to start from.
+        own: code of an existing project, which decides about the engine's extras. Its licence may be any. None = a new
+            project: the workload to start from decides.
 
     Raises:
         ScaffoldError: an answer is none of the choices, a name is that of a pinned package, or the template lacks a
@@ -152,7 +153,7 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     """
     known = examples(source)
     for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
-        if answers[key] not in choices:
+        if answers[key] not in choices and not (own and key == "license"):
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
     if taken := _taken(source, answers, {"project_slug": "-"} if own else {"project_slug": "-", "package_name": "_"}):
         raise ScaffoldError("\n".join(taken))
@@ -163,8 +164,9 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     }
     start = starting_workload(source, answers)
     files |= start
-    text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
-    files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
+    if licence := source.get(f"tools/licenses/{answers['license']}.txt"):
+        text = licence.content.decode().replace("<author>", str(answers["author"]))
+        files["LICENSE"] = File(text.encode())
     try:
         name, wheel = program("tools/wheel.py")["build"]({path: file.content for path, file in source.items()})
     except KeyError as error:
