@@ -392,12 +392,11 @@ def answers_for(template: Path, name: str, given: Iterable[str]) -> dict[str, An
         "package_name": (f"my_{package}" if package[:1].isdigit() else package)[:30].strip("_"),
         "author": f"The {name} authors",
     }
-    for key, default in list(asked.items()):
+    for key, default in asked.items():
         value = pairs.get(key, answers.get(key, follow.get(key, default[0] if isinstance(default, list) else default)))
-        choices = ["yes", "no"] if isinstance(default, bool) else default
-        if isinstance(choices, list) and key in pairs and value not in choices:
-            raise ScaffoldError(f"{key}={value}: it must be one of {', '.join(choices)}.")
-        answers[key] = value == "yes" if isinstance(default, bool) and key in pairs else value
+        if isinstance(default, list) and value not in default:
+            raise ScaffoldError(f"{key}={value}: it must be one of {', '.join(default)}.")
+        answers[key] = value
     faults: list[str] = runpy.run_path(str(template / "hooks" / "pre_gen_project.py"))["faults"](answers)
     if faults:
         raise ScaffoldError("\n".join(f"refused: {fault}" for fault in faults))
