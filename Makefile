@@ -67,7 +67,7 @@ long: $(RUNS) ## watch long runs from outside: memory, handles, threads, folders
 fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTES=60 ARGS="--only checkpoint --seed 7"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(call given,MINUTES),5) $(ARGS)
 
-audit: $(TESTS) ## look up known vulnerabilities of all pinned packages, and their licences
+audit: $(GUESTS) ## look up known vulnerabilities of all pinned packages, and the licences of those that tests install
 	$(PIP) "pip-audit>=2.7"
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip $(ARGS)
 	$(BIN)/python tools/licences.py

@@ -144,15 +144,19 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
 
     Args:
         more: dependencies beside the engine.
-        own: code of the project that decides about the engine's extras; None = the workload to start from.
+        own: code of an existing project, which decides about the engine's extras. Its licence may be any. None = a new
+            project: the workload to start from decides.
 
     Raises:
-        ScaffoldError: an answer is none of the choices, or the template lacks a file.
+        ScaffoldError: an answer is none of the choices, a name is that of a pinned package, or the template lacks a
+            file.
     """
     known = examples(source)
     for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
-        if answers[key] not in choices:
+        if answers[key] not in choices and not (own and key == "license"):
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
+    if taken := _taken(source, answers, {"project_slug": "-"} if own else {"project_slug": "-", "package_name": "_"}):
+        raise ScaffoldError("\n".join(taken))
     files = {
         path: file
         for path, file in source.items()
@@ -160,8 +164,9 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     }
     start = starting_workload(source, answers)
     files |= start
-    text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
-    files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
+    if licence := source.get(f"tools/licenses/{answers['license']}.txt"):
+        text = licence.content.decode().replace("<author>", str(answers["author"]))
+        files["LICENSE"] = File(text.encode())
     try:
         name, wheel = program("tools/wheel.py")["build"]({path: file.content for path, file in source.items()})
     except KeyError as error:
@@ -171,6 +176,25 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     files[f"vendor/{name}"] = File(wheel)
     files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
     return files | rendered(source, answers, [f"wellfed{extras_of(own or start)}=={version}", *more])
+
+
+def _taken(source: Files, answers: Answers, joints: Mapping[str, str]) -> list[str]:
+    """Returns a line for each name that constraints.txt pins for another package.
+
+    Args:
+        joints: key of a name -> what joins its words.
+    """
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    pinned = {plain(name) for name in re.findall(r"(?m)^([\w.-]+)==", source["constraints.txt"].content.decode())}
+    return [
+        f"{key}={answers[key]!r}: constraints.txt pins a package of this name, and there can't be two. "
+        f"Take {key}=my{joint}{plain(answers[key]).replace('-', joint)}."
+        for key, joint in joints.items()
+        if plain(answers[key]) in pinned
+    ]
 
 
 def program(path: str) -> dict[str, Any]:
@@ -269,7 +293,7 @@ PLACES = (
 def _named(name: str) -> str:
     """Pattern of an example's name where it is one: elsewhere it may be a word."""
     before = "|".join(f"(?<={place})" for place in PLACES)
-    return rf"(?:{before}){re.escape(name)}(?![\w-])|(?:(?<=experiment=)|(?<=  - )){re.escape(name)}(?=_)"
+    return rf"(?:{before}){re.escape(name)}(?![\w-])|(?:(?<=experiment=)|(?<=  - )|(?<=`)){re.escape(name)}(?=_)"
 
 
 def _wrapped(line: re.Match[str]) -> str:
@@ -368,12 +392,11 @@ def answers_for(template: Path, name: str, given: Iterable[str]) -> dict[str, An
         "package_name": (f"my_{package}" if package[:1].isdigit() else package)[:30].strip("_"),
         "author": f"The {name} authors",
     }
-    for key, default in list(asked.items()):
+    for key, default in asked.items():
         value = pairs.get(key, answers.get(key, follow.get(key, default[0] if isinstance(default, list) else default)))
-        choices = ["yes", "no"] if isinstance(default, bool) else default
-        if isinstance(choices, list) and key in pairs and value not in choices:
-            raise ScaffoldError(f"{key}={value}: it must be one of {', '.join(choices)}.")
-        answers[key] = value == "yes" if isinstance(default, bool) and key in pairs else value
+        if isinstance(default, list) and value not in default:
+            raise ScaffoldError(f"{key}={value}: it must be one of {', '.join(default)}.")
+        answers[key] = value
     faults: list[str] = runpy.run_path(str(template / "hooks" / "pre_gen_project.py"))["faults"](answers)
     if faults:
         raise ScaffoldError("\n".join(f"refused: {fault}" for fault in faults))

@@ -32,6 +32,8 @@ REPLACED = (
 ASIDE = "before_thin"
 _MOVED = re.compile(rb"\bwellfed\.(prepared|shards)\b")
 """Modules of the engine that the project's code may import and that are in ``wellfed.data`` now."""
+_SPDX = re.compile(r"[\w.+()-]+( (AND|OR|WITH) [\w.+()-]+)*")
+"""Licence expression."""
 
 
 @dataclass
@@ -142,7 +144,7 @@ def answers_of(project: Path, old: dict[str, Any]) -> dict[str, Any]:
     """Returns the answers that the project was made with, as its files have them.
 
     Raises:
-        ScaffoldError: its default workload names no package.
+        ScaffoldError: its default workload names no package, or its licence has no SPDX expression.
     """
     train = (project / "configs/train.yaml").read_text(encoding="utf-8")
     choices = dict(re.findall(r"(?m)^\s*- (gpu|workload): (\w+)", train))
@@ -153,14 +155,21 @@ def answers_of(project: Path, old: dict[str, Any]) -> dict[str, Any]:
     readme = project / "README.md"
     title = re.match(r"# (.+)", readme.read_text(encoding="utf-8")) if readme.is_file() else None
     name = title[1] if title else old["name"]
+    license = old.get("license", scaffold.SPDX["Proprietary"])  # no licence: all rights reserved
+    spdx = license.get("text", "") if isinstance(license, dict) else license
+    if not _SPDX.fullmatch(spdx):
+        way_out = 'Write it there, such as license = "MIT", and commit it.'
+        raise ScaffoldError(
+            f"{project / 'pyproject.toml'} has license={license}: it must be an SPDX expression. {way_out}"
+        )
     licenses = {spdx: license for license, spdx in scaffold.SPDX.items()}
     return {
         "project_name": name,
         "project_slug": old["name"],
         "package_name": target[1],
         "description": old.get("description", ""),
-        "author": next((each["name"] for each in old.get("authors", [])), f"The {name} authors"),
-        "license": licenses.get(old.get("license", "MIT"), old.get("license", "MIT")),
+        "author": next((each.get("name") or each["email"] for each in old.get("authors", [])), f"The {name} authors"),
+        "license": licenses.get(spdx, spdx),
         "gpu": choices.get("gpu", "auto"),
         "workload": scaffold.BLANK,
         "wandb_mode": "auto",

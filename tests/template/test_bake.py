@@ -234,6 +234,7 @@ def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
                 "package_name='3d_nets': letters a-z, digits and '_', with a letter first",
             ),
             ({"project_name": "torch"}, "Take package_name=my_torch."),
+            ({"project_name": "click"}, "Take project_slug=my-click."),
             ({"project_name": ""}, "project_name='': it must not be empty"),
             ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
             ({"description": "two\nlines"}, "it must be one line without control characters"),

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from collections import OrderedDict
+from os.path import normpath
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def test_every_file_of_the_template_is_of_an_example_or_not(source: dict[str, ob
         ("src/workloads/recsys/model.py", "src/nets/model.py"),
         ("workload=recsys gpu=8gb", "workload=nets gpu=8gb"),
         ("recsys_8gb and my-recsys and recsystem", "recsys_8gb and my-recsys and recsystem"),
+        ("`recsys_8gb`, `recsys`", "`nets_8gb`, `nets`"),
         ("defaults:\n  - recsys_8gb", "defaults:\n  - nets_8gb"),
         ("0.25 ms a batch (`benchmarks/recsys_fetch.py`).", "0.25 ms a batch."),
         ("one\n\n**Learning.** measured\n\n| a |\n", "one\n"),
@@ -107,6 +109,18 @@ def test_code_and_tests_of_a_workload_import_nothing_that_stays_behind(workload:
     assert {name for name in imported if re.match(r"(tests|workloads|benchmarks)\b(?!\.my_nets\b)", name)} == set()
 
 
+@pytest.mark.parametrize("workload", ["blank", "forecast", "hyperspectral", "recsys", "restoration", "speech"])
+def test_the_pages_of_a_project_name_what_it_has(workload: str, source: dict[str, object]):
+    files = scaffold.project_files(source, ANSWERS | {"workload": workload})
+    for path in (path for path in files if path.endswith("README.md")):
+        text = files[path].content.decode()
+        links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("https://")]
+        assert {normpath(f"{path}/../{link}") for link in links} <= files.keys()
+        named = re.findall(rf"`(?:experiment=)?((?:{workload}|my_nets)_\w+)`", text)
+        assert {f"configs/experiment/{name}.yaml" for name in named} <= files.keys()
+        assert "benchmarks/" not in text
+
+
 def test_a_picture_beside_the_model_is_copied_as_it_is(source: dict[str, object]):
     picture = File(b"\x89PNG\r\n recsys \xff")
     files = scaffold.project_files({**source, "src/workloads/recsys/a.png": picture}, ANSWERS | {"workload": "recsys"})
@@ -117,6 +131,21 @@ def test_a_picture_beside_the_model_is_copied_as_it_is(source: dict[str, object]
 def test_unknown_choices_are_told(given: dict[str, str], source: dict[str, object]):
     with pytest.raises(scaffold.ScaffoldError, match=r"=(GPL|chess): it must be one of \w"):
         scaffold.project_files(source, ANSWERS | given)
+
+
+@pytest.mark.parametrize("name", ["click", "Identify", "packaging", "charset_normalizer", "Jaraco.Context"])
+def test_names_of_packages_that_come_along_are_refused(name: str, source: dict[str, object]):
+    """pip would have to install the project and the package under one name."""
+    pins = File(source["constraints.txt"].content + b"jaraco.context==6.0.1\n")
+    plain = re.sub(r"[-_.]", "-", name.lower())
+    expected = rf"project_slug='{name}': constraints.txt pins a package of this name.* Take project_slug=my-{plain}\."
+    with pytest.raises(scaffold.ScaffoldError, match=expected):
+        scaffold.project_files({**source, "constraints.txt": pins}, ANSWERS | {"project_slug": name})
+
+
+def test_a_package_named_like_one_that_comes_along_is_refused(source: dict[str, object]):
+    with pytest.raises(scaffold.ScaffoldError, match=r"package_name='click': .* Take package_name=my_click\."):
+        scaffold.project_files(source, ANSWERS | {"package_name": "click"})
 
 
 @pytest.mark.parametrize(

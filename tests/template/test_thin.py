@@ -111,6 +111,20 @@ def test_what_was_changed_is_kept_aside_and_listed(template: Path, project: Path
     assert "Dependencies of yours that pyproject.toml still has: einops>=0.8" in done.out
 
 
+@pytest.mark.parametrize("license", ['"GPL-3.0-or-later"', '{ text = "GPL-3.0-or-later" }'])
+def test_another_licence_and_an_author_without_a_name_stay(template: Path, project: Path, license: str):
+    path = project / "pyproject.toml"
+    text = path.read_text().replace('"LicenseRef-Proprietary"', license).replace('name = "me"', 'email = "me@x.org"')
+    path.write_text(text)
+    (project / "LICENSE").write_text("The GPL.\n")
+    commit(project, "ours")
+    done = thin(template, project)
+    assert done.code == 0, done.text
+    found = tomllib.loads(path.read_text())["project"]
+    assert (found["license"], found["authors"]) == ("GPL-3.0-or-later", [{"name": "me@x.org"}])
+    assert (project / "LICENSE").read_text() == "The GPL.\n"
+
+
 @pytest.mark.slow
 def test_an_older_version_of_the_engine_is_unchanged_too(own_template: Path, project: Path):
     """The template's history knows it."""
@@ -148,6 +162,12 @@ def test_refusals_change_nothing(template: Path, project: Path, tmp_path: Path):
         assert tree(folder) == before
 
     refused(tmp_path / "gone", "gone has no configs/train.yaml: no project")
+    made = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(made.replace('"LicenseRef-Proprietary"', '{ file = "LICENSE" }'))
+    commit(project, "a licence by its file")
+    refused(project, "pyproject.toml has license={'file': 'LICENSE'}: it must be an SPDX expression.")
+    (project / "pyproject.toml").write_text(made)
+    commit(project, "back")
     (project / "notes.txt").write_text("x")
     refused(project, "1 files have changes that are not committed (notes.txt). Commit or stash them first.")
     (project / "before_thin").mkdir()

@@ -166,7 +166,10 @@ def build(
         f"the {split} part has no value, so there is no {split}" for split, each in held_out.items() if not len(each)
     ]
     season, season_notes = _season(kept, [cut.train_end for cut in parts], windows[-1])
-    naive = [naive_mae(values[: cut.train_end], season) for values, cut in zip(kept.values, parts, strict=True)]
+    naive = [
+        naive_mae(np.where(seen, values, np.nan)[: cut.train_end], season)  # filled values are no error to compare with
+        for values, seen, cut in zip(kept.values, measured, parts, strict=True)
+    ]
     return Datasets(
         train=train.passed(passes),
         val=held_out.get("val") or None,

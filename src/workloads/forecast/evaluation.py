@@ -97,9 +97,8 @@ class Forecasts:
         """Returns the metrics over all origins since `reset`; NaN without scores."""
         found = self._gather()
         metrics = {}
-        for suffix, forecast_OH in found.forecasts.items():
-            error_OH = np.where(found.seen, forecast_OH - found.target, np.nan)
-            metrics[f"mae{suffix}"] = _mean(np.abs(error_OH))
+        for suffix, error_OH in found.errors().items():
+            metrics[f"mae{suffix}"] = _mean(error_OH)
             metrics[f"rmse{suffix}"] = _mean(error_OH**2) ** 0.5
             metrics[f"mase{suffix}"] = _mean(self._mase_by_series(error_OH, found.series))
         return metrics
@@ -152,7 +151,7 @@ class Forecasts:
         mase_S = np.full(len(self.names), np.nan)
         for series in np.unique(series_O):
             if self.naive_mae_S[series] > 0:
-                mase_S[series] = _mean(np.abs(error_OH[series_O == series])) / self.naive_mae_S[series]
+                mase_S[series] = _mean(error_OH[series_O == series]) / self.naive_mae_S[series]
         return mase_S
 
     def _steps(self, found: _Origins) -> Iterator[Sequence[object]]:
@@ -176,14 +175,11 @@ class Forecasts:
     def _series(self, found: _Origins) -> Iterator[Sequence[object]]:
         names = [f"{metric}{suffix}" for suffix in found.forecasts for metric in ("mae", "mase")]
         yield "series", "origins", *names
-        errors = [np.where(found.seen, each_OH - found.target, np.nan) for each_OH in found.forecasts.values()]
+        errors = list(found.errors().values())
         mases = [self._mase_by_series(error_OH, found.series) for error_OH in errors]
         for series in np.unique(found.series):
             mine_O = found.series == series
-            pairs = (
-                (_mean(np.abs(error_OH[mine_O])), mase_S[series])
-                for error_OH, mase_S in zip(errors, mases, strict=True)
-            )
+            pairs = ((_mean(error_OH[mine_O]), mase_S[series]) for error_OH, mase_S in zip(errors, mases, strict=True))
             yield self.names[series], int(mine_O.sum()), *itertools.chain.from_iterable(pairs)
 
 
@@ -201,6 +197,14 @@ class _Origins:
     target: Floats
     """Measured values, [O, H]."""
     seen: NDArray[np.bool_]
+
+    def errors(self) -> dict[str, Floats]:
+        """Returns suffix -> absolute errors [O, H]: NaN where nothing was measured, infinite for a NaN forecast."""
+        errors = {}
+        for suffix, forecast_OH in self.forecasts.items():
+            error_OH = np.abs(forecast_OH - self.target)
+            errors[suffix] = np.where(self.seen, np.where(np.isnan(error_OH), np.inf, error_OH), np.nan)
+        return errors
 
 
 def _mean(values: Floats) -> float:

@@ -68,9 +68,8 @@ class Windows:
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """Returns ``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), and ``rows``
-        unless the mode is ``cache``. Validation and test add ``split``, and ``target_observed`` if gaps were filled.
-        ``rng`` is unused."""
+        """Returns ``row``, ``series`` and ``window`` (int64 [B]), and ``rows`` unless the mode is ``cache``. Validation
+        and test add ``split``, and ``target_observed`` if gaps were filled. ``rng`` is unused."""
         store = self._store
         indices = indices % (len(self._row_O) * len(self._window_W))
         origin_B = indices // len(self._window_W)
@@ -81,8 +80,6 @@ class Windows:
             "row": row_B,
             "series": series_B,
             "window": self._window_W.index_select(0, indices % len(self._window_W)).minimum(past_B),
-            "center": store.center_S.index_select(0, series_B).float(),
-            "scale": store.scale_S.index_select(0, series_B).float(),
         }
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))

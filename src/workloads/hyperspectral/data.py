@@ -20,7 +20,7 @@ from workloads.hyperspectral.bands import (
 )
 from workloads.hyperspectral.evaluation import ClassScores
 from workloads.hyperspectral.padded_cube import PaddedCube, read_cube, write_scene
-from workloads.hyperspectral.patches import NO_LABEL, PatchData, PatchStore, patch_features
+from workloads.hyperspectral.patches import NO_LABEL, EvaluatedPatches, PatchData, PatchStore, patch_features
 from workloads.hyperspectral.pixel_split import (
     SPLITS,
     TEST,
@@ -155,9 +155,10 @@ def _wrapped(
         label = torch.from_numpy(np.where(part_HW == number, class_HW, NO_LABEL)[is_asked_HW])
         if not len(row):
             return None
-        place, is_train = cube.place_of(row, column), number == TRAIN
-        times = passes if is_train else 1
-        return PatchData(store, place, label, scaling=scaling, is_mirrored=is_train, passes=times)
+        place = cube.place_of(row, column)
+        if number == TRAIN:
+            return PatchData(store, place, label, scaling=scaling, is_mirrored=True, passes=passes)
+        return EvaluatedPatches(store, place, label, scaling=scaling, is_mirrored=False)
 
     height, width, bands = cube.shape
     counts = [show_count(int((part_HW == number).sum())) for number in (TRAIN, VAL, TEST)]

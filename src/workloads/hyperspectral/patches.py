@@ -140,6 +140,14 @@ class PatchData:
         return other
 
 
+class EvaluatedPatches(PatchData):
+    """Patches of a split, of which some are drawn on the map alone; training patches all have a label."""
+
+    def weight(self, batch: dict[str, Tensor]) -> int:
+        """Returns the number of labelled pixels, over which the loss and its metrics are means."""
+        return int((batch["label"] != NO_LABEL).sum())
+
+
 def mirrored(patch_BCPP: Tensor, way_B: Tensor) -> Tensor:
     """Turns or mirrors each patch in one of eight ways, by the lowest three bits of ``way_B``."""
     is_turned, is_flipped, is_upside_down = ((way_B >> bit & 1).bool()[:, None, None, None] for bit in range(3))

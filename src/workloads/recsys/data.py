@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ def datasets(
     passes: int | None = None,
     avoid_held_out: bool = False,
     max_bad_lines: int = 100,
+    text: str | None = None,
 ) -> Datasets:
     """Returns training triplets, and a row per evaluated user for validation and test.
 
@@ -44,6 +45,7 @@ def datasets(
         avoid_held_out: whether to exclude a user's validation and test items from negatives. This leaks the held-out
             items, since all others are pushed down. Use it only to compare with code that does so.
         max_bad_lines: maximum number of unreadable lines to skip; 100 is 0.1 % of the smaller set.
+        text: the model's ``text``, on which its regularisation depends; None = by the sentences.
 
     Raises:
         DataError: files are missing or unreadable, have too many bad lines, or no user to evaluate.
@@ -67,7 +69,7 @@ def datasets(
         interactions = read_table(file, max_bad_lines, seed)
     else:
         interactions = read_movielens(file, max_bad_lines)
-    return build(interactions, min_rating, avoid_held_out, passes, is_embedded=file is None)
+    return build(interactions, min_rating, avoid_held_out, passes, is_embedded=file is None, text=text)
 
 
 def build(
@@ -77,6 +79,7 @@ def build(
     passes: int | None = None,
     *,
     is_embedded: bool = False,
+    text: str | None = None,
 ) -> Datasets:
     """Splits and wraps interactions of any source; the embedded set has one pass."""
     derived: dict[str, tuple[Any, str]] = {}
@@ -89,7 +92,6 @@ def build(
     split = leave_last_out(interactions, min_rating)
     num_users, num_items = len(interactions.user_texts), len(interactions.item_texts)
     texts = [*interactions.user_texts, *interactions.item_texts]
-    text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
     if passes is None:
         usual = 1, "the embedded set"
@@ -129,8 +131,8 @@ def build(
         notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
         derived={
             **derived,
-            "workload.model.l2": _l2(split, text[0]),
-            "workload.model.text": text,
+            "workload.model.l2": _l2(split, texts, text),
+            "workload.model.text": (text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"),
         },
     )
 
@@ -152,13 +154,14 @@ def _passes(num_interactions: int) -> tuple[int, str]:
     return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
 
 
-def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]:
+def _l2(split: LeaveLastOut, texts: list[str], text: str | None) -> tuple[float, str]:
     """Returns the regularisation and the reason; more for few interactions per user and for text vectors."""
     per_user = len(split.users) / max(1, len(np.unique(split.users)))
     factor = max(1.0, FEW_PER_USER / max(per_user, 1.0)) ** MORE_L2
-    of_text = "sentences" if text == "gpt2" else "no sentences"
+    used = text or text_of(texts)
+    of_text = "sentences" if used == "gpt2" else "sentences unused" if any(texts) else "no sentences"
     reason = f"{of_text}; {per_user:.1f} training interactions a user, below {FEW_PER_USER} it grows"
-    return round(min(MOST_L2, USUAL_L2[text] * factor), 4), reason
+    return round(min(MOST_L2, USUAL_L2[used] * factor), 4), reason
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:

@@ -111,6 +111,16 @@ def test_in_sample_error_of_the_seasonal_naive_forecast():
     assert np.isnan(naive_mae(np.array([1.0, np.nan, np.nan]), 1))
 
 
+def test_filled_steps_change_no_divisor_of_mase():
+    values = np.arange(100.0) ** 2
+    values[30:40] = np.nan
+    divisors = [
+        float(build(of(values), horizon=5, windows=(10,), fill=fill).evaluation.naive_mae_S[0])
+        for fill in ("none", "forward", "linear", "zero")
+    ]
+    assert divisors == [naive_mae(values[:80], 7)] * 4
+
+
 def test_windows_without_anything_to_learn_from_are_left_out():
     values = np.arange(120.0)
     values[30:50] = np.nan

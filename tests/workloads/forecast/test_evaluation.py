@@ -96,6 +96,23 @@ def test_a_perfect_forecast_has_no_error_and_reset_forgets_all():
     assert all(math.isnan(value) for value in evaluation.compute().values())
 
 
+def test_a_forecast_that_is_no_number_is_no_good_forecast(tmp_path: Path):
+    """In figures it counts as infinitely wrong, which is never the best; the table shows what the model returned."""
+    samples = split_of()
+
+    def no_number_for_one_origin(batch: dict[str, Tensor]) -> Tensor:
+        return batch["target"].masked_fill((batch["row"] == HORIZON)[:, None], math.nan)
+
+    evaluation = scored(Guess(no_number_for_one_origin), samples)
+    metrics = evaluation.compute()
+    assert [metrics[name] for name in ("mae", "rmse", "mase")] == [math.inf] * 3
+    assert math.isfinite(metrics["mase_seasonal_naive"])
+    paths = evaluation.artifacts(tmp_path)
+    one, two = csv.DictReader(paths["series_test"].read_text().splitlines())
+    assert [float(one["mase"]), float(two["mase"])] == [math.inf, pytest.approx(0, abs=1e-6)]
+    assert "nan" in {row["forecast"] for row in csv.DictReader(paths["forecasts_test"].read_text().splitlines())}
+
+
 def test_a_series_that_never_changes_is_left_out_of_mase():
     samples = split_of()
     evaluation = Forecasts(SCALE, CENTER, torch.tensor([1.5, 0.0]), SEASON, HORIZON, ["one", "two"])

@@ -54,7 +54,7 @@ def test_a_window_is_what_the_series_says(found, made, split: str):
         series, window = int(batch["series"][sample]), int(batch["window"][sample])
         values = found.values[series]
         origin = int(batch["row"][sample]) + 20 - int(store.start_S[series])
-        scale, center = batch["scale"][sample].double(), batch["center"][sample].double()
+        scale, center = store.scale_S[series], store.center_S[series]
         past = batch["history"][sample, 20 - window :]
         target, seen = batch["target"][sample], batch["target_observed"][sample] > 0
         for scaled, observed, true in (

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.io import savemat
+from torchmetrics.classification import MulticlassAccuracy
 
 from wellfed import ConfigError, DataError, Datasets, SampleRng
+from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.run.planner import plan_without_running
+from wellfed.train.plain_model.evaluating import Evaluating
+from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.step.micro_batches import Preparation
 from workloads.hyperspectral.data import datasets
 from workloads.hyperspectral.model import SpectralPatchCNN
 
@@ -161,6 +166,29 @@ def test_all_faults_are_told_at_once():
     assert names == ["patch_size", "num_components", "passes", "split", "block_size", "train_frac", "val_frac"]
     with pytest.raises(ConfigError, match="leave nothing to test on"):
         datasets(train_frac=0.8, val_frac=0.3)
+
+
+def test_means_count_labelled_pixels_alone(cache):
+    """The map of the test has other pixels too, more of them in some batches than in others; some have no others."""
+    data = datasets(**SMALL, cache_dir=cache)
+    test, targets = data.test, torch.cat([torch.full((64,), -1), data.test.label_N])
+    places = torch.cat([test.place_N[:64], test.place_N])
+    test.place_N, test.label_N = places, targets
+    torch.manual_seed(0)
+    model = SpectralPatchCNN(**data.model_args, base_channels=8, num_blocks=1, spectral_filters=2).eval()
+    evaluating = Evaluating(
+        model,
+        SplitMetrics(model, data.evaluation, MulticlassAccuracy(4, average="micro", ignore_index=-1)),
+        {"test": Preparation(test, 1)},
+        may_halve=False,
+        on_event=lambda *_, **__: None,
+    )
+    evaluating.begin()
+    for indices in torch.arange(len(test)).split(64):
+        evaluating.take("test", Delivery(test.fetch(indices), 0, 0, len(indices)), None, torch.device("cpu"), 0)
+    figures = evaluating.end()
+    assert figures["accuracy"] == pytest.approx(figures["MulticlassAccuracy"])
+    assert figures["accuracy"] == pytest.approx(figures["overall_accuracy"])
 
 
 def test_the_network_learns_what_grows_there(cache):

@@ -111,9 +111,13 @@ def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int
     value, reason = made.derived["workload.model.l2"]
     assert value == l2
     assert f"no sentences; {size / 30:.1f} training interactions a user" in reason
-    value, reason = build(replace(found, user_texts=["a student"] * 30)).derived["workload.model.l2"]
+    with_texts = replace(found, user_texts=["a student"] * 30)
+    value, reason = build(with_texts).derived["workload.model.l2"]
     assert value == of_text
     assert reason.startswith("sentences; ")
+    value, reason = build(with_texts, text="none").derived["workload.model.l2"]
+    assert value == l2
+    assert reason.startswith("sentences unused; ")
     assert len(made.train) == passes * size
     again = made.train.fetch(torch.tensor([1, 1 + size]) % len(made.train), SampleRng(0, 0))
     assert again["pos"][0] == again["pos"][1]
