@@ -111,6 +111,7 @@ def test_state_that_a_forward_pass_updates_is_updated_once(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 def test_a_compiled_model_updates_its_statistics_once():
     torch.manual_seed(1)
     plain = deep(nn.BatchNorm1d(8))

@@ -24,8 +24,8 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def checkpoint_blocks(model: nn.Module) -> int:
     """Makes every block recompute its activations in the backward pass; returns the number of blocks. Results are bit
-    for bit the same. Torch restores the generator for the second pass, and `_BuffersBefore` the buffers; a compiled step
-    updates buffers once anyway, unless torch.compile breaks its graph within a block."""
+    for bit the same. Torch restores the generator for the second pass, and `_BuffersBefore` the buffers. A compiled
+    step updates buffers once anyway, unless torch.compile breaks its graph within a block."""
     found = list(blocks(model))
     for block in found:
         # A bound method instead of a closure, so that a deep copy of the model runs its own parameters.
