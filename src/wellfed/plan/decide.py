@@ -17,6 +17,7 @@ from wellfed.plan.budget import within_budget
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.memory import (
     BY_HAND,
+    fits_host,
     known_parts,
     may_lower,
     memory_faults,
@@ -86,8 +87,10 @@ def plan_run(
         num_validation=data.num_validation,
         validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
+    is_within_host = fits_host(config, facts, data)
     if estimate is not None:
-        plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
+        profile = choices.get("gpu", "auto")
+        plan = within_budget(plan, config, profile, data, model, estimate, fits_host=is_within_host)
     if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
         loader = loader.but(device_prefetch=by_rule(0, "a LightningModule's batch is copied in the parts of its step"))
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
@@ -95,7 +98,11 @@ def plan_run(
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
-    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
+    if (
+        plan.on_gpu
+        and plan.trainer.strategy != "fsdp"
+        and (too_much := parts_fault(plan.parts, plan, fits_host=is_within_host))
+    ):
         raise DoesNotFit([too_much])
     return plan
 
