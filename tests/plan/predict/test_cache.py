@@ -125,6 +125,7 @@ def plain():
             (Mlp(8), TASK, 8),
             (Mlp(8), changed(precision="bf16-mixed"), 4),
             (Mlp(8), changed(checkpointed=True), 4),
+            (Mlp(8), changed(channels_last=True), 4),
             (Mlp(8), changed(feature_mode="cache"), 4),
             (Mlp(8), changed(compile_mode="default"), 4),
             (Mlp(8), changed(shaped_by=(Data(3),)), 4),

@@ -79,6 +79,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
         "optimizer": [_class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
         "features": None if task.features is None else [task.features.num_rows, task.features.bytes],
         "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples],
+        "memory format": task.channels_last,
         "allocator": [task.expandable_segments, task.cudnn_workspaces],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
