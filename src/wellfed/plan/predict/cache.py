@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellfed import batches
-from wellfed.errors import INSTALLED
+from wellfed import batches, project
+from wellfed.errors import INSTALLED, ConfigError
 from wellfed.plan.predict.estimate import measure
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.record import write_atomically
+from wellfed.train.memory import checkpointing
 from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
@@ -30,10 +31,13 @@ DEPTH = 3
 MOST_ITEMS = 64
 """Maximum number of items of a list, mapping or array in a digest; the length counts too."""
 MOST_CHARACTERS = 1000
-_STEP = Path(train_step.__file__).parent
-"""Folder of the code that a rehearsal runs."""
+_REHEARSED = (
+    *(file for module in (train_step, checkpointing) for file in sorted(Path(module.__file__).parent.glob("*.py"))),
+    Path(batches.__file__),
+)
+"""Files of the engine that a rehearsal runs."""
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
-_NOT_THEIRS = frozenset({"torch", "wellfed", "builtins", "__main__"})
+_NOT_THEIRS = frozenset({"torch", "wellfed", "hydra_plugins", "builtins", "__main__"})
 """Packages whose loaded modules do not count: torch has its version, and the other modules depend on the command."""
 
 
@@ -71,7 +75,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
     content = {
         "torch": torch.__version__,
-        "engine": [_file_digest(file) for at in (Path(__file__).parent, _STEP) for file in sorted(at.glob("*.py"))],
+        "engine": [_file_digest(file) for file in (*sorted(Path(__file__).parent.glob("*.py")), *_REHEARSED)],
         "model": [(name, _described(module)) for name, module in model.named_modules()],
         "tensors": [(name, list(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors],
         "code": _code([*model.modules(), *task.shaped_by, optimizer]),
@@ -146,8 +150,8 @@ def _text(value: object, depth: int) -> str:
 def _code(things: Iterable[object]) -> list[str]:
     """Returns digests of the files that define the classes and their bases, and of other loaded modules of their code.
 
-    These are modules of the same package, or of the same folder if there is no package. Installed packages are left
-    out.
+    These are modules of the project, and of the same package, or of the same folder if there is no package. Installed
+    packages are left out.
     """
     names = {base.__module__ for each in things for base in type(each).__mro__ if _top(base.__module__) != "torch"}
     files = {_file(name) for name in names}
@@ -160,6 +164,10 @@ def _code(things: Iterable[object]) -> list[str]:
             file = _file(name)
             if file is not None and _top(name) not in _NOT_THEIRS and (_top(name) == top or file.parent == folder):
                 files.add(file)
+    with contextlib.suppress(ConfigError):  # there is no project
+        own = project.sources()
+        found = (_file(name) for name in [*sys.modules] if _top(name) not in _NOT_THEIRS)
+        files |= {file for file in found if file is not None and file.is_relative_to(own)}
     return sorted(_file_digest(file) for file in files if file is not None)
 
 
