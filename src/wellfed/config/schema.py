@@ -87,8 +87,8 @@ class GpuConfig:
         Compile.none,
     )
     enforce: Optional[bool] = knob(
-        "Hold the run to the budget. null = true for a named budget (gpu=24gb, gpu.memory_gib) that the card can hold, "
-        "else false. true on a CPU limits this process's memory instead (Linux).",
+        "Hold the run to the budget. null = true for a named budget that the card can hold, else false. true on a CPU "
+        "limits this process's memory instead (Linux).",
     )
     ballast: bool = knob(
         "With enforce: fill the rest of a larger card, so that libraries that read the free memory from the driver "

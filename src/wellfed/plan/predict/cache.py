@@ -22,8 +22,6 @@ from wellfed.plan.predict.estimate import measure
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.record import write_atomically
-from wellfed.train.memory import checkpointing
-from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
 DEPTH = 3
@@ -31,11 +29,8 @@ DEPTH = 3
 MOST_ITEMS = 64
 """Maximum number of items of a list, mapping or array in a digest; the length counts too."""
 MOST_CHARACTERS = 1000
-_REHEARSED = (
-    *(file for module in (train_step, checkpointing) for file in sorted(Path(module.__file__).parent.glob("*.py"))),
-    Path(batches.__file__),
-)
-"""Files of the engine that a rehearsal runs."""
+_REHEARSED = ("plan/predict/*.py", "train/step/*.py", "train/memory/*.py", "batches.py")
+"""Files of the engine that decide what a rehearsal measures."""
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 _NOT_THEIRS = frozenset({"torch", "wellfed", "hydra_plugins", "builtins", "__main__"})
 """Packages whose loaded modules do not count: torch has its version, and the other modules depend on the command."""
@@ -75,7 +70,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
     content = {
         "torch": torch.__version__,
-        "engine": [_file_digest(file) for file in (*sorted(Path(__file__).parent.glob("*.py")), *_REHEARSED)],
+        "engine": [_file_digest(file) for files in _REHEARSED for file in sorted(project.ENGINE.glob(files))],
         "model": [(name, _described(module)) for name, module in model.named_modules()],
         "tensors": [(name, list(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors],
         "code": _code([*model.modules(), *task.shaped_by, optimizer]),
