@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.config.compose import compose  # noqa: E402
+from wellfed.contract import FEATURE_MODES  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.profiles import with_cards  # noqa: E402
-from wellfed.plan.memory_candidates import FEATURE_MODES  # noqa: E402
 from wellfed.run.objects import datasets  # noqa: E402
 from wellfed.run.planner import Planner  # noqa: E402
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.footprints import MIB, estimate
-from tests.kit.machines import GIB, H200, LAPTOP, TWO
+from tests.kit.machines import GIB, H200, LAPTOP, TWO, card, machine
 from tests.plan.test_decide import FETCH, MODEL, TABLE, composed, config, faults_of
 from wellfed.config.schema import FeatureMode
 from wellfed.plan.decide import plan_run
@@ -77,6 +77,35 @@ def test_a_table_that_leaves_no_room_moves_to_the_host():
     assert "cache would be faster, and one sample at a time needs 8." in plan.knobs["memory.features"].because
 
 
+LITTLE_RAM = machine(card(), ram_gib=4.0)
+
+
+def test_a_table_that_host_memory_lacks_room_for_is_computed_instead():
+    frozen = {"table": 3 * GIB, "per_sample": 5 * GIB}
+    data = dataclasses.replace(TABLE, feature_bytes=3 * GIB)
+    plan = planned(config(), "8gb", LITTLE_RAM, data=data, model=MODEL, **frozen)
+    assert plan.memory.features == "dynamic"
+    assert "cache would be faster" in plan.knobs["memory.features"].because
+
+
+@pytest.mark.parametrize(("facts", "offered"), [(H200, True), (LITTLE_RAM, False)])
+def test_host_memory_is_offered_where_it_holds_the_table(facts, offered):
+    data = dataclasses.replace(TABLE, feature_bytes=3 * GIB)
+    asked = config(memory={**WHOLE, "features": FeatureMode.cache})
+    plan = planned(asked, "8gb", facts, data=data, model=MODEL, table=3 * GIB, per_sample=60 * MIB)
+    assert [change for change in plan.remedies if change.endswith("=dynamic")]
+    assert ("memory.features=cache_host" in plan.remedies) == offered
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_device_needs_a_table_of_its_own_in_host_memory(devices):
+    data, given = dataclasses.replace(TABLE, feature_bytes=60 * GIB), config(trainer={"devices": devices})
+    plan = planned(given, "8gb", TWO, data=data, model=MODEL, per_sample=MIB)  # 192 GiB of host memory are free
+    because = plan.knobs["memory.features"].because
+    assert plan.memory.features == ("cache_host" if devices == 1 else "dynamic")
+    assert ("and of 96.0 GiB free host memory per device" in because) == (devices == 2)
+
+
 def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     asked = config(memory={**WHOLE, "features": FeatureMode.cache})
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
@@ -108,6 +137,12 @@ def test_batch_norm_is_never_split():
     model = dataclasses.replace(BLOCKS, has_batch_norm=True)
     plan = planned(config(), "8gb", model=model, **DEEP)
     assert (plan.memory.micro_batch, plan.memory.checkpoint_activations) == (64, True)
+    assert "without it 64 samples at a time need 7." in plan.knobs["memory.checkpoint_activations"].because
+
+
+def test_a_typed_micro_batch_is_the_one_that_was_too_large():
+    plan = planned(config(memory={"micro_batch": 64}), "8gb", **DEEP)
+    assert "without it 64 samples at a time need 7." in plan.knobs["memory.checkpoint_activations"].because
 
 
 def test_ranks_share_a_step():

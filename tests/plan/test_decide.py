@@ -145,6 +145,17 @@ def test_device_precision_and_budget(facts, given, gpu, expected):
     check_reasons(plan)
 
 
+def test_the_least_capable_of_the_cards_decides_the_precision():
+    facts = machine(card(0), card(1, name="RTX 2080 Ti", capability="7.5"), card(2, name="GTX 1080", capability="6.1"))
+    plan = plan_device(config(trainer={"devices": 2}), {}, facts)
+    assert plan.device.precision == "16-mixed"
+    assert plan.device.reasons["precision"].because.startswith("RTX 2080 Ti (capability 7.5)")
+    assert plan_device(config(), {}, facts).device.precision == "bf16-mixed"  # the first card alone
+    typed = config(gpu={"precision": Precision["bf16-mixed"]}, trainer={"devices": 2})
+    with pytest.raises(ConfigError, match="this card is RTX 2080 Ti"):
+        plan_device(typed, {}, facts)
+
+
 def test_the_device_has_its_name():
     assert planned(facts=H200).device.name == "NVIDIA H200"
     assert planned(facts=LAPTOP).device.name == "A CPU"

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.footprints import MIB, estimate
-from wellfed.plan.memory_candidates import FEATURE_MODES, SearchSpace, cheapest, limit_bytes, remedies
+from wellfed.contract import FEATURE_MODES
+from wellfed.plan.memory_candidates import SearchSpace, cheapest, limit_bytes, remedies
 from wellfed.plan.predict.peak import NoEstimate, StepShape
 
 GIB = 2**30
@@ -71,7 +72,9 @@ def test_no_estimate_says_why_and_refuses_nothing():
 def test_remedies_fit_and_begin_with_the_cheapest(may_split):
     # 64 samples at 100 MiB are 6.4 GiB beside 0.8 GiB; checkpointed they are 1.6.
     asked = space(("cache",), (False,), micro=64)
-    found = remedies(asked, estimate(per_sample=100 * MIB), 4, has_features=True, may_split=may_split, has_blocks=True)
+    found = remedies(
+        asked, estimate(per_sample=100 * MIB), 4, features=FEATURE_MODES, may_split=may_split, has_blocks=True
+    )
     assert all(candidate.peak.reserved_bytes <= limit_bytes(4) for candidate in found)
     first = found[0]
     assert (first.features, first.checkpointed) == ("cache", not may_split)
@@ -83,5 +86,5 @@ def test_remedies_fit_and_begin_with_the_cheapest(may_split):
 
 def test_what_the_model_can_not_do_is_no_remedy():
     asked = space(("cache",), (False,), micro=64)
-    found = remedies(asked, estimate(per_sample=100 * MIB), 4, has_features=False, may_split=False, has_blocks=False)
+    found = remedies(asked, estimate(per_sample=100 * MIB), 4, features=("cache",), may_split=False, has_blocks=False)
     assert found == []

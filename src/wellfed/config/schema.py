@@ -68,8 +68,9 @@ class GpuConfig:
         above=0,
     )
     precision: Precision = knob(
-        "auto, 32-true, bf16-mixed, 16-mixed or bf16-true. auto: bf16-mixed from capability 8.0, 16-mixed at 7.x, "
-        "else (and on a CPU) 32-true. Only a precision typed here is refused where the device can't do it.",
+        "auto, 32-true, bf16-mixed, 16-mixed or bf16-true. auto: bf16-mixed from capability 8.0, 16-mixed at 7.x "
+        "with tensor cores, else (and on a CPU) 32-true. The least capable of several cards decides. Only a precision "
+        "typed here is refused where the device can't do it.",
         Precision["auto"],
     )
     tf32: bool = knob(
@@ -86,8 +87,8 @@ class GpuConfig:
         Compile.none,
     )
     enforce: Optional[bool] = knob(
-        "Hold the run to the budget. null = true on a GPU, false on a CPU. true on a CPU limits this process's memory "
-        "instead (Linux).",
+        "Hold the run to the budget. null = true for a named budget that the card can hold, else false. true on a CPU "
+        "limits this process's memory instead (Linux).",
     )
     ballast: bool = knob(
         "With enforce: fill the rest of a larger card, so that libraries that read the free memory from the driver "

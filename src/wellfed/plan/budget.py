@@ -31,14 +31,26 @@ MOST_REMEDIES = 3
 
 
 def within_budget(
-    plan: RunPlan, config: RunConfig, profile: str, data: DataFacts, model: ModelFacts, estimate: Estimate
+    plan: RunPlan,
+    config: RunConfig,
+    profile: str,
+    data: DataFacts,
+    model: ModelFacts,
+    estimate: Estimate,
+    *,
+    fits_host: bool,
 ) -> RunPlan:
     """Returns the plan with the cheapest memory settings that fit. Typed settings are kept.
 
     Args:
         profile: the ``gpu=`` option.
+        fits_host: whether host memory holds the feature table.
     """
-    space, budget_gib = _search_space(plan, config, data, model), plan.device.memory_gib
+    # Stages, if any, decide where features are.
+    has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
+    modes = _slower_modes(plan.memory.features, fits_host=fits_host) if has_features else (plan.memory.features,)
+    open_modes = modes if config.memory.features is None else (plan.memory.features,)
+    space, budget_gib = _search_space(plan, config, model, open_modes), plan.device.memory_gib
     found = cheapest(space, estimate, budget_gib)
     taken = found.candidate
     if taken is None:
@@ -54,10 +66,8 @@ def within_budget(
     if taken.fits or budget_gib is None:
         return plan
     flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
-    # Stages, if any, decide where features are.
-    has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
     changes: dict[str, Candidate] = {}
-    for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
+    for one in remedies(space, estimate, budget_gib, features=modes, **flags):
         changes.setdefault(_overrides(config, space, one), one)
     misfit = _misfit(taken, changes, budget_gib, larger_card(config, taken.reserved_bytes, profile))
     return replace(plan, misfit=misfit, remedies=tuple(changes))
@@ -80,13 +90,18 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
     )
 
 
-def _search_space(plan: RunPlan, config: RunConfig, data: DataFacts, model: ModelFacts) -> SearchSpace:
-    memory, features = config.memory, plan.memory.features
-    is_open = memory.features is None and data.feature_rows > 0 and not data.features_trainable
+def _slower_modes(mode: str | None, *, fits_host: bool) -> tuple[str | None, ...]:
+    """Returns this feature mode and the slower ones that need less device memory; no table that the host can't hold."""
+    slower = () if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) + 1 :]
+    return (mode, *(each for each in slower if fits_host or each != "cache_host"))
+
+
+def _search_space(plan: RunPlan, config: RunConfig, model: ModelFacts, features: tuple[str | None, ...]) -> SearchSpace:
+    memory = config.memory
     is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not model.may_split
     asked = memory.checkpoint_activations if model.has_blocks else False
     return SearchSpace(
-        features=FEATURE_MODES[FEATURE_MODES.index(features) :] if is_open and features else (features,),
+        features=features,
         checkpointed=(False, True) if asked is None else (asked,),
         micro_batch=plan.memory.micro_batch if is_fixed else None,
         at_most=plan.memory.micro_batch,
@@ -119,7 +134,7 @@ def _decided(
     def need(features: str | None, checkpointed: bool) -> str:
         alike = [each for each in found.passed_over if each.features == features]
         least = next((each for each in alike if each.checkpointed == checkpointed), alike[0])
-        return f"one sample at a time needs {least.peak_gib:.2f} GiB"
+        return f"{_at_a_time(least.micro_batch)} {least.peak_gib:.2f} GiB"
 
     if config.memory.checkpoint_activations is None and taken.checkpointed:
         decided["checkpoint_activations"] = by_rule(True, f"on: without it {need(taken.features, False)}")
@@ -131,16 +146,19 @@ def _decided(
 
 
 def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: float, card: str) -> Fault:
-    what = "one sample at a time" if taken.micro_batch == 1 else f"{taken.micro_batch} samples at a time"
     problem = (
         f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * PLANNED_FRAC)} are planned with, and "
-        f"{what} need{'s' if taken.micro_batch == 1 else ''} {show_gib(taken.peak_gib)}: {show_parts(taken)}."
+        f"{_at_a_time(taken.micro_batch)} {show_gib(taken.peak_gib)}: {show_parts(taken)}."
     )
     ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(changes.items())[:MOST_REMEDIES]]
     if card:
         ways_out.append(f"take a larger card ({card})")
     text = "; or ".join(ways_out or ["take a smaller workload.model"])
     return Fault("gpu.memory_gib", problem, f"{text[0].upper()}{text[1:]}.")
+
+
+def _at_a_time(micro_batch: int) -> str:
+    return "one sample at a time needs" if micro_batch == 1 else f"{micro_batch} samples at a time need"
 
 
 def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:

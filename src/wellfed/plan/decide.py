@@ -17,6 +17,7 @@ from wellfed.plan.budget import within_budget
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.memory import (
     BY_HAND,
+    fits_host,
     known_parts,
     may_lower,
     memory_faults,
@@ -96,8 +97,10 @@ def plan_run(
         num_validation=data.num_validation,
         validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
+    is_within_host = fits_host(config, facts, data)
     if estimate is not None:
-        plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
+        profile = choices.get("gpu", "auto")
+        plan = within_budget(plan, config, profile, data, model, estimate, fits_host=is_within_host)
     if model.is_lightning_module and plan.memory.accumulate > 1:
         plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
         if loader.device_prefetch:
@@ -108,7 +111,11 @@ def plan_run(
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
-    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
+    if (
+        plan.on_gpu
+        and plan.trainer.strategy != "fsdp"
+        and (too_much := parts_fault(plan.parts, plan, fits_host=is_within_host))
+    ):
         raise DoesNotFit([too_much])
     return plan
 

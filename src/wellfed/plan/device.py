@@ -9,7 +9,14 @@ from dataclasses import replace
 from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
 from wellfed.errors import ConfigError, Fault
 from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
-from wellfed.observe.hardware.profiles import BUDGET_FRAC, PROFILES, Budget, resolve_budget, resolve_precision
+from wellfed.observe.hardware.profiles import (
+    BUDGET_FRAC,
+    PROFILES,
+    Budget,
+    least_capable,
+    resolve_budget,
+    resolve_precision,
+)
 from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSection, by_rule
 from wellfed.units import MIB, counted
 
@@ -43,7 +50,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     on_gpu = accelerator == "gpu"
     card = cards[0] if on_gpu and cards else None
     faults = [*_device_faults(config, facts, accelerator, profile), *_card_faults(config, profile, facts, on_gpu)]
-    precision = resolve_precision(gpu.precision.value, card)
+    precision = resolve_precision(gpu.precision.value, least_capable(cards[: trainer.devices] if on_gpu else ()))
     if isinstance(precision, Fault) or faults:
         raise ConfigError([*faults, *([precision] if isinstance(precision, Fault) else [])])
     budget = _budget(config, profile, facts, on_gpu)

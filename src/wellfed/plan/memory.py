@@ -137,13 +137,17 @@ def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, 
     }
 
 
-def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
-    """Returns a fault if the known bytes alone exceed the budget."""
+def parts_fault(parts: Mapping[str, int], plan: RunPlan, *, fits_host: bool) -> Fault | None:
+    """Returns a fault if the known bytes alone exceed the budget.
+
+    Args:
+        fits_host: whether host memory holds the feature table.
+    """
     budget_gib, needed = plan.device.memory_gib, sum(parts.values())
     if budget_gib is None or gib(needed) <= budget_gib:
         return None
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
-    typed = _less_to_hold(parts, budget_gib, plan.device.precision)
+    typed = _less_to_hold(parts, budget_gib, plan.device.precision, "cache_host or dynamic" if fits_host else "dynamic")
     way_out = "take a smaller workload.model or a larger card."
     return Fault(
         "gpu.memory_gib",
@@ -153,16 +157,21 @@ def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
     )
 
 
-def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
+def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str, modes: str) -> str:
     """Returns overrides that bring the known bytes within the budget; empty if none do."""
     table = parts["feature table"]
     rest_gib = gib(sum(parts.values()) - table)
-    typed = ["memory.features=cache_host or dynamic"] if table else []
+    typed = [f"memory.features={modes}"] if table else []
     if rest_gib > budget_gib:
         if precision == "bf16-true" or rest_gib / 2 > budget_gib:
             return ""
         typed.append("gpu.precision=bf16-true")
     return " and ".join(typed)
+
+
+def fits_host(config: RunConfig, facts: MachineFacts, data: DataFacts) -> bool:
+    """Returns whether the host's free memory holds a feature table for each device: every process fills its own."""
+    return gib(data.feature_bytes) <= CACHE_SHARE * facts.ram_available_gib / config.trainer.devices
 
 
 def _per_device(config: RunConfig) -> int:
@@ -221,15 +230,17 @@ def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: 
         return by_rule("dynamic", "the encoder is trained", is_set=asked is not None)
     if asked is not None:
         return Decided(asked.value, f"memory.features={asked.value}; {size}", "set")
-    table_gib, budget_gib, ram_gib = gib(data.feature_bytes), device.device.memory_gib, facts.ram_available_gib
-    fits_host = table_gib <= CACHE_SHARE * ram_gib
+    table_gib, budget_gib, devices = gib(data.feature_bytes), device.device.memory_gib, config.trainer.devices
+    host = f"{facts.ram_available_gib / devices:.1f} GiB free host memory{' per device' if devices > 1 else ''}"
+    is_within_host = fits_host(config, facts, data)
     # On a CPU the table is in host memory in any case; the budget of a named card still decides.
     if budget_gib is not None and table_gib > CACHE_SHARE * budget_gib:
         over = f"{size}, is more than {CACHE_SHARE:g} of the {budget_gib:.1f} GiB GPU budget"
-        if fits_host:
-            return by_rule("cache_host", f"{over}, and host memory holds it")
-        return by_rule("dynamic", f"{over} and of {ram_gib:.1f} GiB free host memory")
-    if not device.on_gpu and not fits_host:
-        return by_rule("dynamic", f"{size}, is more than {CACHE_SHARE:g} of {ram_gib:.1f} GiB free host memory")
-    room = f"{ram_gib:.1f} GiB free host memory" if budget_gib is None else f"the {budget_gib:.1f} GiB GPU budget"
+        if is_within_host:
+            copies = "it" if devices == 1 else f"one for each of {devices} devices"
+            return by_rule("cache_host", f"{over}, and host memory holds {copies}")
+        return by_rule("dynamic", f"{over} and of {host}")
+    if not device.on_gpu and not is_within_host:
+        return by_rule("dynamic", f"{size}, is more than {CACHE_SHARE:g} of {host}")
+    room = host if budget_gib is None else f"the {budget_gib:.1f} GiB GPU budget"
     return by_rule("cache", f"frozen features, {size}, within {CACHE_SHARE:g} of {room}")

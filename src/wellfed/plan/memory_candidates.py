@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from wellfed.contract import FEATURE_MODES
 from wellfed.plan.predict.peak import (
     Footprint,
     NoEstimate,
@@ -91,18 +90,21 @@ def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -
 
 
 def remedies(
-    space: SearchSpace, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
+    space: SearchSpace,
+    estimate: Estimate,
+    budget_gib: float,
+    *,
+    features: tuple[str | None, ...],
+    may_split: bool,
+    has_blocks: bool,
 ) -> list[Candidate]:
     """Returns settings that fit, cheapest first, if typed settings may be changed too.
 
     Args:
-        has_features: whether the workload offers features that are not trained.
+        features: feature modes that are possible here, the fastest first.
         may_split: whether the model may be trained in micro-batches.
         has_blocks: whether the model has blocks that checkpointing can recompute.
     """
-    mode, features = space.features[0], space.features
-    if has_features:  # slower ones too
-        features = FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (False, True) if has_blocks else space.checkpointed
     micro = None if may_split else space.micro_batch or space.step.samples
     wider = SearchSpace(features, checkpointed, micro, space.step.samples, space.step)

@@ -43,7 +43,6 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.memory import cap, oom
-from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
@@ -170,7 +169,6 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        _prepare_model(planner.config, plan, planner.parts)
         may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
         self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt, others=self._others)
@@ -367,11 +365,3 @@ def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
         elif cap.cap_host(budget_bytes) is None:
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
     return ballast
-
-
-def _prepare_model(config: RunConfig, plan: RunPlan, parts: RunObjects) -> None:
-    """Sets memory format and checkpointing of the model before it reaches its device."""
-    if config.gpu.channels_last:
-        parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if plan.memory.checkpoint_activations:
-        checkpoint_blocks(parts.model)

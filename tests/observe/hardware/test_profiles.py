@@ -248,6 +248,26 @@ def test_auto_precision(capability, precision):
     assert (f"capability {capability}" in choice.because) == (capability is not None)
 
 
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("NVIDIA GeForce GTX 1660 SUPER", "32-true"),
+        ("NVIDIA GeForce GTX 1650 with Max-Q Design", "32-true"),
+        ("NVIDIA GeForce MX450", "32-true"),
+        ("Quadro T1000", "32-true"),
+        ("NVIDIA T400 4GB", "32-true"),
+        ("NVIDIA GeForce RTX 2060", "16-mixed"),
+        ("Tesla T4", "16-mixed"),
+        ("Quadro RTX 4000", "16-mixed"),
+        ("NVIDIA TITAN RTX", "16-mixed"),
+    ],
+)
+def test_auto_takes_fp16_only_with_tensor_cores(name, precision):
+    choice = resolve_precision("auto", gpu(6, name=name, capability="7.5"))
+    assert (choice.precision, "no tensor cores" in choice.because) == (precision, precision == "32-true")
+    assert name in choice.because
+
+
 def test_auto_precision_on_the_cpu():
     choice = resolve_precision("auto", None)
     assert (choice.precision, choice.because.split(":")[0]) == ("32-true", "the CPU")

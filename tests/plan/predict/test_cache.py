@@ -125,6 +125,7 @@ def plain():
             (Mlp(8), TASK, 8),
             (Mlp(8), changed(precision="bf16-mixed"), 4),
             (Mlp(8), changed(checkpointed=True), 4),
+            (Mlp(8), changed(channels_last=True), 4),
             (Mlp(8), changed(feature_mode="cache"), 4),
             (Mlp(8), changed(compile_mode="default"), 4),
             (Mlp(8), changed(shaped_by=(Data(3),)), 4),
@@ -220,3 +221,25 @@ def test_a_change_in_any_file_of_the_models_package_counts(package, file):
     with (package / file).open("a") as stream:
         stream.write("# changed\n")
     assert digest(model, TASK, 4) != before
+
+
+def test_a_change_in_a_helper_of_the_project_counts(tmp_path, monkeypatch):
+    """The model's package imports it from elsewhere in the project's folder of packages."""
+    sources = tmp_path / "src"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "train.yaml").write_text("")
+    for name, text in {"their_net": "from torch import nn\nimport their_helper.scale\n", "their_helper": ""}.items():
+        (sources / name).mkdir(parents=True)
+        (sources / name / "__init__.py").write_text(text)
+    (sources / "their_net" / "net.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
+    (sources / "their_helper" / "scale.py").write_text("def scale(x): return x\n")
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
+    monkeypatch.syspath_prepend(sources)
+    model = importlib.import_module("their_net.net").Net(64, 8)
+    try:
+        before = digest(model, TASK, 4)
+        (sources / "their_helper" / "scale.py").write_text("def scale(x): return 2 * x\n")
+        assert digest(model, TASK, 4) != before
+    finally:
+        for name in [name for name in sys.modules if name.startswith("their_")]:
+            del sys.modules[name]

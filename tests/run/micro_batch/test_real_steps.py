@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -223,3 +224,30 @@ def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
     assert (found.memory.micro_batch, len(meter.totals)) == (64, 1)
     assert "Memory may run out at memory.micro_batch=64" in found.warnings[-1]
     assert made.parts.model.norm.running_mean.equal(running)
+
+
+class Imaged(Normed):
+    """The recommender with a convolution, and with notes of what a step is run with."""
+
+    seen: ClassVar[list] = []
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.conv = torch.nn.Conv2d(2, 4, 3)
+
+    def loss(self, batch):
+        backends = torch.backends.cudnn
+        is_nhwc = self.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        self.seen.append((is_nhwc, torch.get_float32_matmul_precision(), backends.allow_tf32, backends.benchmark))
+        output = self.inner.loss(batch)
+        return replace(output, loss=output.loss + 0 * self.conv.weight.sum())
+
+
+@pytest.mark.simulated
+def test_a_step_is_run_with_the_settings_of_training(planner):
+    words = "gpu.channels_last=true", "gpu.cudnn_benchmark=true", "gpu.tf32=false"
+    made = planner("workload.effective_batch_size=64", *words)
+    Imaged.seen.clear()
+    made = replace(made, parts=replace(made.parts, model=Imaged(made.parts.model)))
+    assert made.for_training(0).knobs["memory.micro_batch"].source == "measured"
+    assert set(Imaged.seen) == {(True, "highest", False, True)}

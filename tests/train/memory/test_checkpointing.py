@@ -53,6 +53,92 @@ def test_outputs_gradients_and_the_generator_are_bit_for_bit_the_same(model):
     assert not run(plain, seed=4)[0].equal(output)  # dropout is at work
 
 
+class Codebook(nn.Module):
+    """Moves a buffer toward its inputs, and its result depends on the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        x = self.linear(x) - self.mean
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2))
+        return torch.tanh(x)
+
+
+def deep(*layers):
+    return nn.Sequential(nn.Sequential(nn.Conv1d(8, 8, 1), *layers), nn.Linear(8, 8))
+
+
+STATEFUL = {
+    "BatchNorm": lambda: deep(nn.BatchNorm1d(8)),
+    "cumulative BatchNorm": lambda: deep(nn.BatchNorm1d(8, momentum=None)),
+    "frozen BatchNorm": lambda: deep(nn.BatchNorm1d(8).eval()),
+    "InstanceNorm": lambda: deep(nn.InstanceNorm1d(8, track_running_stats=True)),
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 8)),
+    "spectral norm by a hook": lambda: deep(nn.utils.spectral_norm(nn.Linear(8, 8)), nn.ReLU()),
+    "a user's module": lambda: deep(Codebook()),
+}
+
+
+def losses_and_state(model, steps=3):
+    optimizer, generator = torch.optim.SGD(model.parameters(), 0.1), torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        batch = torch.randn(4, 8, 8, generator=generator)
+        loss = model(batch).square().mean() + model(batch + 1).square().mean()  # both before the backward pass
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_that_a_forward_pass_updates_is_updated_once(name):
+    torch.manual_seed(1)
+    plain = STATEFUL[name]()
+    recomputed = copy.deepcopy(plain)
+    checkpoint_blocks(recomputed)
+    before = list(recomputed.buffers())
+    (losses, state), (same_losses, same_state) = losses_and_state(plain), losses_and_state(recomputed)
+    assert losses == same_losses
+    assert all(value.equal(same_state[key]) for key, value in state.items())
+    if name != "a user's module":  # it replaces its buffer itself
+        assert all(one is two for one, two in zip(before, recomputed.buffers(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
+def test_a_compiled_model_updates_its_statistics_once():
+    torch.manual_seed(1)
+    plain = deep(nn.BatchNorm1d(8))
+    recomputed = copy.deepcopy(plain)
+    checkpoint_blocks(recomputed)
+    losses, state = losses_and_state(plain)
+    compiled = torch.compile(recomputed, backend="aot_eager_decomp_partition", fullgraph=True)
+    assert losses_and_state(compiled)[0] == pytest.approx(losses, rel=1e-5)
+    for key, value in recomputed.state_dict().items():
+        torch.testing.assert_close(value, state[key])
+
+
+def test_two_backward_passes_leave_the_statistics_alone():
+    torch.manual_seed(1)
+    plain = deep(nn.BatchNorm1d(8))
+    recomputed = copy.deepcopy(plain)
+    checkpoint_blocks(recomputed)
+    gradients = []
+    for model in (plain, recomputed):
+        loss = model(torch.linspace(0, 1, 256).view(4, 8, 8)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    assert all(one.equal(two) for one, two in zip(*gradients, strict=True))
+    assert all(one.equal(two) for one, two in zip(plain.buffers(), recomputed.buffers(), strict=True))
+
+
 def test_each_block_runs_twice_a_step_and_once_in_evaluation(model):
     checkpoint_blocks(model)
     run(model)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -43,6 +44,9 @@ SMALLEST_CARD_GIB = 7.5
 """Below this a card gets the 8gb profile with a warning. An 8 GB card shows 7.6 to 8.0 GiB."""
 ASSUMED_CAPABILITY = "8.0"
 """Assumed where no card gives its capability. From 8.0 on, cards support bf16."""
+
+_NO_TENSOR_CORES = re.compile(r"GTX 16\d\d|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
+"""Cards of capability 7.5 without tensor cores, by their chips TU116 and TU117 (GTX 16 series and its siblings)."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +110,32 @@ def resolve_budget(
     return _named_budget(profile_name, wanted_gib, enforce, card)
 
 
+def lacks_tensor_cores(name: str) -> bool:
+    """Returns whether a card of capability 7.5 with this name has no tensor cores."""
+    return _NO_TENSOR_CORES.search(name) is not None
+
+
+def least_capable(cards: Iterable[GpuFacts]) -> GpuFacts | None:
+    """Returns the card that limits the precision of a run on all of them; None without cards."""
+    return min(cards, key=lambda card: (_capability(card) or (), not lacks_tensor_cores(card.name)), default=None)
+
+
 def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | Fault:
     """Returns the precision of a run, or a fault if the device can't do the one that was set.
 
     Args:
         asked: knob gpu.precision: auto, 32-true, bf16-mixed, 16-mixed or bf16-true.
-        device: card to train on; None = the CPU.
+        device: card to train on, the least capable of several; None = the CPU.
     """
     where = "the CPU" if device is None else device.name
-    capability = None
-    if device is not None and device.capability is not None:
+    capability = None if device is None else _capability(device)
+    if device is not None and capability is not None:
         where = f"{where} (capability {device.capability})"
-        capability = tuple(int(number) for number in device.capability.split("."))
     if asked == "auto":
         if capability is not None and capability >= (8,):
             return PrecisionChoice("bf16-mixed", f"{where}: bf16 from capability 8.0")
+        if device is not None and lacks_tensor_cores(device.name):
+            return PrecisionChoice("32-true", f"{where}: no tensor cores")
         if capability is not None and capability >= (7,):
             return PrecisionChoice("16-mixed", f"{where}: fp16 tensor cores, no bf16 below 8.0")
         return PrecisionChoice("32-true", f"{where}: no faster precision that auto would choose")
@@ -238,6 +253,10 @@ def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, ca
         )
     because = f"{source} on {card.describe()}" if fits else f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
     return Budget(budget_gib, profile, card.name, cap, because, tuple(warnings))
+
+
+def _capability(card: GpuFacts) -> tuple[int, ...] | None:
+    return None if card.capability is None else tuple(int(number) for number in card.capability.split("."))
 
 
 def _available_gib(card: GpuFacts) -> float:

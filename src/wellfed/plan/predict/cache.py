@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellfed import batches
-from wellfed.errors import INSTALLED
+from wellfed import batches, project
+from wellfed.errors import INSTALLED, ConfigError
 from wellfed.plan.predict.estimate import measure
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.record import write_atomically
-from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
 DEPTH = 3
@@ -30,10 +29,10 @@ DEPTH = 3
 MOST_ITEMS = 64
 """Maximum number of items of a list, mapping or array in a digest; the length counts too."""
 MOST_CHARACTERS = 1000
-_STEP = Path(train_step.__file__).parent
-"""Folder of the code that a rehearsal runs."""
+_REHEARSED = ("plan/predict/*.py", "train/step/*.py", "train/memory/*.py", "batches.py")
+"""Files of the engine that decide what a rehearsal measures."""
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
-_NOT_THEIRS = frozenset({"torch", "wellfed", "builtins", "__main__"})
+_NOT_THEIRS = frozenset({"torch", "wellfed", "hydra_plugins", "builtins", "__main__"})
 """Packages whose loaded modules do not count: torch has its version, and the other modules depend on the command."""
 
 
@@ -71,7 +70,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
     content = {
         "torch": torch.__version__,
-        "engine": [_file_digest(file) for at in (Path(__file__).parent, _STEP) for file in sorted(at.glob("*.py"))],
+        "engine": [_file_digest(file) for files in _REHEARSED for file in sorted(project.ENGINE.glob(files))],
         "model": [(name, _described(module)) for name, module in model.named_modules()],
         "tensors": [(name, list(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors],
         "code": _code([*model.modules(), *task.shaped_by, optimizer]),
@@ -79,6 +78,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
         "optimizer": [_class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
         "features": None if task.features is None else [task.features.num_rows, task.features.bytes],
         "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples],
+        "memory format": task.channels_last,
         "allocator": [task.expandable_segments, task.cudnn_workspaces],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
@@ -145,8 +145,8 @@ def _text(value: object, depth: int) -> str:
 def _code(things: Iterable[object]) -> list[str]:
     """Returns digests of the files that define the classes and their bases, and of other loaded modules of their code.
 
-    These are modules of the same package, or of the same folder if there is no package. Installed packages are left
-    out.
+    These are modules of the project, and of the same package, or of the same folder if there is no package. Installed
+    packages are left out.
     """
     names = {base.__module__ for each in things for base in type(each).__mro__ if _top(base.__module__) != "torch"}
     files = {_file(name) for name in names}
@@ -159,6 +159,10 @@ def _code(things: Iterable[object]) -> list[str]:
             file = _file(name)
             if file is not None and _top(name) not in _NOT_THEIRS and (_top(name) == top or file.parent == folder):
                 files.add(file)
+    with contextlib.suppress(ConfigError):  # there is no project
+        own = project.sources()
+        found = (_file(name) for name in [*sys.modules] if _top(name) not in _NOT_THEIRS)
+        files |= {file for file in found if file is not None and file.is_relative_to(own)}
     return sorted(_file_digest(file) for file in files if file is not None)
 
 

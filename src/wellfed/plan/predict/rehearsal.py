@@ -51,6 +51,7 @@ class Task:
     """Preparation by a copy of the data set, since it may keep fake tensors."""
     precision: str = "32-true"
     checkpointed: bool = False
+    channels_last: bool = False
     features: Features | None = None
     """Features of the data; the model's own come from the model."""
     feature_mode: FeatureModeName | None = None
@@ -113,7 +114,7 @@ class Rehearsal:
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that runs; BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
-            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
+            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype, task.channels_last))
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
@@ -303,14 +304,15 @@ class Rehearsal:
         return list(self._passes)
 
 
-def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
-    """Returns copies in another type, by the original's id; ``to`` can't exchange fake parameters."""
-    if dtype is None:
-        return {}
+def _converted(model: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> dict[int, Tensor]:
+    """Returns copies in another type or memory format, by the original's id; ``to`` can't exchange fake parameters."""
     made: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            other = tensor.detach().to(dtype)
+        is_image = channels_last and tensor.dim() == 4
+        to_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if is_image or to_dtype != tensor.dtype:
+            memory_format = torch.channels_last if is_image else torch.preserve_format
+            other = tensor.detach().to(to_dtype, copy=True, memory_format=memory_format)
             made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
     return made
 

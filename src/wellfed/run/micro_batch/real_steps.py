@@ -27,7 +27,6 @@ from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
-from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import DeviceTable, blank
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -50,9 +49,8 @@ class ConfiguredStep:
 
     def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
+        models.prepare_step(config, plan, parts.model)
         self._model = model = self._precision.convert(parts.model.to(device))
-        if plan.memory.checkpoint_activations:
-            checkpoint_blocks(model)
         self._features: FeatureSource | None = None
         if parts.features is not None:
             model.eval()

@@ -1,4 +1,4 @@
-"""Checks the model of a run and returns the facts of it that the plan uses."""
+"""Checks the model of a run, returns the facts of it that the plan uses, and prepares it for steps."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError
 from wellfed.extras import other_lightning
-from wellfed.plan.run_plan import ModelFacts
+from wellfed.plan.run_plan import ModelFacts, RunPlan
 from wellfed.run.objects.optimizers import states_per_parameter
-from wellfed.train.memory.checkpointing import blocks
+from wellfed.train.memory.checkpointing import blocks, checkpoint_blocks
 from wellfed.train.memory.features import of_data
 from wellfed.train.memory.fsdp_blocks import gathered_bytes
+from wellfed.train.step.precision import set_backend_flags
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -87,6 +89,16 @@ def _changes_before_copy(objects: RunObjects) -> bool:
 
     owners = [owner for owner in (objects.model, objects.data_module) if owner is not None]
     return any(overrides(owner, "on_before_batch_transfer") for owner in owners)
+
+
+def prepare_step(config: RunConfig, plan: RunPlan, model: nn.Module) -> None:
+    """Sets backend flags, and memory format and checkpointing of the model before it reaches its device: the same for
+    training and for the steps that are tried before."""
+    set_backend_flags(tf32=plan.device.tf32, cudnn_benchmark=config.gpu.cudnn_benchmark, on_gpu=plan.on_gpu)
+    if config.gpu.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if plan.memory.checkpoint_activations:
+        checkpoint_blocks(model)
 
 
 def _average_bytes(objects: RunObjects) -> int:

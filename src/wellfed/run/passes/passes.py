@@ -31,6 +31,7 @@ from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
+from wellfed.run.objects.models import prepare_step
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.ceiling_pass import CeilingPass
@@ -90,7 +91,7 @@ class Passes:
         self._options = options = _trainer_options(config, plan, is_module=objects.is_lightning_module)
         self.ranks = self._rank_figures(others or OtherRanks(rank))
         """Figures of all ranks."""
-        lit.set_backend_flags(options)
+        prepare_step(config, plan, objects.model)
         settings = loader_settings(config, plan.loader)
         self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
         self.steps_per_epoch = self._loader.steps_per_epoch
@@ -399,7 +400,5 @@ def _trainer_options(config: RunConfig, plan: RunPlan, *, is_module: bool) -> li
         gradient_clip=trainer.gradient_clip,
         validate_every_steps=trainer.validate_every_steps,
         deterministic=trainer.deterministic,
-        tf32=plan.device.tf32,
-        cudnn_benchmark=config.gpu.cudnn_benchmark,
         accumulate=plan.memory.accumulate if is_module else 1,
     )

@@ -45,8 +45,6 @@ class TrainerOptions:
     gradient_clip: float | None
     validate_every_steps: int | None
     deterministic: bool
-    tf32: bool = False
-    cudnn_benchmark: bool = False
     num_nodes: int = 1
     accumulate: int = 1
     """Number of parts of a step's batch for a user's LightningModule."""
@@ -55,14 +53,6 @@ class TrainerOptions:
     def world_size(self) -> int:
         """Number of ranks, one for each device."""
         return self.num_nodes * self.devices
-
-
-def set_backend_flags(options: TrainerOptions) -> None:
-    """Sets TF32 and cuDNN by the older API, which Lightning reads. torch 2.13 raises if both APIs are used."""
-    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    if options.accelerator == "gpu":
-        torch.backends.cudnn.allow_tf32 = options.tf32
-        torch.backends.cudnn.benchmark = options.cudnn_benchmark
 
 
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:

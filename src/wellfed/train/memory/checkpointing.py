@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +24,8 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def checkpoint_blocks(model: nn.Module) -> int:
     """Makes every block recompute its activations in the backward pass; returns the number of blocks. Results are bit
-    for bit the same, dropout included: torch restores the generator for the second pass."""
+    for bit the same. Torch restores the generator for the second pass, and `_BuffersBefore` the buffers. A compiled
+    step updates buffers once anyway, unless torch.compile breaks its graph within a block."""
     found = list(blocks(model))
     for block in found:
         # A bound method instead of a closure, so that a deep copy of the model runs its own parameters.
@@ -35,8 +38,37 @@ def is_checkpointed(model: nn.Module) -> bool:
     return any(getattr(block.__dict__.get("forward"), "__func__", None) is _recomputing for block in blocks(model))
 
 
+class _BuffersBefore:
+    """Buffers of a block before its forward pass. Within the context the block runs on copies of them, so a second pass
+    sees the same state (spectral norm) and does not update it again (statistics of BatchNorm)."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._copies = [
+            (module._buffers, name, buffer.clone())
+            for module in block.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def __enter__(self) -> None:
+        self._own = [(buffers, name, buffers[name]) for buffers, name, _ in self._copies]
+        for buffers, name, copy in self._copies:
+            buffers[name] = copy.clone()  # a second backward pass enters again
+
+    def __exit__(self, *_: object) -> None:
+        for buffers, name, buffer in self._own:
+            buffers[name] = buffer
+        self._own.clear()
+
+
 def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
     forward = type(block).forward
     if not block.training:
         return forward(block, *arguments, **named)
-    return checkpoint(forward, block, *arguments, use_reentrant=False, **named)
+    if torch.compiler.is_compiling():  # its graphs take no such context
+        return checkpoint(forward, block, *arguments, use_reentrant=False, **named)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _BuffersBefore(block)
+
+    return checkpoint(forward, block, *arguments, use_reentrant=False, context_fn=contexts, **named)

@@ -1,4 +1,4 @@
-"""Applies ``gpu.precision`` to a step: types of weights and inputs, autocast, scaled gradients."""
+"""Applies ``gpu.precision`` to a step: types of weights and inputs, autocast, scaled gradients; and backend flags."""
 
 from __future__ import annotations
 
@@ -83,6 +83,14 @@ class Precision:
                 self.scaler.update(self.scaler.get_scale())  # else it refuses a repeated step
             raise
         self.scaler.update()
+
+
+def set_backend_flags(*, tf32: bool, cudnn_benchmark: bool, on_gpu: bool) -> None:
+    """Sets TF32 and cuDNN by the older API, which Lightning reads. torch 2.13 raises if both APIs are used."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if on_gpu:
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 @contextmanager

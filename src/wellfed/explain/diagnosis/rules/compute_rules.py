@@ -22,6 +22,7 @@ from wellfed.explain.diagnosis.gains.device_load import (
 )
 from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.observe.hardware.profiles import lacks_tensor_cores
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import SynchronisationEntry
 from wellfed.units import MIB, counted, show_bytes, show_factor, show_ms, show_percent
@@ -174,6 +175,8 @@ def tensor_cores_idle(evidence: Evidence) -> Finding | None:
         return None
     has_tf32 = capability >= BF16_SINCE
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
+        return None
+    if any(lacks_tensor_cores(gpu.get("name") or "") for gpu in evidence.record.machine.get("gpus") or []):
         return None
     if has_tf32 and evidence.value("gpu.tf32") is not False:
         return None  # products use tensor cores already

@@ -54,6 +54,7 @@ def test_cards_that_tell_nothing_of_their_tensor_cores():
         {"card": IDLE, "plan": FLOAT32, "capability": "6.1"},
         {"card": IDLE | {"sm_active_pct": 30}, "plan": FLOAT32},
         {"card": IDLE, "plan": FLOAT32, "machine": {}},
+        {"card": IDLE, "plan": FLOAT32, "machine": {"gpus": [{"name": "GTX 1660", "capability": "7.5"}]}},
     ],
 )
 def test_silent(figures):
