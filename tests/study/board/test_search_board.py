@@ -146,6 +146,20 @@ def test_the_page_has_curves_axes_and_no_html_of_the_users():
     assert "0.01235" in page
 
 
+NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
+
+
+@pytest.mark.parametrize("values", [(0.5, NO_NUMBERS[0]), (NO_NUMBERS[1], 0.5, NO_NUMBERS[2]), NO_NUMBERS, (0.25, 0.5)])
+@pytest.mark.parametrize("outcome", ["complete", "pruned"])
+def test_curves_with_validations_that_are_no_number_are_drawn(values: tuple[float, ...], outcome: str):
+    curves = {f"p{number}": [CurvePoint(4 * at, value) for at, value in enumerate(values)] for number in range(2)}
+    rows = (row(0, 0.5), row(1, 0.4, outcome))
+    page = read_page(to_html(search_board(file(), Read(rows, ()), curves)))
+    finite = [(4 * at, value) for at, value in enumerate(values) if abs(value) < float("inf")]
+    marked = [(x, y) for x, y, text, *_ in page.charts[0]["n"] if text == "1"]
+    assert marked == finite[-1:]
+
+
 def test_the_page_of_a_search_without_an_end_is_drawn():
     nothing = search_board(file(), Read((), ()), {})
     assert "No trial has trained to its end." in to_html(nothing)
