@@ -355,8 +355,12 @@ def test_no_file_is_open_in_a_folder_that_windows_renames(
     assert {path.name for path in tmp_path.iterdir()} == {"point", "point.attempt1"}
 
 
-def test_a_trial_whose_folder_is_held_comes_last_and_others_go_on(local: Make, tmp_path: Path) -> None:
-    """The process of a killed study ends late, or a user has resumed the trial there."""
+@pytest.mark.parametrize("free_within_s", [95.0, 0.0])
+def test_a_trial_whose_folder_is_held_comes_last_and_others_go_on(
+    local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_within_s: float
+) -> None:
+    """The process of a killed study ends late, or a user has resumed the trial there; others may run for longer."""
+    monkeypatch.setattr("wellfed.study.executors.local.FREE_WITHIN_S", free_within_s)
     runs = local(lambda prepared, task, ask: 0)
     (tmp_path / "a").mkdir()
     with holder(tmp_path / "a") as other:
