@@ -168,7 +168,8 @@ class SweepStudy(MultirunStudy):
     def _run(self, trials: Trials, executor: Executor, points: list[str], kind: RowKind) -> bool:
         """Runs these points; returns False if the sweep is to stop here."""
         all_well, refused = True, 0
-        for _, row in trials.run(executor, [trials.trial(point, kind) for point in points]):
+        left = [trials.trial(point, kind) for point in points if point in trials.ready]  # planning may refuse some
+        for _, row in trials.run(executor, left):
             if self.config.sweep.fail_fast and row.status != "ok":
                 executor.start_no_more()
                 all_well = False
@@ -201,7 +202,8 @@ class SweepStudy(MultirunStudy):
         again = "To measure them again: sweep.retry=[ok], or another sweep.name."
         codes = {row.code for row in rows if row.status == "ok"}
         if changed := sorted(codes - {file.code}):
-            say(f"The code has changed since ({', '.join(changed)} -> {file.code}): {stay} and marked. {again}")
+            was = ", ".join(changed)
+            say(f"The code has changed since ({was} -> {file.code}): {stay} and marked, not confirmed. {again}")
         if codes and earlier.trial_steps not in (0, file.trial_steps):
             say(f"sweep.trial_steps was {earlier.trial_steps} and is {file.trial_steps}: {stay}. {again}")
         trials.report_kept("sweep")
