@@ -79,7 +79,14 @@ def test_a_round_with_a_run_to_retry_is_measured_again(tmp_path: Path) -> None:
 def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> None:
     """Trials of other code, and a card that the rounds don't run on."""
     old = [replace(row, code="old") for row in ROWS[2:]]
-    assert kept(tmp_path / "old", [*ROWS[:2], *old]).to_confirm(IDS) == [THRIFTY.id, SLOW.id, SLOW.id, THRIFTY.id, THRIFTY.id, SLOW.id]
+    assert kept(tmp_path / "old", [*ROWS[:2], *old]).to_confirm(IDS) == [
+        THRIFTY.id,
+        SLOW.id,
+        SLOW.id,
+        THRIFTY.id,
+        THRIFTY.id,
+        SLOW.id,
+    ]
     assert kept(tmp_path / "all", old).to_confirm(IDS) == []
     elsewhere = [replace(row, kind="confirm", device="another card") for row in ROWS[1:]]
     ledger = kept(tmp_path / "device", [*ROWS, *elsewhere * 3])

@@ -145,8 +145,8 @@ class Ledger:
     """Points of the grid that is asked for now; None = all points of the ledger."""
     metric: TrialMetric | None = None
     """Ranks whole trainings; None = trials are timed."""
-    keeps_code: bool = False
-    """Rows made of trials' own records get `code`, not that of their record."""
+    adopted_code: str = ""
+    """Version of the code of trials that ended when an earlier command was killed; empty = as in their record."""
     found: Read = field(init=False)
 
     def __post_init__(self) -> None:
@@ -224,7 +224,7 @@ class Ledger:
         row, last = recorded_row(begun, self.folder, self.metric), self.found.latest.get(point.id)
         if row is None or (last is not None and last.started_at == row.started_at):  # that of an earlier attempt
             return None
-        row = replace(row, overrides=begun.overrides, code=begun.code if self.keeps_code else row.code)
+        row = replace(row, overrides=begun.overrides, code=self.adopted_code or row.code)
         self.append(row)
         return row
 

@@ -85,9 +85,11 @@ class SweepStudy(MultirunStudy):
     def run(self) -> None:
         """Runs what is missing, then the best again in turns."""
         options, file = self.config.sweep, self._file
-        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids)
+        earlier = self.read_earlier(SweepFile)
+        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
+        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
         self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
-        self._report_changes(trials)
+        self._report_changes(trials, earlier)
         for point in self.points:
             if point.id not in kept.found.latest:
                 kept.adopt(point)
@@ -183,11 +185,11 @@ class SweepStudy(MultirunStudy):
             self.screen.say(f"sweep.fail_fast=true, and {counted(number, 'point')} can't be run: none is started.")
         return number > 0
 
-    def _report_changes(self, trials: Trials) -> None:
+    def _report_changes(self, trials: Trials, earlier: SweepFile | None) -> None:
         """Reports that a ledger is gone on with, and what makes its rows no comparison."""
         say, file = self.screen.say, self._file
         trials.report_damaged()
-        if (earlier := self.read_earlier(SweepFile)) is None:
+        if earlier is None:
             return
         trials.machine = earlier.machine
         now, before, rows = set(file.ids), set(earlier.ids), trials.ledger.latest.values()

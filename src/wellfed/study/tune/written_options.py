@@ -247,7 +247,6 @@ class TuneOptions:
         return None if gain.is_beyond_noise else f"the gain is within noise{more}"
 
 
-
 def exact(settings: Sequence[str], record: Mapping[str, Any], where: Mapping[str, Any]) -> list[str]:
     """Returns the overrides, and what an experiment among them would set differently from the options.
 
