@@ -175,7 +175,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
 def probes_of(
     asked: StudyRequest, compose: Callable[[Sequence[str], Path], Composed[RunConfig]], *, is_grid: bool
 ) -> Iterator[Composed[RunConfig]]:
-    """Returns the configurations of a few points that compose, each with another data or model; one is composed now.
+    """Returns configurations of a few points that compose, with other data, model or metrics each. One is composed now.
 
     Raises:
         ConfigError: no point composes; the faults of the first.
@@ -190,8 +190,9 @@ def probes_of(
             except ConfigError as error:
                 faults.append(error)
                 continue
-            if (shared := shared_key(probe.config)) not in seen:
-                seen.add(shared)
+            key = shared_key(probe.config), str(probe.config.workload.metrics)
+            if key not in seen:
+                seen.add(key)
                 yield probe
 
     probes = composed()

@@ -37,7 +37,7 @@ TRAINING_COLUMNS = (
 
 
 def write(folder: Path, board: Leaderboard) -> list[Path]:
-    """Writes the three files, each replaced as a whole, and returns them; an error in drawing the page leaves the others.
+    """Writes the three files, each replaced as a whole, and returns them. An error in drawing the page leaves the rest.
 
     Raises:
         OSError: one can't be written; it is as it was.

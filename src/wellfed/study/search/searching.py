@@ -330,6 +330,9 @@ def _seen_by(
             problem = "has no validation split: there is no metric to rank trainings by."
             way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
             raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+        if not isinstance(metric, TrialMetric):
+            first = first or ConfigError(metric)
+            continue
         return here.plans.machine, metric
     assert first is not None
     raise first
