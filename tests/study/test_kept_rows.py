@@ -94,6 +94,11 @@ def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> N
     assert ledger.found.confirms(FAST.id) == []
 
 
+def test_failures_of_points_that_the_grid_lacks_are_not_counted(tmp_path: Path) -> None:
+    failed = [replace(row, status="oom") for row in ROWS[:2]]
+    assert kept(tmp_path, [*failed, replace(failed[0], point="gone")]).not_retried() == {"oom": 2}
+
+
 def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

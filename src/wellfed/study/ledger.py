@@ -173,7 +173,7 @@ class Ledger:
 
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
-        statuses = [row.status for row in self.found.latest.values() if row.point not in but]
+        statuses = [row.status for row in self.latest.values() if row.point not in but]
         return Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self.retry)
 
     def best_first(self) -> list[Row]:
