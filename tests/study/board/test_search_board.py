@@ -97,7 +97,7 @@ def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats()), max_size=6), st.booleans())
-def test_the_best_point_is_the_first_of_the_best_finite(points, higher):
+def test_the_best_point_is_the_last_of_the_best_finite_as_the_best_checkpoint_is(points, higher):
     curve = [CurvePoint(step, value) for step, value in points]
     best = best_point(curve, higher_is_better=higher)
     finite = [value for _, value in points if abs(value) < float("inf")]
@@ -105,7 +105,7 @@ def test_the_best_point_is_the_first_of_the_best_finite(points, higher):
         assert not finite
     else:
         assert best.value == (max if higher else min)(finite)
-        assert best.step == min(step for step, value in points if value == best.value)
+        assert best.step == max(step for step, value in points if value == best.value)
 
 
 def test_a_curve_is_read_as_far_as_it_goes(tmp_path: Path):
