@@ -16,6 +16,7 @@ from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files.experiment_file import free_path, write_experiment
 from wellfed.config.files.option_file import Value
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.explain.report.run_lines import show_value
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     if asked.write is not None:
         free_path(asked.write, replaces=asked.force)
-    composed: Composed[RunConfig] = compose(asked.overrides)
+    composed: Composed[RunConfig] = compose([quoted(text) for text in asked.overrides])
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Planning: importing PyTorch, reading data, building the model")
