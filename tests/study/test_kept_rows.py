@@ -94,6 +94,13 @@ def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> N
     assert ledger.found.confirms(FAST.id) == []
 
 
+def test_a_trial_that_ended_when_a_command_was_killed_has_the_code_of_that_command(tmp_path: Path) -> None:
+    made.write_record(tmp_path / SLOW.id)
+    ledger = Ledger(tmp_path, kept(tmp_path, []).objective, "now", adopted_code="then")
+    assert ledger.adopt(SLOW) is not None
+    assert [(row.point, row.code) for row in read(tmp_path).rows] == [(SLOW.id, "then")]
+
+
 def test_failures_of_points_that_the_grid_lacks_are_not_counted(tmp_path: Path) -> None:
     failed = [replace(row, status="oom") for row in ROWS[:2]]
     assert kept(tmp_path, [*failed, replace(failed[0], point="gone")]).not_retried() == {"oom": 2}
