@@ -189,8 +189,8 @@ class Ledger:
     def to_confirm(self, among: Collection[str]) -> list[str]:
         """Returns the best in turns, a round after the other; empty where there is nothing to compare.
 
-        Nothing confirms a trial of other code. A run on another device or machine is not repeated: the next would be
-        there too.
+        Nothing confirms a trial of other code. A run on another device or machine is not repeated, since the next one
+        would be on it too.
         """
         own = [row.point for row in self.best_first() if row.code == self.code]
         best = [point for point in own if point in among][:CONFIRMED]

@@ -116,7 +116,9 @@ class LocalExecutor(Executor):
 
     def _start(self, trial: Trial) -> Ended:
         self._last_num_gpus = self._num_gpus(trial.composed)
-        slot = self._slots.take(self._last_num_gpus)
+        cards = () if self.plans.machine is None else self.plans.machine.training_gpus
+        alike = [number for number, card in enumerate(cards) if card.name == trial.device]
+        slot = self._slots.take(self._last_num_gpus, alike)
         if slot is None:  # one of `more` that needs more GPUs than the one before it
             self._queue.appendleft(trial)
             return
