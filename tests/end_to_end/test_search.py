@@ -313,6 +313,13 @@ def test_a_metric_that_nobody_reports_is_told_and_nothing_is_left(tmp_path: Path
     assert not searched.folder.exists()
 
 
+def test_metrics_that_are_none_are_told_and_nothing_is_left(tmp_path: Path) -> None:
+    searched = search(tmp_path, *OPTUNA, "workload.metrics={_target_:torch.nn.ReLU}")
+    assert searched.done.code == 2, searched.done.text
+    assert "workload.metrics: can't be collected" in searched.done.err
+    assert not searched.folder.exists()
+
+
 def test_without_validation_there_is_nothing_to_rank_by(tmp_path: Path) -> None:
     searched = search(tmp_path, *OPTUNA, "workload.data.val=false")
     assert searched.done.code == 2, searched.done.text

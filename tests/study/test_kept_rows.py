@@ -34,6 +34,7 @@ def kept(
     folder: Path, rows: Sequence[Row] = ROWS, objective: str = "samples_per_s", retry: Sequence[str] = ()
 ) -> Ledger:
     file = made.sweep_file(AXES, objective=objective)
+    folder.mkdir(exist_ok=True)
     append(folder, rows)
     return Ledger(folder, file.ranked_by, file.code, retry, file.ids)
 
@@ -66,6 +67,43 @@ def test_the_three_best_by_the_objective_are_measured_again_in_turn(
 def test_a_round_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
     again = [replace(row, kind="confirm") for row in ROWS[1:]]
     assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
+
+
+def test_a_round_with_a_run_to_retry_is_measured_again(tmp_path: Path) -> None:
+    again = [replace(row, kind="confirm") for row in ROWS[1:]]
+    again[1] = replace(again[1], status="killed", device="", machine="")
+    assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
+    assert len(kept(tmp_path, [], retry=["killed"]).to_confirm(IDS)) == 9
+
+
+def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> None:
+    """Trials of other code, and a card that the rounds don't run on."""
+    old = [replace(row, code="old") for row in ROWS[2:]]
+    assert kept(tmp_path / "old", [*ROWS[:2], *old]).to_confirm(IDS) == [
+        THRIFTY.id,
+        SLOW.id,
+        SLOW.id,
+        THRIFTY.id,
+        THRIFTY.id,
+        SLOW.id,
+    ]
+    assert kept(tmp_path / "all", old).to_confirm(IDS) == []
+    elsewhere = [replace(row, kind="confirm", device="another card") for row in ROWS[1:]]
+    ledger = kept(tmp_path / "device", [*ROWS, *elsewhere * 3])
+    assert ledger.to_confirm(IDS) == []
+    assert ledger.found.confirms(FAST.id) == []
+
+
+def test_a_trial_that_ended_when_a_command_was_killed_has_the_code_of_that_command(tmp_path: Path) -> None:
+    made.write_record(tmp_path / SLOW.id)
+    ledger = Ledger(tmp_path, kept(tmp_path, []).objective, "now", adopted_code="then")
+    assert ledger.adopt(SLOW) is not None
+    assert [(row.point, row.code) for row in read(tmp_path).rows] == [(SLOW.id, "then")]
+
+
+def test_failures_of_points_that_the_grid_lacks_are_not_counted(tmp_path: Path) -> None:
+    failed = [replace(row, status="oom") for row in ROWS[:2]]
+    assert kept(tmp_path, [*failed, replace(failed[0], point="gone")]).not_retried() == {"oom": 2}
 
 
 def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(

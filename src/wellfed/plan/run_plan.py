@@ -18,6 +18,18 @@ Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured", "data"]
 TRY_AGAIN = "memory.remember=false tries it again"
 """End of a reason from an earlier run."""
+_BY_STAGE = [f"memory.{name}" for name in ("features", "micro_batch", "accumulate", "checkpoint_activations", "stages")]
+"""Knobs that each of ``memory.stages`` decides; a single value would apply to all stages."""
+
+
+def only_planned(values: Mapping[str, Any]) -> set[str]:
+    """Returns the knobs of a plan whose planned values can't be set; ``values`` are those of the plan, by dotted knob.
+
+    A DataLoader that is left as it came has settings of its own. So has each of ``memory.stages``.
+    """
+    of_loader = [knob for knob in values if knob.startswith("loader.")] if values.get("loader.backend") == "own" else []
+    found = {*of_loader} - {"loader.backend", "loader.device_prefetch"}
+    return found.union(_BY_STAGE) if values.get("memory.stages") else found
 
 
 @dataclass(frozen=True)

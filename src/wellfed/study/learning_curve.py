@@ -44,8 +44,11 @@ def _validations(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def best_point(curve: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint | None:
-    """Returns the first of the best points; None where no value is finite."""
+    """Returns the last of the best points, as ``best.ckpt`` is; None where no value is finite.
+
+    ``metrics.csv`` has six digits. Values that differ beyond them count as equal.
+    """
     finite = [point for point in curve if math.isfinite(point.value)]
     if not finite:
         return None
-    return max(finite, key=lambda point: (point.value if higher_is_better else -point.value, -point.step))
+    return max(finite, key=lambda point: (point.value if higher_is_better else -point.value, point.step))

@@ -54,11 +54,15 @@ class Read:
         """The last trial of each point."""
         return {row.point: row for row in self.rows if row.kind == "trial"}
 
-    def confirms(self, point: str) -> list[Row]:
+    def confirms(self, point: str, *, anywhere: bool = False) -> list[Row]:
         """Returns the rows that confirm the last trial of a point.
 
         They come after it and have its code, its device and its kind of machine. A run that ended before its device
         was recorded counts as failed.
+
+        Args:
+            point: id of the point.
+            anywhere: also returns those on another device or machine, which confirm nothing.
         """
         own = self._by_point.get(point, [])
         last = max((number for number, row in enumerate(own) if row.kind == "trial"), default=len(own))
@@ -67,8 +71,8 @@ class Read:
             for row in own[last + 1 :]
             if row.kind == "confirm"
             and row.code == own[last].code
-            and (row.device == own[last].device or (row.status != "ok" and not row.device))
-            and (row.machine == own[last].machine or not (row.machine and own[last].machine))
+            and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
+            and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
         ]
 
     def of(self, point: str, kind: str) -> list[Row]:
@@ -141,8 +145,8 @@ class Ledger:
     """Points of the grid that is asked for now; None = all points of the ledger."""
     metric: TrialMetric | None = None
     """Ranks whole trainings; None = trials are timed."""
-    keeps_code: bool = False
-    """Rows made of trials' own records get `code`, not that of their record."""
+    adopted_code: str = ""
+    """Version of the code of trials that ended when an earlier command was killed; empty = as in their record."""
     found: Read = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,12 +163,17 @@ class Ledger:
 
         These have no row, were interrupted, were refused before they could run, or have a status that is to be retried.
         """
-        latest, again = self.found.latest, {"invalid", "infeasible", "interrupted", *self.retry}
+        latest, again = self.found.latest, self._again
         return [point for point in points if point not in latest or latest[point].status in again]
+
+    @property
+    def _again(self) -> set[str]:
+        """Statuses whose runs are run again."""
+        return {"invalid", "infeasible", "interrupted", *self.retry}
 
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
-        statuses = [row.status for row in self.found.latest.values() if row.point not in but]
+        statuses = [row.status for row in self.latest.values() if row.point not in but]
         return Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self.retry)
 
     def best_first(self) -> list[Row]:
@@ -178,11 +187,18 @@ class Ledger:
         return next(iter(self.best_first()), None)
 
     def to_confirm(self, among: Collection[str]) -> list[str]:
-        """Returns the best in turns, a round after the other; empty where there is nothing to compare."""
-        best = [row.point for row in self.best_first() if row.point in among][:CONFIRMED]
+        """Returns the best in turns, a round after the other; empty where there is nothing to compare.
+
+        Nothing confirms a trial of other code. A run on another device or machine is not repeated, since the next one
+        would be on it too.
+        """
+        own = [row.point for row in self.best_first() if row.code == self.code]
+        best = [point for point in own if point in among][:CONFIRMED]
         if len(best) < 2:
             return []
-        done = min(len(self.found.confirms(point)) for point in best)
+        again = self._again
+        rows = [self.found.confirms(point, anywhere=True) for point in best]
+        done = min(sum(row.status not in again for row in each) for each in rows)
         return [point for number in range(done, CONFIRM_ROUNDS) for point in in_turn(best, number)]
 
     def begin(self, point: GridPoint, kind: RowKind = "trial", trial: int | None = None) -> Row:
@@ -208,7 +224,7 @@ class Ledger:
         row, last = recorded_row(begun, self.folder, self.metric), self.found.latest.get(point.id)
         if row is None or (last is not None and last.started_at == row.started_at):  # that of an earlier attempt
             return None
-        row = replace(row, overrides=begun.overrides, code=begun.code if self.keeps_code else row.code)
+        row = replace(row, overrides=begun.overrides, code=self.adopted_code or row.code)
         self.append(row)
         return row
 

@@ -6,16 +6,16 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
+from wellfed import project
 from wellfed.command_line import typed_arguments
-from wellfed.config.entry import config_flags
+from wellfed.config.entry import config_flags, config_folders
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK
 from wellfed.masking import masked_override
-from wellfed.record import engine_state
-from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
 from wellfed.study.executors.executor import Launch
@@ -23,7 +23,7 @@ from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
 from wellfed.study.study import Study
 from wellfed.study.study_files import SearchFile, SweepFile
-from wellfed.study.trial_end import code_version
+from wellfed.study.trial_end import option_files, study_code
 
 File = TypeVar("File", SweepFile, SearchFile)
 
@@ -58,7 +58,9 @@ class MultirunStudy(Study):
     @cached_property
     def code(self) -> str:
         """Version of the code."""
-        return code_version(own_git_state(), engine_state())
+        where = config_folders(typed_arguments())
+        folders = [where["config_dir"] or project.configs(), *map(Path, where["extra_dirs"])]
+        return study_code(option_files(folders, self.asked.options))
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -56,6 +56,8 @@ class StudyRequest:
     """Command that goes on where this one has stopped."""
     is_named: bool = True
     """False: the name is the time, and the folder is for this command alone."""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    """Group -> option that all points share, unless an axis names another."""
 
     @property
     def grid(self) -> Grid:
@@ -69,6 +71,12 @@ class StudyRequest:
             name: Choices(_masked(name, axis.values)) if isinstance(axis, Choices) else axis
             for name, axis in self.space.items()
         }
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Groups and options that points may name."""
+        axes = [(name.lstrip("+"), axis.values) for name, axis in self.space.items() if isinstance(axis, Choices)]
+        return [*self.choices.items(), *((name, value) for name, values in axes if "." not in name for value in values)]
 
     @property
     def shares_model(self) -> bool:
@@ -108,7 +116,8 @@ def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: boo
     varied, fixed = multirun.varied()
     name = options.name or option
     folder = _folder("sweep", name, multirun, config, varied)
-    asked = StudyRequest(name, folder, {axis: Choices(each.values) for axis, each in varied.items()}, fixed)
+    space: dict[str, Axis] = {axis: Choices(each.values) for axis, each in varied.items()}
+    asked = StudyRequest(name, folder, space, fixed, choices=base.choices)
     if not varied:
         way_out = "Name values of one knob at least: loader=baseline,balanced"
         raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
@@ -160,13 +169,13 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     is_named = bool(option or options.name or multirun.typed_dir)
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
     own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
-    return StudyRequest(name, folder, space, own, way_on, is_named)
+    return StudyRequest(name, folder, space, own, way_on, is_named, base.choices)
 
 
 def probes_of(
     asked: StudyRequest, compose: Callable[[Sequence[str], Path], Composed[RunConfig]], *, is_grid: bool
 ) -> Iterator[Composed[RunConfig]]:
-    """Returns the configurations of a few points that compose, each with another data or model; one is composed now.
+    """Returns configurations of a few points that compose, with other data, model or metrics each. One is composed now.
 
     Raises:
         ConfigError: no point composes; the faults of the first.
@@ -181,8 +190,9 @@ def probes_of(
             except ConfigError as error:
                 faults.append(error)
                 continue
-            if (shared := shared_key(probe.config)) not in seen:
-                seen.add(shared)
+            key = shared_key(probe.config), str(probe.config.workload.metrics)
+            if key not in seen:
+                seen.add(key)
                 yield probe
 
     probes = composed()

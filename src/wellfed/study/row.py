@@ -85,7 +85,7 @@ class Row:
     value: float | None = None
     """The best value of the metric at a validation, that of ``checkpoints/best.ckpt``."""
     value_step: int | None = None
-    """Optimizer steps until then."""
+    """Optimizer steps until then; of values that agree in the six digits of ``metrics.csv``, the last."""
     last_value: float | None = None
     """The metric at the last validation."""
     validations: int = 0

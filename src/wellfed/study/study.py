@@ -169,8 +169,8 @@ class Trials:
         """Returns a trial of a composed point; ``how`` as `Trial` has it."""
         known, composed = self.ready[point]
         last = None if kind == "trial" else self.ledger.found.latest.get(point)
-        host = "" if last is None else last.host
-        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), host=host, **how)
+        host, device = ("", "") if last is None else (last.host, last.device)
+        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), host=host, device=device, **how)
 
     def run(
         self,

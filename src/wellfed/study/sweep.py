@@ -85,9 +85,11 @@ class SweepStudy(MultirunStudy):
     def run(self) -> None:
         """Runs what is missing, then the best again in turns."""
         options, file = self.config.sweep, self._file
-        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids)
+        earlier = self.read_earlier(SweepFile)
+        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
+        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
         self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
-        self._report_changes(trials)
+        self._report_changes(trials, earlier)
         for point in self.points:
             if point.id not in kept.found.latest:
                 kept.adopt(point)
@@ -168,7 +170,8 @@ class SweepStudy(MultirunStudy):
     def _run(self, trials: Trials, executor: Executor, points: list[str], kind: RowKind) -> bool:
         """Runs these points; returns False if the sweep is to stop here."""
         all_well, refused = True, 0
-        for _, row in trials.run(executor, [trials.trial(point, kind) for point in points]):
+        left = [trials.trial(point, kind) for point in points if point in trials.ready]  # planning may refuse some
+        for _, row in trials.run(executor, left):
             if self.config.sweep.fail_fast and row.status != "ok":
                 executor.start_no_more()
                 all_well = False
@@ -182,11 +185,11 @@ class SweepStudy(MultirunStudy):
             self.screen.say(f"sweep.fail_fast=true, and {counted(number, 'point')} can't be run: none is started.")
         return number > 0
 
-    def _report_changes(self, trials: Trials) -> None:
+    def _report_changes(self, trials: Trials, earlier: SweepFile | None) -> None:
         """Reports that a ledger is gone on with, and what makes its rows no comparison."""
         say, file = self.screen.say, self._file
         trials.report_damaged()
-        if (earlier := self.read_earlier(SweepFile)) is None:
+        if earlier is None:
             return
         trials.machine = earlier.machine
         now, before, rows = set(file.ids), set(earlier.ids), trials.ledger.latest.values()
@@ -201,7 +204,8 @@ class SweepStudy(MultirunStudy):
         again = "To measure them again: sweep.retry=[ok], or another sweep.name."
         codes = {row.code for row in rows if row.status == "ok"}
         if changed := sorted(codes - {file.code}):
-            say(f"The code has changed since ({', '.join(changed)} -> {file.code}): {stay} and marked. {again}")
+            was = ", ".join(changed)
+            say(f"The code has changed since ({was} -> {file.code}): {stay} and marked, not confirmed. {again}")
         if codes and earlier.trial_steps not in (0, file.trial_steps):
             say(f"sweep.trial_steps was {earlier.trial_steps} and is {file.trial_steps}: {stay}. {again}")
         trials.report_kept("sweep")

@@ -9,17 +9,28 @@ import math
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from wellfed import record
+from wellfed import project, record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
 from wellfed.masking import hidden
-from wellfed.record import EngineState, ErrorEntry, GitState, RunRecord, Status, engine_version
+from wellfed.record import (
+    EngineState,
+    ErrorEntry,
+    GitState,
+    RunRecord,
+    Status,
+    engine_state,
+    engine_version,
+    git_output,
+    git_state,
+)
 from wellfed.study.learning_curve import best_point, read_curve
 from wellfed.study.row import Outcome, Row, TrialMetric
 
@@ -155,6 +166,43 @@ def code_version(git: GitState | None, engine: EngineState | None) -> str:
     # Records of earlier versions have no digest.
     digest = git.get("digest") or (hashlib.sha256(git["diff"].encode()).hexdigest() if git["diff"].strip() else "")
     return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}{own}"
+
+
+def option_files(config_dirs: Iterable[Path], options: Iterable[tuple[str, str]]) -> list[Path]:
+    """Returns the files that options may be in; ``options`` are pairs of a group and its option."""
+    pairs = list(options)
+    return [folder / group / f"{option}.yaml" for folder in config_dirs for group, option in pairs]
+
+
+def study_code(chosen: Iterable[Path], written: Iterable[Path] = ()) -> str:
+    """Returns the version of project and engine that trials run, as a ledger has it.
+
+    Files that git does not track count where a trial may read them: Python files, and the options that are chosen.
+
+    Args:
+        chosen: files of the options that trials name; some may not exist.
+        written: files that the study writes; they do not count unless they are chosen.
+    """
+    folder, engine = project.root(), engine_state()
+    named = {path.resolve() for path in chosen}
+    if (state := git_state(folder)) is None:
+        read = "".join([project.source_digest(), *_texts(sorted(path for path in named if path.is_file()))])
+        return f"{engine_version(engine)}, sources {hashlib.sha256(read.encode()).hexdigest()[:6]}"
+    try:
+        root = Path(git_output(folder, "rev-parse", "--show-toplevel").strip())
+        own = [path for path in {path.resolve() for path in written} - named if path.is_relative_to(root)]
+        but = [f":(top,exclude,literal){path.relative_to(root)}" for path in own]
+        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ":(top)", *but)
+        listed = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ":(top)*.py", ":(top)*.yaml")
+        new = [root / each for each in sorted(git_output(folder, *listed).split("\0")) if each]
+        texts = _texts(path for path in new if path.suffix == ".py" or path in named)
+    except (OSError, subprocess.SubprocessError):
+        return code_version(state, engine)
+    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""}, engine)
+
+
+def _texts(paths: Iterable[Path]) -> list[str]:
+    return [f"{path.name}\n{path.read_text(encoding='utf-8', errors='replace')}" for path in paths]
 
 
 def record_of(folder: Path) -> RunRecord | None:

@@ -1,6 +1,7 @@
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,34 @@ def test_what_was_chosen_and_how_to_use_it_are_told(folder: Path, configs: Path,
     assert {"workload=recsys", "workload.data.scale=0.5", "gpu.precision=bf16-mixed"} < set(words)
     assert not any(word.startswith(("loader=b", "loader=a", "memory=cache")) for word in words)
     assert compose(words, config_dir=configs).resolved["gpu"]["precision"] == "bf16-mixed"
+
+
+def test_the_command_runs_what_was_measured_beside_an_experiment(
+    tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]
+):
+    """An experiment sets knobs of the loader, after the option."""
+    sweep = made.sweep_file({"loader": ("balanced",)}, ("workload=forecast", "experiment=forecast_starved"))
+    folder = made.write(tmp_path / "sweep", sweep, [made.row(sweep.points[0])])
+    made.write_record(folder / sweep.points[0].id, plan={**made.PLAN, "memory.micro_batch": 64})
+    assert choose_from(folder) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])[4:]
+    found = compose(words, config_dir=configs).resolved
+    wanted = {knob: value for knob, value in made.PLAN.items() if knob.startswith("loader.")}
+    wanted |= {"loader.skip_ids": [3], "loader.max_skipped": 5, "memory.micro_batch": 64, "memory.accumulate": None}
+    assert {knob: found[knob.partition(".")[0]][knob.partition(".")[2]] for knob in wanted} == wanted
+
+
+@pytest.mark.parametrize(("status", "started_at"), [("ok", "2026-11-22T18:00:00+00:00"), ("killed", None)])
+def test_the_record_of_another_attempt_leaves_nothing(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], status: Any, started_at: str | None
+):
+    record = RunRecord.read(folder / BEST.row.folder)
+    record.status, record.started_at = status, started_at or record.started_at
+    record.write(folder / BEST.row.folder)
+    before = tree(configs)
+    assert choose_from(folder) == 2
+    assert f"its record is of another attempt ({status}, {record.started_at})" in capsys.readouterr().err
+    assert tree(configs) == before
 
 
 def test_where_configurations_are_searched_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -283,11 +312,13 @@ def test_the_sweep_is_found_by_name(
 
 
 def test_no_value_reaches_terminal_or_yaml_as_a_control_character(
-    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]
 ):
+    odd = "\x1b[31mnow\x07"
+    folder = made.write(tmp_path / "sweep", SWEEP, [replace(row, started_at=odd) for row in ROWS])
     with_plan(folder, LOADERS["inline"])
     record = RunRecord.read(folder / BEST.row.folder)
-    record.started_at = "\x1b[31mnow\x07"
+    record.started_at = odd
     for planned in record.plan.values():
         planned["because"] = "\x1b[2J\n evil"
     record.write(folder / BEST.row.folder)

@@ -1,6 +1,7 @@
 """``python -m wellfed plan``."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from tests.end_to_end.commands import ROOT, environment
+from wellfed.cli import main as cli
 from wellfed.cli.commands import plan as app
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
@@ -71,6 +73,19 @@ def test_as_typed_it_prints_a_table_and_exits_0(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Plan: recsys on an assumed GPU" in done.stdout
     assert "reserved by the allocator" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_paths_are_read_as_training_reads_them(tmp_path, capsys, command):
+    """A space and a parenthesis mean something to Hydra."""
+    folder = tmp_path / "a (b), c"
+    assert cli.main([command, *SMALL, "gpu=8gb", f"paths.cache_dir={folder}"]) == 0
+    out = capsys.readouterr().out
+    if command == "plan":
+        assert folder.is_dir()
+        return
+    words = shlex.split(next(line for line in out.splitlines() if line.startswith("Use it: ")))
+    assert compose(words[4:]).config.paths.cache_dir == str(folder)
 
 
 def test_what_does_not_fit_exits_2_with_the_message(capsys):

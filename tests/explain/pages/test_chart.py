@@ -57,6 +57,12 @@ def test_a_line_is_interrupted_where_a_value_is_missing():
     assert line == "M0 250h0M400 125h0M800 188l200 0"
 
 
+def test_a_note_at_no_number_is_left_out():
+    chart = replace(CHART, curves=[curve([0, 50])], notes=[Note(0.0, 50.0, "here"), Note(5.0, NAN, "nowhere")])
+    assert ">here<" in chart.svg
+    assert "nowhere" not in chart.svg
+
+
 def test_a_value_far_beyond_the_chart_is_cut():
     line = paths(replace(CHART, curves=[curve([0, 1e30])]))["l"]
     assert points(line)[1] == (1000, -1000)

@@ -97,7 +97,7 @@ def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats()), max_size=6), st.booleans())
-def test_the_best_point_is_the_first_of_the_best_finite(points, higher):
+def test_the_best_point_is_the_last_of_the_best_finite_as_the_best_checkpoint_is(points, higher):
     curve = [CurvePoint(step, value) for step, value in points]
     best = best_point(curve, higher_is_better=higher)
     finite = [value for _, value in points if abs(value) < float("inf")]
@@ -105,7 +105,7 @@ def test_the_best_point_is_the_first_of_the_best_finite(points, higher):
         assert not finite
     else:
         assert best.value == (max if higher else min)(finite)
-        assert best.step == min(step for step, value in points if value == best.value)
+        assert best.step == max(step for step, value in points if value == best.value)
 
 
 def test_a_curve_is_read_as_far_as_it_goes(tmp_path: Path):
@@ -144,6 +144,20 @@ def test_the_page_has_curves_axes_and_no_html_of_the_users():
     assert "<b>|" not in page
     assert "\x1b" not in page
     assert "0.01235" in page
+
+
+NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
+
+
+@pytest.mark.parametrize("values", [(0.5, NO_NUMBERS[0]), (NO_NUMBERS[1], 0.5, NO_NUMBERS[2]), NO_NUMBERS, (0.25, 0.5)])
+@pytest.mark.parametrize("outcome", ["complete", "pruned"])
+def test_curves_with_validations_that_are_no_number_are_drawn(values: tuple[float, ...], outcome: str):
+    curves = {f"p{number}": [CurvePoint(4 * at, value) for at, value in enumerate(values)] for number in range(2)}
+    rows = (row(0, 0.5), row(1, 0.4, outcome))
+    page = read_page(to_html(search_board(file(), Read(rows, ()), curves)))
+    finite = [(4 * at, value) for at, value in enumerate(values) if abs(value) < float("inf")]
+    marked = [(x, y) for x, y, text, *_ in page.charts[0]["n"] if text == "1"]
+    assert marked == finite[-1:]
 
 
 def test_the_page_of_a_search_without_an_end_is_drawn():

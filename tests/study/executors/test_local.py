@@ -139,6 +139,14 @@ def test_each_trial_is_told_and_what_is_shared_is_prepared_once(local: Make) -> 
     assert [log.read_text() for log in logs] == ["preparing\n"] * 2
 
 
+def test_a_trial_runs_on_the_kind_of_card_that_it_asks_for(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: int(os.environ["CUDA_VISIBLE_DEVICES"]), gpus=2)
+    runs.plans.machine = machines.machine(machines.card(0), machines.card(1, name="RTX 3070"))
+    for device in ("RTX 3070", ""):
+        runs.go(replace(runs.trial(f"on {device or 'any'}"), device=device), alone=True)
+    assert runs.codes == {"on RTX 3070": 1, "on any": 0}
+
+
 def test_one_that_takes_too_long_is_ended_and_the_next_runs(local: Make) -> None:
     runs = local(lambda prepared, task, ask: time.sleep(task) or 0, timeout_s=1)
     runs.go(runs.trial("slow", 600), runs.trial("fast", 0))
@@ -355,8 +363,12 @@ def test_no_file_is_open_in_a_folder_that_windows_renames(
     assert {path.name for path in tmp_path.iterdir()} == {"point", "point.attempt1"}
 
 
-def test_a_trial_whose_folder_is_held_comes_last_and_others_go_on(local: Make, tmp_path: Path) -> None:
-    """The process of a killed study ends late, or a user has resumed the trial there."""
+@pytest.mark.parametrize("free_within_s", [95.0, 0.0])
+def test_a_trial_whose_folder_is_held_comes_last_and_others_go_on(
+    local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_within_s: float
+) -> None:
+    """The process of a killed study ends late, or a user has resumed the trial there; others may run for longer."""
+    monkeypatch.setattr("wellfed.study.executors.local.FREE_WITHIN_S", free_within_s)
     runs = local(lambda prepared, task, ask: 0)
     (tmp_path / "a").mkdir()
     with holder(tmp_path / "a") as other:

@@ -219,3 +219,30 @@ def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
     points = GridPoints(made, kept(tmp_path))
     left = [points.next(), points.next(), points.next()]
     assert [None if each is None else each.point.values["dim"] for each in left] == ["2", "3", None]
+
+
+def test_a_grid_that_grows_gives_no_number_twice(tmp_path: Path) -> None:
+    ledger = kept(tmp_path)
+    points = GridPoints(Grid({"dim": ("2", "3")}, ("seed=1",)).points(), ledger)
+    for status in ("ok", "killed"):
+        proposal = points.next()
+        assert proposal is not None
+        ended(points, ledger, proposal, status=status)
+    grown = Grid({"dim": ("1", "2", "3", "4")}, ("seed=1",)).points()
+    points = GridPoints(grown, kept(tmp_path, retry=("killed",)))
+    left = [points.next(), points.next(), points.next()]
+    assert [(each.point.values["dim"], each.number) for each in left if each] == [("1", 2), ("3", 1), ("4", 3)]
+
+
+def test_a_trial_that_was_interrupted_is_tried_again(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, FINITE, most=1)
+    proposal = points.next()
+    assert proposal is not None
+    ended(points, ledger, proposal, status="interrupted", outcome="failed", value=None)
+    points, ledger = opened(tmp_path, FINITE, most=1)
+    again = points.next()
+    assert again is not None
+    assert again.point == proposal.point
+    ended(points, ledger, again)
+    points, _ = opened(tmp_path, FINITE, most=1)
+    assert points.next() is None

@@ -1,4 +1,4 @@
-"""Which files make a tune begin anew."""
+"""Which files make a tune begin anew, and the rows of a sweep those of other code."""
 
 import re
 import subprocess
@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from wellfed.config.schema import RunConfig
 from wellfed.project import VARIABLE
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.space import Choices
+from wellfed.study.request import StudyRequest
+from wellfed.study.study_screen import StudyScreen
+from wellfed.study.sweep import SweepStudy
 from wellfed.study.tune.start import tune_code
 
 
@@ -63,6 +69,32 @@ def test_what_trials_run_counts_and_what_tunes_write_does_not(checkout: Path, na
     assert (code(checkout, workload="new", loader="baseline") != after) is counts
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("src/new_model.py", True),
+        ("configs/workload/new.yaml", True),
+        ("configs/loader/theirs.yaml", True),
+        ("configs/loader/other.yaml", False),
+        ("notes.txt", False),
+    ],
+)
+def test_what_points_of_a_sweep_run_counts(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, name: str, counts: bool
+) -> None:
+    """An option is named by all points, or by an axis."""
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    asked = StudyRequest("x", checkout, {"loader": Choices(("baseline", "theirs"))}, (), choices={"workload": "new"})
+    screen, none = StudyScreen(SAMPLES_PER_S), None
+
+    def now() -> str:
+        return SweepStudy(checkout, screen, none, RunConfig(), asked, none, none).code  # type: ignore[arg-type]
+
+    before = now()
+    write(checkout, name, "second\n")
+    assert (now() != before) is counts
+
+
 def test_options_of_its_name_that_the_start_names_count(checkout: Path) -> None:
     """Where nothing is written the name may be the same."""
     before = code(checkout, loader="mine")
@@ -79,4 +111,7 @@ def test_a_commit_counts_and_outside_a_checkout_the_version_of_wellfed(checkout,
     elsewhere = tmp_path_factory.mktemp("none")
     write(elsewhere, "configs/train.yaml", "")
     monkeypatch.setenv(VARIABLE, str(elsewhere))
-    assert tune_code([], {}, "mine").startswith("wellfed ")
+    before = tune_code([], {}, "mine")
+    assert before.startswith("wellfed ")
+    write(elsewhere, "src/model.py", "first\n")
+    assert tune_code([], {}, "mine") != before

@@ -31,7 +31,7 @@ A, B = row("a", "trial"), row("b", "trial")
 
 def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> Ledger:
     append(folder, rows)
-    return Ledger(folder, SAMPLES_PER_S, CODE, retry, keeps_code=True)
+    return Ledger(folder, SAMPLES_PER_S, CODE, retry, adopted_code=CODE)
 
 
 def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:

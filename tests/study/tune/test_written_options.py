@@ -1,5 +1,6 @@
 """Options that are made of a record, and the words that are typed beside them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from wellfed import project
+from wellfed.config.compose import compose
 from wellfed.config.files.option_file import Value
 from wellfed.errors import ConfigError
 from wellfed.study.tune import written_options
@@ -91,6 +93,25 @@ def test_a_knob_is_what_was_planned_else_what_was_configured():
         "worker_threads": Value(None, "rule: torch's default"),
         "timeout_s": Value(60, "as configured"),
     }
+
+
+@pytest.mark.parametrize("setting", ["loader=own", "memory.stages"])
+def test_settings_that_only_a_plan_has_are_left_to_the_next_plan(tmp_path: Path, setting: str):
+    """A DataLoader as it came has its own numbers of workers; stages have their own micro-batches."""
+    configs = Path(shutil.copytree(project.configs(), tmp_path / "configs"))
+    stages = [{"from_epoch": 0, "features": "cache"}, {"from_epoch": 3, "features": "dynamic"}]
+    if setting == "loader=own":
+        typed, planned = [setting], {"loader.backend": "own", "loader.num_workers": 3, "loader.pin_memory": False}
+    else:
+        typed = ["memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"]
+        planned = {"memory.features": "cache", "memory.micro_batch": 8, "memory.accumulate": 2}
+        planned["memory.stages"] = [{**stage, "micro_batch": 8, "checkpoint_activations": False} for stage in stages]
+    wanted = compose(typed, config_dir=configs).resolved
+    entries = {knob: {"value": value, "because": "", "source": "set"} for knob, value in planned.items()}
+    for group in ("loader", "memory"):
+        (configs / group / "mine.yaml").write_text(option_text(group, {"plan": entries, "config": wanted}, ""))
+    found = compose(["loader=mine", "memory=mine"], config_dir=configs).resolved
+    assert (found["loader"], found["memory"]) == (wanted["loader"], wanted["memory"])
 
 
 @pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])

@@ -12,6 +12,7 @@ from wellfed import project
 from wellfed.cli.commands.leaderboard import add_sweep
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
+from wellfed.config.entry import config_folders
 from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
@@ -20,7 +21,7 @@ from wellfed.record import RunRecord
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP
-from wellfed.study.tune.written_options import free_paths, option_text, other_overrides
+from wellfed.study.tune.written_options import exact, free_paths, option_text, other_overrides
 
 _GROUPS = ("loader", "memory")
 
@@ -40,12 +41,16 @@ def main(argv: Sequence[str]) -> int:
     folder = find(asked.sweep, Path(asked.log_dir), SWEEP)
     board = board_of(folder)
     entry = chosen(board, asked.point)
+    way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
     try:
         found = asdict(RunRecord.read(folder / entry.row.folder))
     except (OSError, ValueError) as error:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
-        way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
         raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
+    measured_at = entry.row.started_at or found["started_at"]  # old rows have none
+    if (found["status"], found["started_at"]) != ("ok", measured_at):
+        problem = f"its record is of another attempt ({found['status']}, {found['started_at']}) than the measured one."
+        raise ConfigError.of(f"point {entry.point}", problem, way_out)
     heading = [
         f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
         f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
@@ -56,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
     write_files(texts, f"--name {asked.name}", way_out, may_replace=lambda path: asked.force)
     shown = [f"{entry.point}: {score_text(board, entry)}", tie_text(board, entry)]
     shown.append(f"Written: {', '.join(map(str, texts))}")
-    options = [f"{group}={asked.name}" for group in _GROUPS]
-    of_run = [*board.file.flags, *options, *other_overrides(entry.overrides, _GROUPS)]
+    settings = [*(f"{group}={asked.name}" for group in _GROUPS), *other_overrides(entry.overrides, _GROUPS)]
+    of_run = [*board.file.flags, *exact(settings, found, config_folders(board.file.flags))]
     terminal = Answer()
     print_text(terminal, "\n".join(filter(None, shown)))
     print_command(terminal, "Use it:", f"{command('train')} {shlex.join(of_run)}")

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from wellfed.cli.output import Answer
 from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import GAP, print_command, print_text
@@ -37,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print {micro_batch, stopped_by, because, probes} as JSON")
     asked = parser.parse_intermixed_args(argv)
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
-    composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
+    typed = [quoted(text) for text in asked.overrides if not text.startswith(_TARGET)]
+    composed: Composed[RunConfig] = compose(typed)
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")

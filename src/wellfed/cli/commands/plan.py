@@ -16,21 +16,20 @@ from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files.experiment_file import free_path, write_experiment
 from wellfed.config.files.option_file import Value
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.explain.report.run_lines import show_value
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_text
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
-from wellfed.plan.run_plan import DryPlan, RunPlan
+from wellfed.plan.run_plan import DryPlan, RunPlan, only_planned
 from wellfed.process import without_collections
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """Knobs left out of the file: one depends on the machine, the other belongs to the workload."""
-_BY_STAGE = [f"memory.{name}" for name in ("features", "micro_batch", "accumulate", "checkpoint_activations", "stages")]
-"""Knobs that each of ``memory.stages`` sets; a single value would apply to all stages."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     if asked.write is not None:
         free_path(asked.write, replaces=asked.force)
-    composed: Composed[RunConfig] = compose(asked.overrides)
+    composed: Composed[RunConfig] = compose([quoted(text) for text in asked.overrides])
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Planning: importing PyTorch, reading data, building the model")
@@ -109,10 +108,12 @@ def _by_devices(plans: Sequence[RunPlan]) -> TextTable:
 
 
 def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Path:
+    knobs = found.plan.knobs
+    left_out = {*_NOT_WRITTEN, *only_planned({knob: planned.value for knob, planned in knobs.items()})}
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
-        for knob, planned in found.plan.knobs.items()
-        if knob not in _NOT_WRITTEN and planned.source != "data" and not (found.plan.stages and knob in _BY_STAGE)
+        for knob, planned in knobs.items()
+        if knob not in left_out and planned.source != "data"
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
     if profile is not None and found.plan.device.memory_gib == profile.budget_gib:

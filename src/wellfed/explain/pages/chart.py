@@ -262,7 +262,7 @@ def _still(chart: Chart) -> Iterator[Markup]:
             yield Markup('<span class=r style="bottom:{:.4g}%;color:var(--{})">{}</span>').format(
                 100 * _upward(chart, level.y), level.colour, level.label
             )
-    for note in chart.notes:
+    for note in _notes(chart):
         yield _note(chart, note)
     if is_alive:
         yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
@@ -296,7 +296,7 @@ def _payload(chart: Chart) -> str:
         "c": curves,
         "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
         "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
-        "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in chart.notes],
+        "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in _notes(chart)],
     }
     text = json.dumps(found, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
@@ -329,6 +329,11 @@ def _packed(x: Series) -> list[float | int]:
     places = np.rint((x - x[0]) / unit) - np.arange(len(x))
     steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
     return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
+
+
+def _notes(chart: Chart) -> list[Note]:
+    """Returns the notes that have a place."""
+    return [note for note in chart.notes if math.isfinite(note.y)]
 
 
 def _note(chart: Chart, note: Note) -> Markup:

@@ -42,7 +42,10 @@ def make_objects(config: RunConfig) -> RunObjects:
         model = build(config.workload.model, "workload.model", **data.model_args)
     data = prepared_data(data, model, config.seed)
     if is_lightning_module(model):
-        _check_lightning_module(config, model, data_module)
+        if data_module is not None:
+            from wellfed.train.lightning.user_module.data_module import use_hooks
+
+            use_hooks(model, data_module)
         features = None
     else:
         _check_plain_model(config, model, data_module)
@@ -60,6 +63,8 @@ def make_objects(config: RunConfig) -> RunObjects:
 def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, RunObjects]:
     """Builds missing objects, and returns the configuration with values derived from the data.
 
+    Metrics and optimizer are checked here, since points of a study with other ones share data and model.
+
     Args:
         objects: data and model, if they exist already; None = make them.
 
@@ -68,25 +73,26 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     """
     objects = make_objects(config) if objects is None else objects
     config, data = with_derived(config, objects.data)
+    _check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
     return first_stage(with_loader(config, objects.data), objects)
 
 
-def _check_lightning_module(config: RunConfig, model: Any, data_module: Any) -> None:
-    """Raises a ConfigError for settings that such a model can't have, and connects the hooks of its data module."""
-    if config.workload.metrics is not None:
-        problem = f"{config.workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
+def _check_around(config: RunConfig, objects: RunObjects) -> None:
+    """Raises a ConfigError if metrics or optimizer don't go with the model, before anything is planned."""
+    workload, model = config.workload, objects.model
+    if not objects.is_lightning_module:
+        make_metrics(config)
+        if layers := dict(sparse_layers(model)):
+            check_sparse(workload.optimizer or {}, model, layers.items())
+    elif workload.metrics is not None:
+        problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
         raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
-    if data_module is not None:
-        from wellfed.train.lightning.user_module.data_module import use_hooks
-
-        use_hooks(model, data_module)
 
 
 def _check_plain_model(config: RunConfig, model: nn.Module, data_module: Any) -> None:
-    """Raises a ConfigError if model, metrics, optimizer or data module don't go together."""
+    """Raises a ConfigError if model and data module don't go together, or nothing trains the model."""
     workload = config.workload
-    make_metrics(config)  # raises faults before anything is planned
     check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
@@ -100,5 +106,3 @@ def _check_plain_model(config: RunConfig, model: nn.Module, data_module: Any) ->
             )
             way_out = "Do it in the data set's on_device(batch, rng), or in the model's loss."
             raise ConfigError.of("workload.data", problem, way_out)
-    if layers := dict(sparse_layers(model)):
-        check_sparse(workload.optimizer, model, layers.items())

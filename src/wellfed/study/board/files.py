@@ -37,16 +37,15 @@ TRAINING_COLUMNS = (
 
 
 def write(folder: Path, board: Leaderboard) -> list[Path]:
-    """Writes the three files, each replaced as a whole, and returns them.
+    """Writes the three files, each replaced as a whole, and returns them. An error in drawing the page leaves the rest.
 
     Raises:
         OSError: one can't be written; it is as it was.
     """
-    texts = dict(zip(NAMES, (to_csv(board), to_markdown(board), to_html(board)), strict=True))
-    for name, text in texts.items():
+    for name, text_of in zip(NAMES, (to_csv, to_markdown, to_html), strict=True):
         # A lone surrogate, as a path on disk may hold, is no UTF-8.
-        write_atomically(folder / name, text.encode("utf-8", errors="replace").decode("utf-8"))
-    return [folder / name for name in texts]
+        write_atomically(folder / name, text_of(board).encode("utf-8", errors="replace").decode("utf-8"))
+    return [folder / name for name in NAMES]
 
 
 def to_csv(board: Leaderboard) -> str:

@@ -40,10 +40,12 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
         stands_out = entry.rank is not None and entry.rank <= _ACCENTED
         colour: Colour = "accent" if stands_out else "soft"
         curves.append(ChartCurve("", colour, steps, values, is_strong=stands_out))
+        last = np.flatnonzero(np.isfinite(values))[-1:]
         if entry.status != "complete":
-            curves.append(ChartCurve("", "soft", steps[-1:], values[-1:], kind="crosses"))
+            curves.append(ChartCurve("", "soft", steps[last], values[last], kind="crosses"))
         if stands_out:
-            notes.append(Note(float(steps[-1]), float(values[-1]), str(entry.rank), "accent", "right"))
+            ends = zip(steps[last].tolist(), values[last].tolist(), strict=True)
+            notes += [Note(at, value, str(entry.rank), "accent", "right") for at, value in ends]
     axis = Axis(*limits(np.concatenate([curve.x for curve in curves]), 0.0), "optimizer steps")
     low, high = limits(np.concatenate([curve.y for curve in curves]))
     listed = "; ".join(

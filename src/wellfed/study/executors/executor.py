@@ -38,6 +38,8 @@ class Trial:
     """The executor calls ``prune`` after each validation of this trial."""
     host: str = ""
     """Machine that should run it, where the executor can choose; empty = any."""
+    device: str = ""
+    """Name of the card that should run it, where a machine has several kinds; empty = any."""
 
     @property
     def key(self) -> str:

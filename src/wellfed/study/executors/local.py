@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -70,7 +71,7 @@ class LocalExecutor(Executor):
         self._held: dict[str, tuple[Trial, str]] = {}
         """Trials that can't start, since another process writes to their folder, with the message; by key."""
         self._held_since: dict[str, float] = {}
-        """Times at which that was first seen."""
+        """Times at which that was first seen; -inf for a trial that is tried for the last time."""
 
     def _reach(self) -> None:
         group = self.settings.group
@@ -115,7 +116,9 @@ class LocalExecutor(Executor):
 
     def _start(self, trial: Trial) -> Ended:
         self._last_num_gpus = self._num_gpus(trial.composed)
-        slot = self._slots.take(self._last_num_gpus)
+        cards = () if self.plans.machine is None else self.plans.machine.training_gpus
+        alike = [number for number, card in enumerate(cards) if card.name == trial.device]
+        slot = self._slots.take(self._last_num_gpus, alike)
         if slot is None:  # one of `more` that needs more GPUs than the one before it
             self._queue.appendleft(trial)
             return
@@ -178,13 +181,20 @@ class LocalExecutor(Executor):
             self._held_since.setdefault(key, time.monotonic())
 
     def _retry(self) -> Ended:
-        """Once no other trial is left, queues held trials whose folder is free, and ends those held for too long."""
+        """Once no other trial is left, queues held trials whose folder is free, and ends those held for too long.
+
+        After that time a trial whose folder is free is tried once more, since the others may have taken longer.
+        """
         if self._queue or self._running:
             return
-        now_s = time.monotonic()
-        late = [self._held.pop(key) for key in list(self._held) if now_s > self._held_since[key] + FREE_WITHIN_S]
-        free = [key for key, (trial, _) in self._held.items() if held_by(self.settings.folder / trial.key) is None]
-        self._queue.extend(self._held.pop(key)[0] for key in free)
+        late = []
+        for key, since_s in [(key, self._held_since[key]) for key in self._held]:
+            is_late = time.monotonic() > since_s + FREE_WITHIN_S
+            if since_s > -math.inf and held_by(self.settings.folder / key) is None:
+                self._held_since[key] = -math.inf if is_late else since_s
+                self._queue.append(self._held.pop(key)[0])
+            elif is_late:
+                late.append(self._held.pop(key))
         for trial, problem in late:
             yield trial, self._row(trial, TrialEnd(not_started="failed", message=problem))
 

@@ -142,11 +142,14 @@ def compute_rows(shared: SharedParts, study: Connection, file: Path) -> int:
 
 
 def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
-    """Sends the machine, then the metric that ranks trials; None if the data has no validation split."""
+    """Sends the machine, then the metric that ranks trials: None without a validation split, faults if none is made."""
     parts = shared.for_task()
     see_machine(shared, study)
     is_validated = parts.is_lightning_module or parts.data.val is not None
-    study.send(TrialMetric(*searched_metric(config, parts)) if is_validated else None)
+    try:
+        study.send(TrialMetric(*searched_metric(config, parts)) if is_validated else None)
+    except ConfigError as error:
+        study.send(error.faults)
     return 0
 
 

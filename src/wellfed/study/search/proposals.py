@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from wellfed.study.ledger import Ledger
@@ -29,14 +30,18 @@ class Proposal:
 
 
 class GridPoints:
-    """Every combination of a grid, once."""
+    """Every combination of a grid, once. A point with a row keeps its number in a larger grid."""
 
     def __init__(self, points: Sequence[GridPoint], ledger: Ledger) -> None:
-        for number, point in enumerate(points):
-            if point.id not in ledger.found.latest:  # it may have ended just when the search was killed
-                ledger.adopt(point, number)
+        numbers = {row.point: row.trial for row in ledger.found.latest.values() if row.trial is not None}
+        taken = set(numbers.values())
+        free = (number for number in count() if number not in taken)
+        proposals = [Proposal(numbers[each.id] if each.id in numbers else next(free), each) for each in points]
+        for proposal in proposals:
+            if proposal.point.id not in ledger.found.latest:  # it may have ended just when the search was killed
+                ledger.adopt(proposal.point, proposal.number)
         missing = set(ledger.missing([point.id for point in points]))
-        self._left = [Proposal(number, point) for number, point in enumerate(points) if point.id in missing]
+        self._left = [proposal for proposal in proposals if proposal.point.id in missing]
         self._left.reverse()
 
     @property
@@ -77,7 +82,7 @@ class AskedPoints:
             else:
                 self._study.end(asked.number, row.outcome, row.value)
         for row in ledger.latest.values():
-            if row.status in ledger.retry:
+            if row.status in {"interrupted", *ledger.retry}:
                 typed = dict(text.partition("=")[::2] for text in row.overrides)
                 values = {axis: typed[axis] for axis in space}
                 self._again.add(point_of(values, self._fixed).id)

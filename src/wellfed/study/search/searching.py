@@ -173,7 +173,8 @@ class SearchStudy(MultirunStudy):
                 raise self._another(f"{name} {was or 'none'}", f"{name} {now or 'none'}")
         file.write(self.folder)  # before the journal, which does not hold what is searched
         self.screen.objective = file.ranked_by
-        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric)
+        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
+        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric, was)
         self.trials = Trials(kept, self.screen, self.multirun.compose, self.way_on)
         return self.trials
 
@@ -329,6 +330,9 @@ def _seen_by(
             problem = "has no validation split: there is no metric to rank trainings by."
             way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
             raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+        if not isinstance(metric, TrialMetric):
+            first = first or ConfigError(metric)
+            continue
         return here.plans.machine, metric
     assert first is not None
     raise first

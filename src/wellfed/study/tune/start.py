@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wellfed import project
 from wellfed.command_line import typed_arguments
 from wellfed.config.faults.override_faults import read_overrides
 from wellfed.config.knobs import all_knobs
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
-from wellfed.record import engine_state, git_output, git_state
 from wellfed.study.points.grid import group_of
-from wellfed.study.trial_end import code_version
+from wellfed.study.trial_end import option_files, study_code
 
 NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
 """Why ``-m`` is refused."""
@@ -90,33 +87,9 @@ def fixed_knobs(fixed: Sequence[str]) -> frozenset[str]:
 def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
     """Returns the version of project and engine as a ledger has it.
 
-    Untracked files count where a trial may read them: Python files, and the options that the start names.
-
     Args:
         choices: group -> option of the start.
         name: name of the options that the tune writes.
     """
-    folder, engine = project.root(), engine_state()
-    state = git_state(folder)
-    if state is None:
-        return code_version(None, engine)
-    chosen = {path.resolve() for path in _files(config_dirs, choices)}
-    written = {path.resolve() for path in _files(config_dirs, {"loader": name, "memory": name})} - chosen
-    try:
-        root = Path(git_output(folder, "rev-parse", "--show-toplevel").strip())
-        own = [f":(top,exclude,literal){path.relative_to(root)}" for path in written if path.is_relative_to(root)]
-        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ":(top)", *own)
-        listed = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ":(top)*.py", ":(top)*.yaml")
-        new = [root / each for each in sorted(git_output(folder, *listed).split("\0")) if each]
-        texts = [
-            f"{path.name}\n{path.read_text(encoding='utf-8', errors='replace')}"
-            for path in new
-            if path.suffix == ".py" or path in chosen
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return code_version(state, engine)
-    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""}, engine)
-
-
-def _files(config_dirs: Sequence[Path], choices: Mapping[str, str]) -> list[Path]:
-    return [folder / group / f"{option}.yaml" for folder in config_dirs for group, option in choices.items()]
+    written = option_files(config_dirs, [("loader", name), ("memory", name)])
+    return study_code(option_files(config_dirs, choices.items()), written)

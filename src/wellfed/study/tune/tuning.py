@@ -193,7 +193,8 @@ class TuneStudy(Study):
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
         extra, objective = config_folders(typed_arguments()), self.search.objective
-        kept = Ledger(self.folder, objective, self.file.code, self.config.sweep.retry, keeps_code=True)
+        code = self.file.code  # rows of other code are set aside
+        kept = Ledger(self.folder, objective, code, self.config.sweep.retry, adopted_code=code)
         self._begin(kept)
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:

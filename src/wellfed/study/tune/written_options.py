@@ -19,6 +19,7 @@ from wellfed.config.files.option_file import Value, check_name, comment_lines, i
 from wellfed.config.schema import LoaderConfig, MemoryConfig, RunConfig, TuneConfig, TuneWrite
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.run_plan import only_planned
 from wellfed.record import RunRecord, plain
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
 from wellfed.study.points.guided.change import knob_of, with_overrides
@@ -74,15 +75,16 @@ def free_paths(
 def option_values(group: str, record: Mapping[str, Any]) -> dict[str, Value]:
     """Returns the knobs of an option as a run had them: by its plan where that decided them, else as configured."""
     plan, config = record.get("plan") or {}, (record.get("config") or {}).get(group) or {}
+    left_out = only_planned({knob: planned["value"] for knob, planned in plan.items()})
     values = {}
     for knob in (each.name for each in fields(_SCHEMAS[group])):
         if f"{group}.{knob}" in OF_THE_DATA:
             continue
-        if (planned := plan.get(f"{group}.{knob}")) is not None:
+        if (planned := plan.get(f"{group}.{knob}")) is not None and f"{group}.{knob}" not in left_out:
             values[knob] = Value(planned["value"], f"{planned['source']}: {planned['because']}")
         elif knob in config:
             values[knob] = Value(config[knob], _AS_CONFIGURED)
-    if group == "memory":
+    if group == "memory" and "memory.accumulate" not in left_out:
         values["accumulate"] = Value(None, "follows from micro_batch")
     return values
 
@@ -231,7 +233,7 @@ class TuneOptions:
         options = [f"{group}={self.name}" for group in _GROUPS]
         others = [setting for setting in turned if knob_of(setting).partition(".")[0] not in _GROUPS]
         settings = [*with_overrides(other_overrides(self.start.overrides, _GROUPS), others), *options]
-        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(settings, found)))
+        return WrittenOptions(tuple(texts), None, (*self.flags, *exact(settings, found, self.where)))
 
     def _why_not(self, result: Step, gain: TuneGain | None) -> str | None:
         write = self.asked.write
@@ -244,23 +246,31 @@ class TuneOptions:
             return f"nothing is better than the start{more}"
         return None if gain.is_beyond_noise else f"the gain is within noise{more}"
 
-    def _exact(self, settings: Sequence[str], record: Mapping[str, Any]) -> list[str]:
-        """Returns the overrides, and what an experiment among them would set differently from the options."""
-        wanted: dict[str, Any] = {
-            f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
-        }
-        of_data = {name: record["config"].get("loader", {}).get(name.partition(".")[2]) for name in OF_THE_DATA}
-        wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, settings)}
-        try:
-            found = compose(settings, "train", **self.where).resolved
-        except ConfigError:  # the mixture breaks a rule
-            return [*settings, *(_assigned(name, value) for name, value in wanted.items())]
-        differing = {
-            name: value
-            for name, value in wanted.items()
-            if plain(found[name.partition(".")[0]].get(name.partition(".")[2])) != value
-        }
-        return [*settings, *(_assigned(name, value) for name, value in differing.items())]
+
+def exact(settings: Sequence[str], record: Mapping[str, Any], where: Mapping[str, Any]) -> list[str]:
+    """Returns the overrides, and what an experiment among them would set differently from the options.
+
+    Args:
+        settings: overrides, with the options.
+        record: run record that the options were made of.
+        where: folders of configurations, as `compose` takes them.
+    """
+    wanted: dict[str, Any] = {
+        f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
+    }
+    configured = (record.get("config") or {}).get("loader") or {}
+    of_data = {name: configured[knob] for name in OF_THE_DATA if (knob := name.partition(".")[2]) in configured}
+    wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, settings)}
+    try:
+        found = compose(settings, "train", **where).resolved
+    except ConfigError:  # the mixture breaks a rule
+        return [*settings, *(_assigned(name, value) for name, value in wanted.items())]
+    differing = {
+        name: value
+        for name, value in wanted.items()
+        if plain(found[name.partition(".")[0]].get(name.partition(".")[2])) != value
+    }
+    return [*settings, *(_assigned(name, value) for name, value in differing.items())]
 
 
 def _assigned(knob: str, value: Any) -> str:
