@@ -59,6 +59,7 @@ def test_the_main_command_leaves_the_whole_record(tmp_path: Path) -> None:
     assert sum(int(row["samples"]) for row in steps) == record["samples"]
     times = [float(row["time_s"]) for row in steps]
     assert times == sorted(times)
+    assert [row["warmup"] for row in steps] == ["1"] * 3 + ["0"] * 27
     names = {(row["split"], row["name"]) for row in rows_of(folder / "metrics.csv")}
     assert {("train", "loss"), ("train", "lr"), ("val", "ndcg_at_10"), ("test", "recall_at_10")} <= names
     for name in (

@@ -351,15 +351,15 @@ def _hidden(copy: float, evidence: Evidence) -> Gain:
 
 
 def slow_start(evidence: Evidence) -> Finding | None:
-    """Returns a note if the first steps took much of the time. No figure contains them."""
+    """Returns a note if the warm-up took much of the time. No figure contains it."""
     wall = evidence.record.wall
     if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.wall.once_s:
         return _around_steps(evidence, wall)
-    throughput, step_ms = evidence.record.throughput, evidence.steps.mean_ms
-    if not throughput or step_ms is None:
+    step_ms = evidence.steps.mean_ms
+    if not evidence.record.throughput or step_ms is None:
         return None
-    warmup, took_ms = throughput["warmup_steps"], evidence.steps.all_ms
-    first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
+    warmup = len(evidence.steps.warmup_ms)
+    first_s, all_s = float(evidence.steps.warmup_ms.sum()) / 1e3, float(evidence.steps.all_ms.sum()) / 1e3
     lost_s = first_s - warmup * step_ms / 1e3
     if lost_s < limits.SLOW_START_S or lost_s < limits.SLOW_START_FRAC * all_s:
         return None
@@ -367,8 +367,8 @@ def slow_start(evidence: Evidence) -> Finding | None:
     why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
     return Finding(
         "slow_start",
-        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
-        f"{why}. They are in no figure; a longer run loses no more.",
+        f"The warm-up of {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of "
+        f"training: {why}. It is in no figure; a longer run loses no more.",
         {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
         is_note=True,
     )
