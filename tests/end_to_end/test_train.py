@@ -272,10 +272,15 @@ def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
     again = record_of(folder)
     for name in ("steps", "samples", "epochs", "throughput", "time"):
         assert again[name] == first[name], name
+    assert again["wall"]["steps_s"] == pytest.approx(first["wall"]["steps_s"], abs=0.01)
     more = run("train.py", "resume=run", "trainer.max_steps=16", cwd=tmp_path)
     assert more.code == 0, more.text
     last = record_of(folder)
     assert last["steps"] == 16
+    parts = [record["wall"]["steps_s"] for record in (first, again, last)]
+    assert parts == sorted(parts)
+    times = [record["phases"]["validate"]["times"] for record in (first, again, last)]
+    assert times == sorted(set(times))  # each of them held one more
     assert last["samples"] == sum(int(row["samples"]) for row in rows_of(folder / "steps.csv"))
     tests = [row for row in rows_of(folder / "metrics.csv") if row["split"] == "test"]
     assert {row["step"] for row in tests} == {"12", "16"}
