@@ -23,7 +23,8 @@ from wellfed.record import RankEntry, RunRecord
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
-    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", "warmup", *PHASE_COLUMNS),
+    *("ready", "warmup", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
+    "copy_ahead_ms",
 )
 _OF_GPUS = (
     *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),

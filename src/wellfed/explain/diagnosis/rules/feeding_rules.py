@@ -21,6 +21,7 @@ from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
     cause_of_waiting,
     cold_over_warm,
+    copy_ahead_ms,
     handover_ms,
     has_slow_builds,
     latency_of,
@@ -301,21 +302,33 @@ def slow_handover(evidence: Evidence) -> Finding | None:
 
 _AHEAD = 2
 """Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
+_PINNED = 2.0
+"""Least factor by which copies from page-locked memory are usually faster."""
 _LATENCY_MS, _SLOWEST_GB_S = 0.5, 0.02
 """Longest start and lowest rate of a copy, with much room: pageable memory goes over PCIe at 1 GB/s and more. Something
 else holds up what takes longer."""
 
 
 def slow_copy(evidence: Evidence) -> Finding | None:
-    """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
-    copy = evidence.copy_frac
-    if copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or evidence.steps.mean_ms is None:
-        return None
-    copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
+    """Returns a finding if a step waits for its copy, which could overlap with the previous step or, if it does, takes
+    as long as a step."""
+    waiting = waiting_for(evidence, "slow_copy")
+    copy, mib = evidence.copy_frac, evidence.record.loading.get("batch_mib")
     parts = evidence.steps.column("num_micro")  # a script that accumulates gradients copies each by itself
     num_copies = int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
-    figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
-    text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+    if waiting is not None:
+        copy, copy_ms = waiting.frac, copy_ahead_ms(evidence)
+        figures: Figures = {"wait_frac": copy, "copy_ms": copy_ms}
+        text = f"{show_percent(copy)} of each step waits for its batch to be copied to the GPU, which takes as long as "
+        text += "the step"
+        gain = Gain(min(_PINNED, waiting.feeding.bound), 1.0, waiting.feeding.bound)
+    elif copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or not evidence.steps.mean_ms:
+        return None
+    else:
+        copy_ms = copy * evidence.steps.mean_ms
+        figures = {"copy_frac": copy, "copy_ms": copy_ms}
+        text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+        gain = _hidden(copy, evidence)
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": num_copies * mib * MIB / 1e6 / copy_ms}
         text += f": {show_bytes(num_copies * mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
@@ -339,7 +352,7 @@ def slow_copy(evidence: Evidence) -> Finding | None:
             "batch, converted to floats on the device (on_device)"
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=gain)
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
