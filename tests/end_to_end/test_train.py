@@ -181,7 +181,9 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
     assert (second["status"], second["steps"]) == ("ok", goal)
     assert second["wandb"]["id"] == first["wandb"]["id"]
     assert len(second["wandb"]["parts"]) == 2
-    assert [int(row["step"]) for row in rows_of(folder / "steps.csv")] == list(range(1, goal + 1))
+    steps = rows_of(folder / "steps.csv")
+    assert [int(row["step"]) for row in steps] == list(range(1, goal + 1))
+    assert [row["warmup"] for row in steps[first["steps"] :]] == ["1"] * 3 + ["0"] * 4
     assert second["duration_s"] > first["duration_s"]
     refused = run("train.py", f"resume={folder}", "seed=2", "workload.model.dim=32", cwd=tmp_path)
     assert refused.code == 2

@@ -52,7 +52,7 @@ _KEPT_BY_RESUME = (
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
     *("host", "tested", "phases", "wall"),
 )
-"""Fields of the record that a resumed run keeps until it has measured newer ones."""
+"""Fields of the record that a resumed run keeps until it has measured newer ones, or adds to."""
 
 
 def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) -> int:
