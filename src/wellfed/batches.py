@@ -367,6 +367,8 @@ class Delivery:
     """Indices of the samples in the dataset; None = unknown."""
     took: BuildTime | None = None
     """None = built by the user's DataLoader, or from the samples left at the end of a stream."""
+    copy_ahead_ms: float | None = None
+    """Time to copy the batch to a GPU ahead of its step; None = it was not."""
 
     _size: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,22 @@ def test_batches_come_to_the_ranks_own_card() -> None:
         assert data.devices == {card}
         assert fake_cuda.driver.violations() == []
     assert [card for card in range(4) if fake_cuda.driver.has_context(card)] == [1, 3]
+
+
+class Slow(Reusing):
+    """Data that takes far longer to read than its copy to a card."""
+
+    def fetch(self, indices: torch.Tensor, rng: Any) -> Any:
+        time.sleep(0.1)
+        return super().fetch(indices, rng)
+
+
+@pytest.mark.simulated(cards=1, copy_gbps=COPY_GBPS)
+def test_a_batch_tells_what_its_copy_took_without_the_wait_for_the_loader() -> None:
+    ahead = prefetcher(Slow(BATCH_MIB), 2)
+    took_ms = [delivery.copy_ahead_ms for delivery in itertools.islice(ahead, 6)]
+    ahead.close()
+    assert 5 < np.median(took_ms) < 60  # 6 by the rate of the card
 
 
 @dataclass

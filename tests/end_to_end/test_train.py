@@ -59,6 +59,7 @@ def test_the_main_command_leaves_the_whole_record(tmp_path: Path) -> None:
     assert sum(int(row["samples"]) for row in steps) == record["samples"]
     times = [float(row["time_s"]) for row in steps]
     assert times == sorted(times)
+    assert [row["warmup"] for row in steps] == ["1"] * 3 + ["0"] * 27
     names = {(row["split"], row["name"]) for row in rows_of(folder / "metrics.csv")}
     assert {("train", "loss"), ("train", "lr"), ("val", "ndcg_at_10"), ("test", "recall_at_10")} <= names
     for name in (
@@ -180,7 +181,9 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
     assert (second["status"], second["steps"]) == ("ok", goal)
     assert second["wandb"]["id"] == first["wandb"]["id"]
     assert len(second["wandb"]["parts"]) == 2
-    assert [int(row["step"]) for row in rows_of(folder / "steps.csv")] == list(range(1, goal + 1))
+    steps = rows_of(folder / "steps.csv")
+    assert [int(row["step"]) for row in steps] == list(range(1, goal + 1))
+    assert [row["warmup"] for row in steps[first["steps"] :]] == ["1"] * 3 + ["0"] * 4
     assert second["duration_s"] > first["duration_s"]
     refused = run("train.py", f"resume={folder}", "seed=2", "workload.model.dim=32", cwd=tmp_path)
     assert refused.code == 2
@@ -271,10 +274,15 @@ def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
     again = record_of(folder)
     for name in ("steps", "samples", "epochs", "throughput", "time"):
         assert again[name] == first[name], name
+    assert again["wall"]["steps_s"] == pytest.approx(first["wall"]["steps_s"], abs=0.01)
     more = run("train.py", "resume=run", "trainer.max_steps=16", cwd=tmp_path)
     assert more.code == 0, more.text
     last = record_of(folder)
     assert last["steps"] == 16
+    parts = [record["wall"]["steps_s"] for record in (first, again, last)]
+    assert parts == sorted(parts)
+    times = [record["phases"]["validate"]["times"] for record in (first, again, last)]
+    assert times == sorted(set(times))  # each of them held one more
     assert last["samples"] == sum(int(row["samples"]) for row in rows_of(folder / "steps.csv"))
     tests = [row for row in rows_of(folder / "metrics.csv") if row["split"] == "test"]
     assert {row["step"] for row in tests} == {"12", "16"}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.evidence_of import walled
 from tests.kit.few import few
 from tests.plan.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
@@ -142,6 +143,21 @@ def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
     assert found["validate"]["times"] == 3
     assert 5.0 <= found["validate"]["total_s"] < 5.5
     assert found["test"] == {"total_s": 1.0, "times": 1}
+
+
+def test_wall_time_goes_on_from_that_of_the_earlier_part(tmp_path):
+    record = RunRecord.start("r")
+    record.wall = walled(steps_s=9.0, start_s=1.0, callbacks={"Ema.on_fit_start": 2.0})
+    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config)
+    books.saved(1, "last.ckpt", {})  # before any training
+    assert recorded(tmp_path)["wall"]["total_s"] == 12.0
+    for _ in range(2):  # a restart within the process is a second block
+        with books.wall.running():
+            books.saved(1, "last.ckpt", {})
+    books.saved(2, "last.ckpt", {})
+    found = recorded(tmp_path)["wall"]
+    assert 12.0 <= found["total_s"] < 12.5
+    assert (found["steps_s"], found["callbacks"]) == (9.0, {"Ema.on_fit_start": 2.0})
 
 
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):

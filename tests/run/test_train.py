@@ -1,14 +1,18 @@
 import io
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.kit.evidence_of import walled
 from wellfed.config.compose import compose
 from wellfed.ranks import own_rank
+from wellfed.record import RunRecord
 from wellfed.run import train
 from wellfed.run.folder.log import log_file
+from wellfed.run.folder.resume import Target
 from wellfed.run.folder.run_folder import RunFolder
 from wellfed.run.train import SPIN_COUNT, set_environment
 
@@ -56,6 +60,17 @@ def test_one_knob_leaves_the_diff_out(tmp_path, monkeypatch, typed, diff):
     monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0", "dirty": True, "diff": "+x", "digest": "ab"})
     record = train.begin_record(compose(typed), RunFolder(tmp_path, is_new=True), None)
     assert record.git == {"commit": "0", "dirty": True, "diff": diff, "digest": "ab"}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_time_of_earlier_parts_is_kept_in_the_folder_of_the_run(tmp_path, in_place):
+    wall, phases = walled(steps_s=9.0, start_s=1.0), {"train": {"total_s": 10.0, "times": 1}}
+    record = RunRecord.start("r")
+    for _ in range(2):  # resumed, killed before it recorded anything, and resumed again
+        earlier = replace(record, wall=wall, phases=phases) if record.wall is None else record
+        target = Target(tmp_path / "last.ckpt", in_place, earlier)
+        record = train.begin_record(compose(), RunFolder(tmp_path, is_new=not in_place), target)
+        assert (record.wall, record.phases) == ((wall, phases) if in_place else (None, {}))
 
 
 def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):

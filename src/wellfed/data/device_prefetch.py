@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -129,6 +130,7 @@ class DevicePrefetcher:
         """
         if self._before_move is not None:
             self._before_move(delivery)
+        began_s, took_ms = time.perf_counter(), None
         try:
             with torch.cuda.stream(self._stream):
                 moved = self._move(delivery.batch, self._device)
@@ -136,7 +138,8 @@ class DevicePrefetcher:
                 copied = _event()
                 copied.record(self._stream)
                 copied.synchronize()  # releases the GIL; only this thread waits
-            return replace(delivery, batch=moved, is_on_device=True)
+                took_ms = 1e3 * (time.perf_counter() - began_s)
+            return replace(delivery, batch=moved, is_on_device=True, copy_ahead_ms=took_ms)
         except Exception as error:
             message = self._no_room(error)
             if message is None or self._on_less is None:

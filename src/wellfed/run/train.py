@@ -50,9 +50,9 @@ _LAUNCH = ("by", "job", "attempt")
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
-    *("host", "tested"),
+    *("host", "tested", "phases", "wall"),
 )
-"""Fields of the record that a resumed run keeps until it has measured newer ones."""
+"""Fields of the record that a resumed run keeps until it has measured newer ones, or adds to."""
 
 
 def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) -> int:

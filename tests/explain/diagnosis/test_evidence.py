@@ -33,6 +33,48 @@ def test_the_warm_up_is_in_no_figure(tmp_path):
     assert len(given.all_steps["wait_ms"]) == 30
 
 
+def compiled_again(*, steps=200, **more):
+    """Steps of 50 ms, of which the last of the first epoch compiled for a minute. It is marked, as are the first."""
+    at = np.arange(steps)
+    compute_ms = np.where(at == 99, 60_000.0, 50.0)
+    columns = {"compute_ms": compute_ms, "host_ms": np.zeros(steps), "time_s": np.cumsum(compute_ms) / 1e3}
+    columns |= {"epoch": at // 100, "warmup": np.isin(at, (0, 1, 2, 99)).astype(float)}
+    return evidence(steps=steps, compute_ms=50.0, host_ms=0.0, columns=columns, **more)
+
+
+def test_warm_up_in_the_middle_of_a_run_is_in_no_figure_either():
+    given = compiled_again(ceiling=1.0)
+    assert given.steps.column("step").tolist() == [step for step in range(4, 201) if step != 100]
+    assert given.steps.mean_ms == pytest.approx(50)
+    assert given.steps.gap_ms == pytest.approx(np.zeros(196), abs=1e-6)
+    assert given.steps.period_s(10) == pytest.approx(0.5)
+    assert given.wall.once_s == pytest.approx(60, rel=0.01)
+    assert given.wall.steps_frac == pytest.approx(10 / 70, rel=0.01)
+    assert "healthy" not in {finding.id for finding in run_rules(given)}
+
+
+def test_warm_up_of_a_killed_run_is_as_its_table_marks_it(tmp_path):
+    """It was resumed, so that the first steps of its second process are warm-up, too."""
+    given = compiled_again()
+    names = [name for name in given.all_steps if name != "copy_ms"] + ["samples", "ready"]
+    table = {**given.all_steps, "samples": np.full(200, 8.0), "ready": np.ones(200)}
+    rows = [",".join(f"{table[name][index]:g}" for name in names) for index in range(200)]
+    (tmp_path / "steps.csv").write_text("\n".join([",".join(names), *rows, ""]))
+    RunRecord("run", status="killed").write(tmp_path)
+    found = Evidence.read(tmp_path)
+    assert (found.record.throughput["steps"], found.record.throughput["warmup_steps"]) == (196, 4)
+    assert found.record.throughput["samples_per_s"] == pytest.approx(160)
+    assert len(found.steps.wait_ms) == 196
+
+
+def test_steps_of_an_old_table_that_a_run_went_on_with_have_no_mark():
+    marks = np.where(np.arange(100) < 50, np.nan, 0.0)
+    marks[50:53] = 1
+    given = evidence(columns={"warmup": marks})
+    given.record.throughput["warmup_steps"] = 3
+    assert np.flatnonzero(given.steps.is_warmup).tolist() == [0, 1, 2, 50, 51, 52]
+
+
 def test_a_knob_is_as_planned_else_as_configured_else_unknown():
     given = evidence(plan={"loader.num_workers": 3}, config={"loader": {"num_workers": None, "backend": "auto"}})
     assert given.value("loader.num_workers") == 3

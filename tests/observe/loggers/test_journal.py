@@ -63,7 +63,7 @@ times = st.floats(0, 1e5)
 @given(st.builds(row, st.integers(1, 10**6), time_s=times, wait_ms=times, copy_ms=st.none() | times, compute_ms=times,
                  host_ms=times, asked_wait_ms=times, build_ms=st.none() | times, build_cpu_ms=times,
                  launch_ms=st.none() | times, slowest_ms=st.none() | times,
-                 slowest_index=st.none() | st.integers(0, 9),
+                 slowest_index=st.none() | st.integers(0, 9), warmup=st.booleans(), copy_ahead_ms=st.none() | times,
                  **{name: st.none() | st.floats(0, 999) for name in PHASE_COLUMNS}))  # fmt: skip
 def test_a_line_of_a_step_has_the_cells_of_any_table(made):
     assert step_line(made).split(",") == [cell(getattr(made, name)) for name in STEP_COLUMNS]

@@ -119,6 +119,16 @@ def test_what_building_the_batch_took_goes_with_its_step():
     assert (second.build_ms, second.build_cpu_ms, second.slowest_index) == (None, None, None)
 
 
+def test_what_copying_the_batch_ahead_took_goes_with_its_step():
+    host = Host(has_device=True)
+    for ms in (7.5, None):
+        host.clock.ask(), host.clock.got(), host.clock.copy_begins(0, None, ms), host.clock.copied()
+        host.launch(5)
+        host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
+    host.idle()
+    assert [row.copy_ahead_ms for row in host.rows()] == [7.5, None]
+
+
 def test_on_a_device_the_hosts_time_to_launch_a_step_is_told():
     host = Host(has_device=True)
     host.clock.ask(), host.clock.got(), host.clock.copy_begins(0), host.clock.copied()

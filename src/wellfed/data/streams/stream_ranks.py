@@ -82,6 +82,7 @@ class StepsOfRanks:
                 is_last=is_over,
                 position=self._state,
                 took=None if delivery is None else delivery.took,
+                copy_ahead_ms=None if delivery is None else delivery.copy_ahead_ms,
             )
         self.load_state_dict({**self._state, "stream": {**self._state["stream"], "is_over": True}})
 

@@ -23,7 +23,8 @@ from wellfed.record import RankEntry, RunRecord
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
-    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
+    *("ready", "warmup", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
+    "copy_ahead_ms",
 )
 _OF_GPUS = (
     *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
@@ -182,7 +183,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     if any(len(table[name]) != number for name in names):
         return record
     latest = range(max(0, number - _LATEST), number)
-    summary = summarise([_row(table, index, is_warmup=index < WARMUP_STEPS) for index in latest])
+    summary = summarise([_row(table, index) for index in latest])
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")
@@ -218,7 +219,7 @@ def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]
     return replace(record, gpus=record.gpus or gpus)
 
 
-def _row(table: Mapping[str, Series], index: int, *, is_warmup: bool) -> StepRow:
+def _row(table: Mapping[str, Series], index: int) -> StepRow:
     cells: dict[str, Any] = {
         name: float(column[index])
         for name, column in table.items()
@@ -230,4 +231,5 @@ def _row(table: Mapping[str, Series], index: int, *, is_warmup: bool) -> StepRow
     optional: dict[str, Any] = {name: cells.get(name) for name in names}
     asked_wait_ms = 0.0 if cells.get("ready") else float("inf")
     num_micro = int(cells.get("num_micro") or 1)
-    return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=is_warmup)
+    warmup = bool(cells.get("warmup", index < WARMUP_STEPS))  # old tables have no marks
+    return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=warmup)

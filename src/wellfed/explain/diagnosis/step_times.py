@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import SLOW_START_S
@@ -83,13 +84,17 @@ class StepTimes:
         return self.record.throughput["steps"] if self.record.throughput else 0
 
     @cached_property
-    def num_warmup(self) -> int:
-        """Number of warm-up steps, which the figures of the record leave out; 0 without figures."""
-        return self.record.throughput["warmup_steps"] if self.record.throughput else 0
+    def is_warmup(self) -> npt.NDArray[np.bool_]:
+        """Whether each step is warm-up: as marked in the table. In old tables, without marks, the first steps are, as
+        many as the figures of the record leave out."""
+        number = max(map(len, self.all.values()), default=0)
+        marks = self.all.get("warmup", np.empty(0))
+        first = np.arange(number) < (self.record.throughput["warmup_steps"] if self.record.throughput else 0)
+        return np.where(np.isfinite(marks), marks > 0, first) if len(marks) else first
 
     def column(self, name: str) -> Series:
         """Returns a column, ``nan`` for a step without a figure; empty if the table lacks the column."""
-        return self.all.get(name, np.empty(0))[self.num_warmup :]
+        return self._steady(self.all.get(name, np.empty(0)))
 
     @cached_property
     def wait_ms(self) -> Series:
@@ -99,7 +104,7 @@ class StepTimes:
     @cached_property
     def rest_ms(self) -> Series:
         """Milliseconds of the rest of each step: copy, compute and host."""
-        return self._sum_ms(_PARTS_MS[1:])[self.num_warmup :]
+        return self._steady(self._sum_ms(_PARTS_MS[1:]))
 
     @cached_property
     def all_ms(self) -> Series:
@@ -107,21 +112,31 @@ class StepTimes:
         return self._sum_ms(_PARTS_MS)
 
     @cached_property
+    def warmup_ms(self) -> Series:
+        """Milliseconds of each warm-up step."""
+        return self.all_ms[self.is_warmup] if len(self.all_ms) else self.all_ms
+
+    @cached_property
     def all_phases_ms(self) -> Mapping[str, Series]:
         """Milliseconds of compute of each step by phase, warm-up included; see `phases_ms`."""
         return phases_ms(self.all)
 
-    @cached_property
+    @property
     def gap_ms(self) -> Series:
+        """`all_gap_ms` without the warm-up."""
+        return self._steady(self.all_gap_ms)
+
+    @cached_property
+    def all_gap_ms(self) -> Series:
         """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
         A step's ``time_s`` is the host's, which runs ahead of a GPU. So this clock lags behind the sum of the steps
         until the host waits for the device. Only a lead beyond the largest so far is a gap.
         """
-        ended_at_ms, number = 1e3 * self.column("time_s"), len(self.wait_ms)
+        ended_at_ms, number = 1e3 * self.all.get("time_s", np.empty(0)), len(self.all_ms)
         if number == 0 or len(ended_at_ms) != number:
             return np.zeros(number)
-        ahead_ms = ended_at_ms - np.cumsum(self.wait_ms + self.rest_ms)
+        ahead_ms = ended_at_ms - np.cumsum(self.all_ms)
         return np.diff(np.maximum.accumulate(ahead_ms), prepend=ahead_ms[0])
 
     @cached_property
@@ -136,10 +151,14 @@ class StepTimes:
 
     def period_s(self, lag: int) -> float | None:
         """Returns the mean seconds from a step to the one ``lag`` steps later, gaps included."""
-        ended_at_s = self.column("time_s")
-        if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
+        ended_at_ms = np.cumsum(self._steady(self.all_ms + self.all_gap_ms))
+        if len(ended_at_ms) <= lag or not ended_at_ms[-1] > ended_at_ms[0]:
             return None if self.mean_ms is None else lag * self.mean_ms / 1e3
-        return float(np.mean(ended_at_s[lag:] - ended_at_s[:-lag]))
+        return float(np.mean(ended_at_ms[lag:] - ended_at_ms[:-lag])) / 1e3
+
+    def _steady(self, column: Series) -> Series:
+        """Returns the column without the warm-up."""
+        return column[~self.is_warmup] if len(column) else column
 
     def _sum_ms(self, names: Sequence[str]) -> Series:
         """Returns the sum of the columns that the table has, warm-up included; a missing figure counts as 0."""
@@ -161,7 +180,7 @@ class WallTime:
         """Wall time of training by kind, from the record or else derived from the tables; None if both are empty."""
         if self.record.wall is not None or not len(self.steps.all.get("wait_ms", ())):
             return self.record.wall
-        steps_s, between_s = float(self.steps.all_ms.sum()) / 1e3, float(self.steps.gap_ms.sum()) / 1e3
+        steps_s, between_s = float(self.steps.all_ms.sum()) / 1e3, float(self.steps.all_gap_ms.sum()) / 1e3
         spent_s = {phase: spent["total_s"] for phase, spent in self.record.phases.items()}
         validation_s, checkpoint_s = spent_s.get("validate", 0.0), spent_s.get("checkpoint", 0.0)
         other_s = max(0.0, between_s - validation_s - checkpoint_s)
@@ -180,12 +199,12 @@ class WallTime:
 
     @cached_property
     def once_s(self) -> float:
-        """Seconds that a run loses once, whatever its length: start, end, and the excess of the first steps."""
-        wall, warmup = self.entry, self.steps.num_warmup
+        """Seconds that a run loses once, whatever its length: start, end, and the excess of the warm-up."""
+        wall, warmup_ms = self.entry, self.steps.warmup_ms
         if wall is None:
             return 0.0
-        first_s = float(self.steps.all_ms[:warmup].sum()) / 1e3
-        return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.steps.mean_ms or 0.0) / 1e3)
+        late_ms = float(warmup_ms.sum()) - len(warmup_ms) * (self.steps.mean_ms or 0.0)
+        return wall["start_s"] + wall["end_s"] + max(0.0, late_ms / 1e3)
 
     @cached_property
     def steps_frac(self) -> float | None:

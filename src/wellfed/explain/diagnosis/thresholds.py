@@ -22,6 +22,8 @@ AT_WORK_PCT = 1.0
 """Minimum utilisation of a card that works."""
 COPY_FRAC = 0.05
 """Maximum share of a step in unhidden copies without a finding (5 to 10 %: a proposal)."""
+COPY_AHEAD_FRAC = 0.9
+"""Share of a step that copying a batch ahead of it takes, from which steps wait for the copies."""
 LAUNCH_FRAC = 0.9
 """Time to launch a step over its compute time, from which the host is never ahead of the card."""
 BUSY_FRAC, HARDLY_BUSY_FRAC = 0.85, 0.2

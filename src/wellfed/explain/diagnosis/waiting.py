@@ -36,6 +36,7 @@ Cause = Literal[
     "uneven_batches",
     "slow_samples",
     "slow_handover",
+    "slow_copy",
 ]
 """Ids of the rules that report them."""
 
@@ -84,6 +85,8 @@ def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figure
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
+    if copy_ahead_ms(evidence) >= limits.COPY_AHEAD_FRAC * feeding.step_ms:
+        return "slow_copy"
     advised = feeding.workers_advised
     of_use = feeding.gain(advised).factor >= limits.LEAST_GAIN
     if has_slow_builds(evidence, feeding):
@@ -109,6 +112,13 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     # Other processes delay the batches if all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
     return None if feeding.has_other_load and is_little else "cpu_bound_loading"
+
+
+def copy_ahead_ms(evidence: Evidence) -> float:
+    """Returns the median milliseconds to copy a batch to the GPU ahead of its step; 0 if none was."""
+    found = evidence.steps.column("copy_ahead_ms")
+    found = found[np.isfinite(found)]
+    return float(np.median(found)) if len(found) else 0.0
 
 
 def handover_ms(evidence: Evidence) -> float:

@@ -25,8 +25,8 @@ from wellfed.record import EventKind, RunRecord, regular
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro"),
-    *("wait_ms", "copy_ms", "compute_ms", "host_ms", "ready"),
-    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
+    *("wait_ms", "copy_ms", "compute_ms", "host_ms", "ready", "warmup"),
+    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS, "copy_ahead_ms"),
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
@@ -244,19 +244,19 @@ _TELEMETRY_FIGURES = TELEMETRY_COLUMNS[4:]
 def step_line(row: StepRow) -> str:
     """Returns the line of steps.csv, with the same cells as `csv_table.cell` gives."""
     step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, asked_wait_ms, *rest = row
-    _, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *phases_ms = rest
+    warmup, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *more_ms = rest
     copied_ms = copy_ms or 0.0
     step_ms = wait_ms + copied_ms + compute_ms + host_ms
     is_ready = asked_wait_ms <= (READY_MS if READY_FRAC * step_ms < READY_MS else READY_FRAC * step_ms)
-    largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0)
+    largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0, more_ms[-1] or 0.0)
     if build_ms is None or slowest_ms is not None or slowest_index is not None or largest_ms >= LARGE:
         found = (step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, is_ready)
-        return ",".join(map(cell, (*found, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *phases_ms)))
+        return ",".join(map(cell, (*found, *rest)))
     time = f"{time_s:.6g}" if time_s < LARGE else f"{time_s:.3f}"
     copy = "" if copy_ms is None else f"{copy_ms:.6g}"
     launch = "" if launch_ms is None else f"{launch_ms:.6g}"
-    phases = ",".join(["" if ms is None else f"{ms:.6g}" for ms in phases_ms])
+    more = ",".join(["" if ms is None else f"{ms:.6g}" for ms in more_ms])
     return (
         f"{step},{time},{epoch},{samples},{micro},{num_micro},{wait_ms:.6g},{copy},{compute_ms:.6g},{host_ms:.6g},"
-        f"{is_ready:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,,{phases}"
+        f"{is_ready:d},{warmup:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,,{more}"
     )

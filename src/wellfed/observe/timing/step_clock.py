@@ -85,6 +85,8 @@ class StepRow(NamedTuple):
     """The same on the device's clock, as `compute_ms`; None on a CPU and in steps that were not timed."""
     device_backward_ms: float | None = None
     device_optimizer_ms: float | None = None
+    copy_ahead_ms: float | None = None
+    """Time to copy the batch to the device ahead of the step, beside earlier steps; None if it was not, as on a CPU."""
 
     @property
     def step_ms(self) -> float:
@@ -130,6 +132,7 @@ class _Marks:
     got_s: float
     begin: DeviceEvent
     built: BuildTime | None
+    copy_ahead_ms: float | None
     exchange_ms: float = 0.0
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
@@ -214,8 +217,9 @@ class StepClock:
         counts as compute, in its backward phase, in which ranks wait for one another anyway. Comes in every step."""
         self._exchange_ms = 1e3 * (self.now_s() - self._got_s)
 
-    def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
-        """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
+    def copy_begins(self, epoch: int, built: BuildTime | None = None, copy_ahead_ms: float | None = None) -> None:
+        """Marks that the copy to the device is about to be launched; ``built``: what building the batch took;
+        ``copy_ahead_ms``: what copying it took if it is on the device already."""
         self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._epoch, self._built, self._is_open = epoch, built, True
         if self._new_event is not None:
@@ -223,7 +227,7 @@ class StepClock:
                 self._stream = self._current_stream()
             begin = self._recorded()
             at = (epoch, self._last_end, self._asked_s, self._got_s)
-            self._open = _Marks(*at, begin, built, self._exchange_ms)
+            self._open = _Marks(*at, begin, built, copy_ahead_ms, self._exchange_ms)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
@@ -290,7 +294,7 @@ class StepClock:
             build_ms, build_cpu_ms, *slowest = self._built or _NOT_BUILT
             at = (step, end_s - self._origin_s, self._epoch, samples, micro_batch, num_micro)
             times = (wait_ms, None, compute_ms, host_ms, wait_ms, warmup, build_ms, build_cpu_ms, None)
-            self._rows.append(_row((*at, *times, *slowest, *phases_ms, *_UNKNOWN)))
+            self._rows.append(_row((*at, *times, *slowest, *phases_ms, *_UNKNOWN, None)))
             num_rows = len(self._rows)
         return num_rows >= WINDOW_STEPS or end_s - self._taken_at_s >= WINDOW_S
 
@@ -349,4 +353,4 @@ class StepClock:
             build_cpu_ms,
         )
         launch_ms = 1e3 * (marks.end_s - marks.copied_s)
-        return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms))
+        return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms, marks.copy_ahead_ms))

@@ -80,6 +80,14 @@ def test_the_warm_up_is_shaded() -> None:
     assert "warm-up" in keys(drawn(of))
 
 
+def test_later_warm_up_is_shaded_in_its_place() -> None:
+    marks = np.isin(np.arange(100), (0, 1, 2, 50, 51)).astype(float)
+    at_s = np.arange(1.0, 101.0)
+    picture = drawn(evidence(compute_ms=1000.0, host_ms=0.0, columns={"time_s": at_s, "warmup": marks}))
+    shaded = [(span.begin, span.end) for span in picture.charts[0].spans if span.colour == "ink"]
+    assert shaded == [(1.0, 3.0), (50.0, 52.0)]
+
+
 def test_a_swing_of_steps_is_shown_step_by_step() -> None:
     wait_ms = np.where(np.arange(400) % 8 == 0, 30.0, 1.0)
     columns = {"wait_ms": wait_ms, "time_s": 0.05 * np.arange(1, 401)}

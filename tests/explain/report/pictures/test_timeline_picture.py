@@ -68,6 +68,16 @@ def test_20_steps_of_the_usual_length_are_drawn_and_named() -> None:
         assert found == pytest.approx(column[first - 1 : last].tolist(), abs=0.2)
 
 
+def test_warm_up_in_the_middle_is_not_shown() -> None:
+    at = np.arange(41)
+    took_ms = np.where(at == 20, 5000.0, np.where(at < 20, 40.0, 60.0))
+    columns = {"compute_ms": took_ms, "time_s": np.cumsum(took_ms) / 1e3, "warmup": (at == 20).astype(float)}
+    _, caption = drawn(evidence(steps=41, host_ms=0.0, columns=columns))
+    assert caption.startswith(("Steps 1 to 20 took 800 ms", "Steps 22 to 41 took 1"))
+    short = {name: column[:39] for name, column in columns.items()}
+    assert list(timeline(evidence(steps=39, host_ms=0.0, columns={**short, "warmup": (at[:39] == 19) * 1.0}))) == []
+
+
 def test_a_pause_between_steps_is_empty() -> None:
     times = np.arange(1, 21) * 0.05 + np.where(np.arange(20) > 9, 0.3, 0.0)
     of = evidence(steps=20, compute_ms=50.0, host_ms=0.0, columns={"time_s": times})

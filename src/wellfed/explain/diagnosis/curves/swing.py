@@ -312,7 +312,7 @@ class RunSwings:
         lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
         if (loader := self.record.plan.get("loader.num_workers")) and loader["value"]:
             lags["loader.num_workers"] = int(loader["value"])
-        lengths = np.unique(self.steps.column("epoch"), return_counts=True)[1]
+        lengths = np.unique(self.steps.all.get("epoch", np.empty(0)), return_counts=True)[1]
         if len(lengths) > 2:  # the first and the last may be incomplete
             lags["epoch"] = int(np.median(lengths[1:-1]))
         return lags

@@ -291,7 +291,7 @@ def step_time_trend(evidence: Evidence) -> Finding | None:
     step = int(steps[index]) if len(steps) == len(times_ms) else index
     between_ms = np.array_split(np.nan_to_num(evidence.steps.column("host_ms")), _BLOCKS)
     grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
-    phase = _growing_phase(evidence, len(times_ms), 0.5 * (last - first))
+    phase = _growing_phase(evidence, 0.5 * (last - first))
     within = f"in {_IN_WORDS.get(phase, phase)}" if phase else "in forward, backward and optimizer"
     part = "between the steps" if grown_ms > 0.5 * (last - first) else within
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
@@ -307,10 +307,10 @@ def step_time_trend(evidence: Evidence) -> Finding | None:
     return Finding("step_time_trend", text, figures, lost_frac=lost_frac)
 
 
-def _growing_phase(evidence: Evidence, num_steps: int, least_ms: float) -> str | None:
+def _growing_phase(evidence: Evidence, least_ms: float) -> str | None:
     """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
     for name, all_ms in evidence.steps.all_phases_ms.items():
-        parts = np.array_split(all_ms[len(all_ms) - num_steps :], _BLOCKS)
+        parts = np.array_split(all_ms[~evidence.steps.is_warmup], _BLOCKS)
         first_ms, last_ms = (part[np.isfinite(part)] for part in (parts[0], parts[-1]))
         if len(first_ms) and len(last_ms) and np.median(last_ms) - np.median(first_ms) > least_ms:
             return name

@@ -22,6 +22,7 @@ from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
     cause_of_waiting,
     cold_over_warm,
+    copy_ahead_ms,
     handover_ms,
     has_slow_builds,
     latency_of,
@@ -307,21 +308,33 @@ def slow_handover(evidence: Evidence) -> Finding | None:
 
 _AHEAD = 2
 """Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
+_PINNED = 2.0
+"""Least factor by which copies from page-locked memory are usually faster."""
 _LATENCY_MS, _SLOWEST_GB_S = 0.5, 0.02
 """Longest start and lowest rate of a copy, with much room: pageable memory goes over PCIe at 1 GB/s and more. Something
 else holds up what takes longer."""
 
 
 def slow_copy(evidence: Evidence) -> Finding | None:
-    """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
-    copy = evidence.copy_frac
-    if copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or evidence.steps.mean_ms is None:
-        return None
-    copy_ms, mib = copy * evidence.steps.mean_ms, evidence.record.loading.get("batch_mib")
+    """Returns a finding if a step waits for its copy, which could overlap with the previous step or, if it does, takes
+    as long as a step."""
+    waiting = waiting_for(evidence, "slow_copy")
+    copy, mib = evidence.copy_frac, evidence.record.loading.get("batch_mib")
     parts = evidence.steps.column("num_micro")  # a script that accumulates gradients copies each by itself
     num_copies = int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
-    figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
-    text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+    if waiting is not None:
+        copy, copy_ms = waiting.frac, copy_ahead_ms(evidence)
+        figures: Figures = {"wait_frac": copy, "copy_ms": copy_ms}
+        text = f"{show_percent(copy)} of each step waits for its batch to be copied to the GPU, which takes as long as "
+        text += "the step"
+        gain: Gain | None = Gain(min(_PINNED, waiting.feeding.bound), 1.0, waiting.feeding.bound)
+    elif copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or not evidence.steps.mean_ms:
+        return None
+    else:
+        copy_ms = copy * evidence.steps.mean_ms
+        figures = {"copy_frac": copy, "copy_ms": copy_ms}
+        text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+        gain = _hidden(copy, evidence)
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": num_copies * mib * MIB / 1e6 / copy_ms}
         text += f": {show_bytes(num_copies * mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
@@ -348,7 +361,8 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         )
         return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
     text += f"; {' and '.join(whys)}."
-    gain = _hidden(copy, evidence) if is_ahead or may_be_ahead else None  # else it is faster, and nothing hides it
+    if waiting is None and not (is_ahead or may_be_ahead):
+        gain = None  # page-locked memory makes it faster, and nothing hides it
     return Finding("slow_copy", text, figures, tuple(change), gain=gain, lost_frac=None if gain else copy)
 
 
@@ -361,15 +375,15 @@ def _hidden(copy: float, evidence: Evidence) -> Gain:
 
 
 def slow_start(evidence: Evidence) -> Finding | None:
-    """Returns a note if the first steps took much of the time. No figure contains them."""
+    """Returns a note if the warm-up took much of the time. No figure contains it."""
     wall = evidence.record.wall
     if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.wall.once_s:
         return _around_steps(evidence, wall)
-    throughput, step_ms = evidence.record.throughput, evidence.steps.mean_ms
-    if not throughput or step_ms is None:
+    step_ms = evidence.steps.mean_ms
+    if not evidence.record.throughput or step_ms is None:
         return None
-    warmup, took_ms = throughput["warmup_steps"], evidence.steps.all_ms
-    first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
+    warmup = len(evidence.steps.warmup_ms)
+    first_s, all_s = float(evidence.steps.warmup_ms.sum()) / 1e3, float(evidence.steps.all_ms.sum()) / 1e3
     lost_s = first_s - warmup * step_ms / 1e3
     if lost_s < limits.SLOW_START_S or lost_s < limits.SLOW_START_FRAC * all_s:
         return None
@@ -377,8 +391,8 @@ def slow_start(evidence: Evidence) -> Finding | None:
     why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
     return Finding(
         "slow_start",
-        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
-        f"{why}. They are in no figure; a longer run loses no more.",
+        f"The warm-up of {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of "
+        f"training: {why}. It is in no figure; a longer run loses no more.",
         {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
         is_note=True,
     )

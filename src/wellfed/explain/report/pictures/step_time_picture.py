@@ -41,10 +41,11 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     total_ms = np.sum(list(parts.values()), axis=0)
     total, *means = (binned(at_s, ms, lasts=total_ms / 1e3) for ms in (total_ms, *parts.values()))
     x, curves = total.x, [curve.y for curve in means]
-    warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
+    is_warmup = evidence.steps.is_warmup
+    steady_ms = total_ms if is_warmup.all() else total_ms[~is_warmup]
     # The upper limit of the axis: a few very long steps must not flatten all others.
     usual_ms = float(np.nanpercentile(total.y, 95)) if np.isfinite(total.y).any() else 1.0
-    most_ms = max(1e-3, 1.08 * min(float(total_ms[warmup if warmup < number else 0 :].max()), 2.5 * usual_ms))
+    most_ms = max(1e-3, 1.08 * min(float(steady_ms.max()), 2.5 * usual_ms))
     if len(total.x) == 1:  # an area needs a begin and an end
         x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
     areas = [ChartCurve(name, colour_of(name), x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
@@ -54,9 +55,10 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         areas.append(binned(at_s, table["step"], "step", kind="told"))
     notes, keys = _happened(evidence, axis, most_ms)
     spans = axis.strip
-    if warmup and number > 1:
-        begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
-        spans = [Stretch(begin_s, float(at_s[min(warmup, number) - 1]), "ink"), *spans]
+    if is_warmup.any() and number > 1:
+        begins_s = np.maximum(axis.begin_s, at_s - total_ms / 1e3)
+        bounds = np.flatnonzero(np.diff(is_warmup, prepend=False, append=False)).reshape(-1, 2)
+        spans = [*(Stretch(float(begins_s[a]), float(at_s[b - 1]), "ink") for a, b in bounds.tolist()), *spans]
         keys.append(Key("ink", "warm-up", "shade"))
     shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
     told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
@@ -73,7 +75,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     period = swing["period_steps"] if swing else None
     if swing and period and 2 * period <= number:
         if evidence.swings.of_steps and evidence.swings.of_steps[0].where == "gap":
-            parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.steps.gap_ms)), evidence.steps.gap_ms])
+            parts[_PAUSE] = evidence.steps.all_gap_ms
         yield _folded(table, parts, period, swing["period_s"])
 
 

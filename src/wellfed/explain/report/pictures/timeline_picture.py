@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
@@ -28,13 +29,14 @@ _Stretch = tuple[float, float, Colour, str]
 
 def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     """Draws 20 steps in a row that take as long as most: what each waited for and computed, and the host's launches."""
-    names = ("step", "time_s", *(f"{name}_ms" for name in PARTS))
-    columns = {name: np.nan_to_num(evidence.steps.column(name)) for name in names}
-    number = len(columns["step"])
-    if number < SHOWN or any(len(column) not in (0, number) for column in columns.values()):
+    names, steps = ("step", "time_s", *(f"{name}_ms" for name in PARTS)), evidence.steps
+    columns = {name: np.nan_to_num(evidence.all_steps.get(name, np.empty(0))) for name in names}
+    number, total_ms = len(columns["step"]), steps.all_ms
+    if number < SHOWN or any(len(column) not in (0, number) for column in (*columns.values(), total_ms)):
         return
-    total_ms = evidence.steps.wait_ms + evidence.steps.rest_ms
-    first = _usual(total_ms, evidence.steps.gap_ms)
+    first = _usual(total_ms, steps.all_gap_ms, steps.is_warmup)
+    if first is None:
+        return
     shown = range(first, first + SHOWN)
     # The resolution of a time in steps.csv: six digits, and milliseconds at least.
     last_s = max(float(columns["time_s"][-1]), 1e-3)
@@ -44,7 +46,7 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     ended_ms = np.full(number, np.nan)
     ended_ms[earliest:] = _ended(total_ms[earliest:], 1e3 * columns["time_s"][earliest:], is_precise=is_precise)
     phases = phases_ms(evidence.all_steps, timed_only=True)
-    parts_ms = {name: ms[-number:] for name, ms in parts_of(evidence, phases).items()}
+    parts_ms = parts_of(evidence, phases)
     begin_ms, end_ms = float(ended_ms[first] - total_ms[first]), float(ended_ms[shown[-1]])
     if not end_ms > begin_ms:
         return
@@ -61,7 +63,7 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
                 at_ms += took
     rows = [("step", of_steps), ("device" if evidence.on_gpu else "CPU", parts)]
     keys = [Key(colour_of(name), name, "area") for name, ms in parts_ms.items() if ms[shown].any()]
-    launch_ms = evidence.steps.column("launch_ms")
+    launch_ms = evidence.all_steps.get("launch_ms", np.empty(0))
     if evidence.on_gpu and is_precise and len(launch_ms) == number and np.isfinite(launch_ms[shown]).all():
         rows.append(("host", _launches(columns, np.nan_to_num(launch_ms), begin_ms, end_ms)))
         keys.append(Key("good", "launching a step's kernels", "area"))
@@ -75,12 +77,15 @@ def timeline(evidence: Evidence) -> Iterator[PagePicture]:
     yield PagePicture(f"{SHOWN} steps", image=image, caption=caption, more_keys=keys)
 
 
-def _usual(total_ms: Series, gap_ms: Series) -> int:
-    """Returns the first of those steps in a row that together take the median time."""
-    sums = np.concatenate([[0.0], np.cumsum(total_ms + gap_ms)])
-    lasted_ms = sums[SHOWN:] - sums[:-SHOWN] - gap_ms[: len(sums) - SHOWN]  # without what lay before the first
+def _usual(total_ms: Series, gap_ms: Series, is_warmup: npt.NDArray[np.bool_]) -> int | None:
+    """Returns the first of those steps in a row that together take the median time; None if all have warm-up."""
+    sums, warm = (np.concatenate([[0.0], np.cumsum(one)]) for one in (total_ms + gap_ms, is_warmup))
+    firsts = np.flatnonzero(warm[SHOWN:] == warm[:-SHOWN])
+    if not len(firsts):
+        return None
+    lasted_ms = (sums[SHOWN:] - sums[:-SHOWN])[firsts] - gap_ms[firsts]  # without what lay before the first
     middle = (len(lasted_ms) - 1) // 2
-    return int(np.argpartition(lasted_ms, middle)[middle])
+    return int(firsts[np.argpartition(lasted_ms, middle)[middle]])
 
 
 def _ended(total_ms: Series, time_ms: Series, *, is_precise: bool) -> Series:
@@ -123,7 +128,7 @@ def _notes(evidence: Evidence, rows: Sequence[object], shown: range, whole: int)
         yield f"Phases were not timed in {whole} of these steps, so their compute is not divided."
     if evidence.on_gpu and len(rows) > 2:
         yield "The device's steps are drawn as early as the host's marks allow."
-    build_ms = evidence.steps.column("build_ms")
+    build_ms = evidence.all_steps.get("build_ms", np.empty(0))
     if evidence.num_workers and len(build_ms) > shown[-1] and np.isfinite(build_ms[shown]).any():
         mean = show_ms(float(np.nanmean(build_ms[shown])))
         yield f"Workers built each of these batches in {mean} on average; steps.csv does not have when."

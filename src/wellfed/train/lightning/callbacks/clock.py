@@ -82,7 +82,7 @@ class TimedLoader:
                 self._on_first = None
             if self._on_batch is not None:
                 self._on_batch(batch)
-            clock.copy_begins(batch.epoch, batch.took)
+            clock.copy_begins(batch.epoch, batch.took, batch.copy_ahead_ms)
             if self._unwrap:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
             if batch.is_last:

@@ -1,10 +1,16 @@
 """Copies that a step stands still for are named, with what hides them."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
+from tests.kit.loader_evidence import fed_by
+from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.feeding_rules import slow_copy
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 PAGEABLE = {"loader.pin_memory": False, "loader.device_prefetch": 0}
 
@@ -79,6 +85,42 @@ def test_nothing_to_set_where_copies_run_ahead():
     assert found.change == ()
     assert "uint8" in found.message
     assert found.severity == "high"
+
+
+def copied_ahead(workers: int, **loader: object) -> Evidence:
+    """Steps of 30 ms beside copies of 45 ms, which are made ahead: each waits for 15 ms."""
+    build_ms, wait_ms = (60.0, np.full(200, 15.0)) if workers else (2.0, np.full(200, 17.0))
+    given = {"device_prefetch": 2, "pin_memory": True, **loader}
+    loading = {"batch_mib": 45.0, "has_fetch": True}
+    run = fed_by(workers, build_ms=build_ms, step_ms=30.0, wait_ms=wait_ms, loader=given, loading=loading, on_gpu=True)
+    return replace(run, all_steps={**run.all_steps, "copy_ahead_ms": np.full(200, 45.0)})
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_steps_that_copies_ahead_of_them_hold_up(workers: int):
+    """Neither threads nor more workers copy faster."""
+    found, *others = run_rules(copied_ahead(workers))
+    assert (found.id, found.change, found.gain) == ("slow_copy", (), None)
+    assert found.message.startswith(f"{'33.3' if workers else '36.1'} % of each step waits for its batch to be copied")
+    assert "which takes as long as the step: 45.0 MiB in 45.00 ms, 1 GB/s, and copies run ahead" in found.message
+    assert found.lost_frac == pytest.approx(0.333 if workers else 0.361, abs=1e-3)
+    assert [one.id for one in others if not one.is_note] == []
+
+
+def test_copies_ahead_from_pageable_memory_may_be_faster():
+    found = slow_copy(copied_ahead(4, pin_memory=False))
+    assert found is not None
+    assert found.change == ("loader.pin_memory=true",)
+    assert "1 GB/s; its memory is not page-locked." in found.message
+    assert found.gain is not None
+    assert (found.gain.low, found.gain.factor) == (1.0, pytest.approx(1.5, abs=0.01))
+
+
+def test_short_copies_ahead_are_not_the_cause_of_waiting():
+    run = copied_ahead(4)
+    run = replace(run, all_steps={**run.all_steps, "copy_ahead_ms": np.full(200, 20.0)})
+    assert slow_copy(run) is None
+    assert run_rules(run)[0].id == "slow_handover"
 
 
 def test_silent():
