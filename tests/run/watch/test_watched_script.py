@@ -196,6 +196,25 @@ for epoch in range(2):
     assert {(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]} == {("12", "4", "3")}
 
 
+def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
+    """As transformers and datasets do."""
+    (tmp_path / "train.py").write_text(
+        """
+import importlib.util
+print(importlib.util.find_spec("torch").name, importlib.util.find_spec("torch").name)
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "torch torch\n")
+    assert record_of(tmp_path).steps == 5
+
+
 @pytest.mark.slow
 def test_without_an_optimizer_batches_are_steps(tmp_path: Path) -> None:
     """First an inference, then a training by hand: the first batches are no steps of it."""
