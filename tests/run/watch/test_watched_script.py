@@ -617,6 +617,77 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(480, 4)), batch_si
     assert record.phases["validate"]["total_s"] > 18 * 0.05  # the first is recognised after its time
 
 
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+def loader(): return DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=8)
+def train(batches):
+    for (x,) in batches:
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def evaluate(batches, most=100):
+    for i, (x,) in enumerate(batches):
+        if i == most:
+            break
+        with torch.no_grad():
+            model(x)
+def ahead(batches):
+    batches = iter(batches)
+    next_one = next(batches)
+    for following in batches:
+        yield next_one
+        next_one = following
+    yield next_one
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first, val = loader(), loader()
+train(first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        ("next(iter(one))", "train(one)"),
+        ("evaluate(one)", "train(one)"),
+        pytest.param("evaluate(one, 2)", "train(one)", marks=pytest.mark.slow),
+        pytest.param("pass", "train(ahead(one))", marks=pytest.mark.slow),
+        pytest.param("one = first; next(iter(val))", "train(one)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loader_is_trained_with_after_other_uses(before: str, again: str, tmp_path: Path) -> None:
+    """Folds of a cross-validation, each with a DataLoader of its own."""
+    folds = f"for fold in range(3):\n    one = loader()\n    {before}\n    {again}\n    evaluate(val)\n"
+    (tmp_path / "train.py").write_text(LOADERS + folds)
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 40
+    if "ahead" not in again:  # its first batches come before any pass
+        assert {row["samples"] for row in rows} == {"8"}
+    assert record_of(tmp_path).phases["validate"]["times"] <= 6
+    assert all(row["forward_ms"] for row in rows[1:] if "evaluate" not in before)
+
+
+@pytest.mark.parametrize("most", ["3", pytest.param("100", marks=pytest.mark.slow)])
+def test_a_training_without_a_loader_after_validations_with_one(most: str, tmp_path: Path) -> None:
+    """Its passes are seen, and the validation's loader is not taken for its own."""
+    slow = """
+import time
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.01)
+        return super().forward(x)
+"""
+    head = LOADERS.replace("torch.nn.Linear(4, 1)", "Slow(4, 1)").replace("import torch", f"import torch{slow}", 1)
+    steps = f"for _ in range(10):\n    train([(torch.randn(8, 4),)] * 2)\n    evaluate(val, {most})\n"
+    (tmp_path / "train.py").write_text(head.replace("\ntrain(first)", "") + steps)
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert [row["samples"] for row in rows] == ["1"] * 20
+    assert sum(float(row["forward_ms"]) >= 10 for row in rows) >= 18 - 10 * (most == "3")
+
+
 def test_a_model_that_is_trained_more_often(tmp_path: Path) -> None:
     """The other one's time is part of a step."""
     (tmp_path / "train.py").write_text(

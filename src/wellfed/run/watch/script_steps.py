@@ -104,6 +104,9 @@ class ScriptSteps(Harmless):
         """The latest of them."""
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
+        self._set_aside: Iteration | None = None
+        """Latest batch of such a DataLoader, unless its pass has ended."""
+        self._sees_passes = False
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
         self._steps_of_iterations = deque([1], maxlen=2)
         """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
@@ -137,12 +140,14 @@ class ScriptSteps(Harmless):
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
         self._joins = self._is_aside = False
+        self._set_aside = None
         iteration = self._iteration
         if iteration is not None:
             is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
             if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
+                others &= iteration.loader in self._trained or loader not in self._trained  # else a batch looked at
                 self._joins = loader in self._trained if iteration.loader is loader else others
             if not self._joins:
                 self._close(iteration)
@@ -165,12 +170,14 @@ class ScriptSteps(Harmless):
         if not self._is_mine():
             return
         self._asked_by = None
+        size, iteration = _size(batch, loader), self._iteration
+        begun = Iteration(loader, size, self._epochs.get(loader, 0), took)
         if self._is_aside:
+            self._set_aside = begun if loader in self._aside else None
             return
         self.clock.got()
-        size, iteration = _size(batch, loader), self._iteration
         if not self._joins or iteration is None:
-            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took)
+            self._iteration = iteration = begun
             if not self._record.has_batch:
                 self._record.batch(bytes_by_dtype(batch))
         elif iteration.loader is loader:
@@ -183,7 +190,8 @@ class ScriptSteps(Harmless):
     def exhausted(self, loader: SeenLoader) -> None:
         """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
-            self._asked_by = None
+            self._asked_by = self._set_aside = None
+            self._is_aside = False
             if self._iteration is not None and self._iteration.is_ended:
                 self._iteration.samples = 0  # a pass from here on has a batch that was read ahead, and counted
             self.clock.interrupt()
@@ -212,7 +220,12 @@ class ScriptSteps(Harmless):
             is_trained: an optimizer has parameters of the module. A pass of another one, such as a teacher or a frozen
                 encoder, is part of the iteration's forward pass and shows nothing on what the iteration is.
         """
-        if not self._is_mine() or self._is_aside:
+        if not self._is_mine():
+            return
+        self._sees_passes = True
+        if self._is_aside:
+            if self._set_aside is not None and is_trained and not torch.is_grad_enabled():
+                self._set_aside.is_evaluated = True
             return
         if not (is_trained and torch.is_grad_enabled()):
             if is_trained:
@@ -258,6 +271,8 @@ class ScriptSteps(Harmless):
         if is_done:
             self._mark_pass(BACKWARD, is_done=True)
             return
+        if self._iteration is None and self._set_aside is not None:
+            self._take_back(self._set_aside)
         iteration = self._training_iteration()
         iteration.has_backward = iteration.is_trained = True
         self._raise_to(Level.backward)
@@ -322,8 +337,23 @@ class ScriptSteps(Harmless):
         iteration = self._iteration
         return self._begin_without_loader() if iteration is None or iteration.is_ended else iteration
 
+    def _take_back(self, iteration: Iteration) -> None:
+        """Begins an iteration with a batch that was set aside, unless the loop reads no DataLoader or evaluated it."""
+        self._set_aside = None
+        if self._feeds is None or iteration.is_evaluated or iteration.loader is None:
+            return
+        self._aside.discard(iteration.loader)
+        self._is_aside = False
+        self._use_events()
+        self._iteration = iteration
+        self.clock.ask()
+        self.clock.got()
+        self.clock.copy_begins(iteration.epoch, iteration.took)
+        self.clock.copied()
+
     def _begin_without_loader(self) -> Iteration:
         ended, self._iteration = self._iteration, None
+        self._is_aside = False
         self._record.begin()
         if not self._trained:
             self._record.note(NO_LOADER)
@@ -370,7 +400,8 @@ class ScriptSteps(Harmless):
         if iteration.has_step or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
             self._end(iteration)
         elif iteration.loader is not None:
-            if iteration.loader not in self._trained:
+            # A batch without any pass, as of a loader that is looked at or skips batches, is no validation.
+            if iteration.loader not in self._trained and (iteration.has_pass or not self._sees_passes):
                 self._aside.add(iteration.loader)
             self._pause()
 
