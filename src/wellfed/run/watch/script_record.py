@@ -21,7 +21,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
@@ -34,7 +34,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks, used_gpus
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, fullest_gpu, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
 
@@ -264,11 +264,11 @@ class ScriptRecord(RankOfScript):
         trained_s = self.progress.trained_s(0.0, self.journal.time_s())
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
-        on_gpu = cuda_events() is not None
+        gpu = fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
         record.memory = {
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "budget_gib": gib(torch.cuda.get_device_properties().total_memory) if on_gpu else None,
+            "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
+            "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
             "predicted_peak_gib": None,
             "measured_peak_gib": self.peak_gib(),
             "may_lower": [],
@@ -299,7 +299,7 @@ class ScriptRecord(RankOfScript):
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
-        accelerator = "gpu" if cuda_events() is not None else "cpu"
+        accelerator = "gpu" if used_gpus() else "cpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
         workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}

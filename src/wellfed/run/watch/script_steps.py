@@ -26,7 +26,7 @@ import torch
 
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import device_clock, gpu_in_use, used_gpus
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
@@ -36,6 +36,7 @@ OTHER_THREAD = (
     "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
 )
 NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
+SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
 _IDLE_S = 10.0
 """Seconds that the end of a script waits for the device."""
@@ -86,7 +87,8 @@ class ScriptSteps(Harmless):
         super().__init__(quiet=True)
         self._record = record
         self.clock = StepClock(origin_s=record.origin_s)
-        self._has_events = False
+        self._gpu: int | None = None
+        """GPU whose events time the steps; None = the host's clock does."""
         self._is_recording: Callable[[], bool] = lambda: False
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self.level = Level.batches
@@ -432,16 +434,17 @@ class ScriptSteps(Harmless):
 
     def _use_events(self) -> None:
         """Times steps by events of the device from here on, once the script uses one."""
-        if self._has_events or self._rows.step > WARMUP_STEPS or self._iteration is not None:
+        if self._gpu is not None or self._rows.step > WARMUP_STEPS or self._iteration is not None:
             return
-        new_event = cuda_events()
-        if new_event is not None:
+        self._gpu = gpu_in_use()
+        if self._gpu is not None:
             self._take()
-            self._has_events = True
+            if len(used_gpus()) > 1:
+                self._record.note(SEVERAL_GPUS.format(self._gpu))
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
-            self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
+            self.clock = device_clock(self._record.origin_s, self._gpu)
 
     def _mark(self, phase: int) -> None:
         if self._iteration is not None and not self._iteration.is_ended:
@@ -456,17 +459,16 @@ class ScriptSteps(Harmless):
         with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
             if self._iteration is not None:
                 self._close(self._iteration)
-            is_idle = not has_error and (not self._has_events or _is_idle_soon())
+            is_idle = not has_error and (self._gpu is None or _is_idle_soon(self._gpu))
             self._take(wait=is_idle)
 
 
-def _is_idle_soon() -> bool:
-    """Returns whether the device ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
-    device = torch.cuda.current_device()
+def _is_idle_soon(gpu: int) -> bool:
+    """Returns whether the GPU ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
 
     def wait() -> None:
         with suppress(RuntimeError):  # of a device that has failed, whose times can't be read either
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(gpu)
 
     waiting = threading.Thread(target=wait, name="wellfed-device", daemon=True)
     waiting.start()

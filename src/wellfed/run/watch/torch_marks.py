@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from wellfed.batches import BuildTime
 from wellfed.errors import type_and_line
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import uses_cuda
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
@@ -293,7 +293,7 @@ class TorchMarks:
 
     def _watch_copies(self) -> None:
         """Watches copies to a device, from the first use of one on."""
-        if self._sees_copies or cuda_events() is None:
+        if self._sees_copies or not uses_cuda():
             return
         self._sees_copies = True
         for name in ("to", "cuda"):
