@@ -451,6 +451,36 @@ def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> N
     assert record.plan["trainer.accelerator"]["value"] == "gpu"
 
 
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize(
+    ("wrap", "precision"),
+    [
+        ("model.forward = torch.autocast('cuda', torch.bfloat16)(model.forward)", "mixed"),  # as Accelerate does
+        pytest.param("torch.autocast('cuda').__enter__()", "mixed", marks=pytest.mark.slow),
+        pytest.param("model.forward = torch.autocast('cuda', enabled=False)(model.forward)", "32-true"),
+        pytest.param("model.__class__ = type('FSDPModule', (torch.nn.Linear,), {})", None, marks=pytest.mark.slow),
+    ],
+)
+def test_mixed_precision_is_seen(wrap: str, precision: str | None, tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also if it begins within the model. Sharded weights may be computed with in another type, unseen."""
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+    with torch.no_grad(), torch.autocast("cuda"):
+        model.bias + 1
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver))
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path).config["gpu"].get("precision") == precision
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
 def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:

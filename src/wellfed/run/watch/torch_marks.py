@@ -76,6 +76,7 @@ class TorchMarks:
         self._replace(_BaseDataLoaderIter, "__next__", self._takes)
         self._replace(torch.autograd, "backward", self._goes_back)
         self._replace(torch, "save", self._saves)
+        self._replace(torch.amp.autocast_mode.autocast, "__enter__", self._enters_autocast)
         if hasattr(torch.cuda.graphs.CUDAGraph, "replay"):
             self._replace(torch.cuda.graphs.CUDAGraph, "replay", self._replays)
         for hook in (
@@ -178,6 +179,16 @@ class TorchMarks:
     def _saves(self, original: Callable[..., Any]) -> Callable[..., Any]:
         return _between(self._steps.saving, original)
 
+    def _enters_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(autocast: Any) -> Any:
+            if (
+                not torch.compiler.is_compiling() and torch.is_grad_enabled()
+            ):  # anywhere, also in a model's forward pass
+                self._has_autocast |= autocast.device == "cuda" and autocast._enabled
+            return original(autocast)
+
+        return enter
+
     def _replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps = self._steps
 
@@ -261,7 +272,8 @@ class TorchMarks:
         parameters = _parameters(optimizer)
         is_float32 = all(one.dtype == torch.float32 for one in parameters) and not self._has_autocast
         gpu = {
-            "precision": "32-true" if is_float32 else "mixed",
+            # Sharded weights of float32 may compute in another type, which no autocast shows.
+            **({} if is_float32 and self._is_sharded else {"precision": "32-true" if is_float32 else "mixed"}),
             "tf32": torch.get_float32_matmul_precision() != "highest",
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
