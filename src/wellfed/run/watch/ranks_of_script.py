@@ -137,6 +137,8 @@ class RankOfScript:
         self.origin_s, self.store = origin_s, store
         self.is_begun = self.is_open = False
         """Whether the training has begun, and can be recorded."""
+        self.seen_s = origin_s
+        """Monotonic time of the latest sign of the training."""
         self.world_size = 1
         """Ranks that train together, as far as torch.distributed has shown."""
         self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)

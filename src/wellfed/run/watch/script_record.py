@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -42,6 +43,8 @@ INTERVAL_S = 0.5
 """Seconds between readings of GPUs and host."""
 _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
+_MOST_LATE = 10_000
+"""Maximum number of readings after the latest sign of the training that count once there is another one."""
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -90,6 +93,8 @@ class ScriptRecord(RankOfScript):
         self._watching = ExitStack()
         self._gpus: set[int] = set()
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
+        self._late: deque[Sample] = deque(maxlen=_MOST_LATE)
+        """Readings after the latest sign of the training."""
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
@@ -252,16 +257,20 @@ class ScriptRecord(RankOfScript):
     def _fill_in(self) -> None:
         record, summary = self.record, self.journal.summary()
         self._add_settings()
+        self._add_readings()
+        until_s = self.seen_s - self.origin_s
+        if self._late:
+            self.journal.drop_readings_after(until_s + INTERVAL_S)
         if summary is not None:
             record.throughput, record.time = summary.throughput(self._unit), summary.time()
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         record.phases = {
             phase: {"total_s": round(total_s, 6), "times": times}
-            for phase, (total_s, times) in self.progress.spent().items()
+            for phase, (total_s, times) in self.progress.spent(until_s).items()
         }
         self._add_pauses()
-        trained_s = self.progress.trained_s(0.0, self.journal.time_s())
+        trained_s = self.progress.trained_s(0.0, until_s)
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
         gpu = fullest_gpu()
@@ -322,7 +331,14 @@ class ScriptRecord(RankOfScript):
                 self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
             self.journal.telemetry(used)
-            self._summary.add(used)
+            self._late += used
+            self._add_readings()
+
+    def _add_readings(self) -> None:
+        """Counts the readings up to the latest sign of the training: what the script does later is none of it."""
+        until_s = self.seen_s - self.origin_s + INTERVAL_S  # a reading describes the time before it
+        while self._late and self._late[0].time_s <= until_s:
+            self._summary.add([self._late.popleft()])
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -383,7 +384,10 @@ class ScriptSteps(Harmless):
         if not self._record.is_begun and multiprocessing.parent_process() is not None:
             self.is_off = True  # a process of the script's own, beside others
             return False
-        return here == self._thread and not self._is_recording()
+        if here != self._thread or self._is_recording():
+            return False
+        self._record.seen_s = time.monotonic()
+        return True
 
     def _raise_to(self, level: Level) -> None:
         """Drops the steps of a lower level, once more is seen of the training."""
@@ -459,7 +463,10 @@ class ScriptSteps(Harmless):
         with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
             if self._iteration is not None:
                 self._close(self._iteration)
+            is_busy = not has_error and self._gpu is not None and not torch.cuda.current_stream(self._gpu).query()
             is_idle = not has_error and (self._gpu is None or _is_idle_soon(self._gpu))
+            if is_busy:
+                self._record.seen_s = time.monotonic()
             self._take(wait=is_idle)
 
 
