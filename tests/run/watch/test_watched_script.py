@@ -699,6 +699,19 @@ def test_a_loader_is_trained_with_after_other_uses(before: str, again: str, tmp_
     assert all(row["forward_ms"] for row in rows[1:] if "evaluate" not in before)
 
 
+def test_loops_within_one_another_count_each_sample_once(tmp_path: Path) -> None:
+    """As of rollouts, from which small batches are drawn."""
+    (tmp_path / "train.py").write_text(
+        f"""{LOADERS}
+for (rollout,) in DataLoader(TensorDataset(torch.randn(320, 4)), batch_size=32):
+    train(DataLoader(TensorDataset(rollout), batch_size=8))
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    assert [row["samples"] for row in rows_of(tmp_path)] == ["8"] * 50
+    assert record_of(tmp_path).samples == 400
+
+
 @pytest.mark.parametrize("most", ["3", pytest.param("100", marks=pytest.mark.slow)])
 def test_a_training_without_a_loader_after_validations_with_one(most: str, tmp_path: Path) -> None:
     """Its passes are seen, and the validation's loader is not taken for its own."""

@@ -185,6 +185,8 @@ class ScriptSteps(Harmless):
                 self._record.batch(bytes_by_dtype(batch))
         elif iteration.loader is loader:
             iteration.samples += size
+        else:  # of loops within one another, the inner one's batches are trained with
+            iteration.samples = min(iteration.samples, size)
         self._record.received(batch, size)
         self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
