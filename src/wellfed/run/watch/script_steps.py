@@ -82,11 +82,15 @@ class Iteration:
 
 
 class ScriptSteps(Harmless):
-    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing."""
+    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing.
 
-    def __init__(self, record: RankOfScript) -> None:
+    Args:
+        parent: process that had started this one when the watch began. Processes that the script starts have another.
+    """
+
+    def __init__(self, record: RankOfScript, parent: object) -> None:
         super().__init__(quiet=True)
-        self._record = record
+        self._record, self._parent = record, parent
         self.clock = StepClock(origin_s=record.origin_s)
         self._gpu: int | None = None
         """GPU whose events time the steps; None = the host's clock does."""
@@ -383,7 +387,7 @@ class ScriptSteps(Harmless):
         here = threading.get_ident()
         if self._thread is None:
             self._thread = here
-        if not self._record.is_begun and multiprocessing.parent_process() is not None:
+        if not self._record.is_begun and multiprocessing.parent_process() is not self._parent:
             self.is_off = True  # a process of the script's own, beside others
             return False
         if here != self._thread or self._is_recording():
