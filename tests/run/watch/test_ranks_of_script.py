@@ -75,6 +75,7 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert first["forward_frac"] is not None
     assert first["cpu_quota_cores"] == second["cpu_quota_cores"] == record.machine["cpu_quota_cores"]
     assert (record.steps, record.samples) == (60, 2 * 60 * 8)
+    assert record.config["workload"]["effective_batch_size"] == 2 * 8
     assert record.launch is not None
     assert record.launch["by"] == "torchrun"
     assert "are unknown" not in done.stderr

@@ -194,6 +194,7 @@ for epoch in range(2):
     rows = rows_of(tmp_path)
     assert len(rows) == 80
     assert {(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]} == {("12", "4", "3")}
+    assert record_of(tmp_path).config["workload"] == {"sample_unit": "samples", "effective_batch_size": 12}
 
 
 def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import psutil
 import torch
 
@@ -31,6 +32,7 @@ from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
+from wellfed.observe.timing.readiness import StepColumns
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
@@ -311,9 +313,18 @@ class ScriptRecord(RankOfScript):
         accelerator = "gpu" if used_gpus() else "cpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
-        workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
-        loader = {"backend": "torch", **found, "is_iterable": self._seen.is_iterable}
+        workload = {"sample_unit": self._unit, "effective_batch_size": self._effective_batch_size()}
+        size, is_iterable = self._seen.batch_size, self._seen.is_iterable
+        loader = {"backend": "torch", **found, "batch_size": size, "is_iterable": is_iterable}
         self.record.config = {**self.record.config, "workload": workload, "loader": loader}
+
+    def _effective_batch_size(self) -> int | None:
+        """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
+        size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
+        if not isinstance(size, int) or not len(parts):
+            return None
+        samples = size * self.world_size * float(np.median(parts.column("num_micro")))
+        return int(samples) if samples.is_integer() else None
 
     def _rows(self) -> Sequence[StepRow]:
         return self.journal.rows
