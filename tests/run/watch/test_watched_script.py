@@ -104,6 +104,7 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert "No DataLoader was iterated" in watched.stderr
     assert record.throughput is not None
     assert record.throughput["sample_unit"] == "steps"
+    assert record.epochs is None
     assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
     assert record.phases["checkpoint"]["times"] == 1
     assert record.process is not None
@@ -140,7 +141,7 @@ def test_a_slow_dataset_is_found(starved: tuple[Path, subprocess.CompletedProces
     assert record.time is not None
     assert record.time["wait_frac"] > 0.6
     assert finding["change"][0] in done.stderr
-    assert (record.steps, record.samples, record.workload) == (100, 1600, "classify.py")
+    assert (record.steps, record.samples, record.epochs, record.workload) == (100, 1600, 2, "classify.py")
     assert record.plan["loader.num_workers"]["value"] == 0
     assert record.phases["validate"]["times"] == 2
     assert record.loading["batch_mib"] == pytest.approx(16 * (3 * 16 * 16 * 4 + 8) / 2**20)
@@ -697,6 +698,7 @@ def test_a_loader_is_trained_with_after_other_uses(before: str, again: str, tmp_
     if "ahead" not in again:  # its first batches come before any pass
         assert {row["samples"] for row in rows} == {"8"}
     assert record_of(tmp_path).phases["validate"]["times"] <= 6
+    assert record_of(tmp_path).epochs == 4
     assert all(row["forward_ms"] for row in rows[1:] if "evaluate" not in before)
 
 

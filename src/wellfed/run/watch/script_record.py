@@ -107,6 +107,7 @@ class ScriptRecord(RankOfScript):
         self.folder = folder.path.absolute()  # the script may change its working folder
         self.record = replace(
             RunRecord.start(self.folder.name),
+            epochs=None,
             workload=Path(self.script.name).name,
             overrides=masked_command(self.script.arguments),
             git=git_state(Path.cwd()),
@@ -163,6 +164,10 @@ class ScriptRecord(RankOfScript):
         sizes = {name: mib(size) for name, size in by_dtype.items()}
         self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
 
+    def epochs(self, done: int) -> None:
+        """Records how many passes over the training's DataLoaders have ended. Without one the number is unknown."""
+        self.record.epochs = float(done)
+
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
         count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
@@ -204,7 +209,6 @@ class ScriptRecord(RankOfScript):
         before = self.record.steps
         self.record.steps = rows[-1].step
         self.record.samples += sum(row.samples for row in rows)
-        self.record.epochs = float(rows[-1].epoch)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
         is_long = self._report(self.record.steps, ranks)
@@ -294,7 +298,7 @@ class ScriptRecord(RankOfScript):
         record = self.record
         for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
             times = record.phases[phase]["times"] if phase in record.phases else 0
-            if times >= FEWEST_PAUSES and not are_of_epochs(times, record.epochs + 1):
+            if times >= FEWEST_PAUSES and not are_of_epochs(times, record.epochs or 0):
                 every = max(1, round(record.steps / times))
                 entry: PlanEntry = {"value": every, "because": "of the script, on average", "source": "set"}
                 record.plan = {**record.plan, f"trainer.{knob}": entry}

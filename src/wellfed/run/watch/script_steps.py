@@ -107,6 +107,10 @@ class ScriptSteps(Harmless):
         """The next batch joins the open iteration; it belongs to no training."""
         self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
+        self._fed: WeakSet[SeenLoader] = WeakSet()
+        """DataLoaders of steps in the pass that goes on."""
+        self._num_epochs = 0
+        """Passes over trained DataLoaders that have ended."""
         self._feeds: SeenLoader | None = None
         """The latest of them."""
         self._aside: WeakSet[SeenLoader] = WeakSet()
@@ -135,6 +139,7 @@ class ScriptSteps(Harmless):
         """Marks that a pass over a DataLoader begins, which may start workers."""
         if self._is_mine():
             self._epochs[loader] = self._epochs.get(loader, -1) + 1
+            self._fed.discard(loader)
             self._ask(loader)
             self._asked_by = loader
 
@@ -203,6 +208,9 @@ class ScriptSteps(Harmless):
             self._is_aside = False
             if self._iteration is not None and self._iteration.is_ended:
                 self._iteration.samples = 0  # a pass from here on has a batch that was read ahead, and counted
+            if loader in self._fed and loader in self._trained:
+                self._num_epochs += 1
+                self._record.epochs(self._num_epochs)
             self.clock.interrupt()
 
     # Passes
@@ -288,6 +296,7 @@ class ScriptSteps(Harmless):
         if iteration.loader is not None and iteration.loader is not self._feeds:
             self._feeds = iteration.loader
             self._trained.add(iteration.loader)
+            self._record.epochs(self._num_epochs)
         self._resume()
         self._mark_pass(BACKWARD, is_done=False)
 
@@ -424,6 +433,7 @@ class ScriptSteps(Harmless):
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
         is_due = self.clock.end(step=0, samples=samples, micro_batch=samples, num_micro=int(is_whole))
         if iteration.loader is not None:
+            self._fed.add(iteration.loader)
             self._record.trained_with(iteration.loader, iteration.samples)
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
