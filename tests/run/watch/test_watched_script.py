@@ -766,6 +766,36 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(240, 4)), batch_si
     assert all(float(row["compute_ms"]) >= 50 for row in with_maker)
 
 
+OPTIMIZERS = """
+import torch
+class Fold{number}(torch.nn.Linear):
+    def forward(self, x):
+        for _ in range(100):
+            x = x + 1
+        return super().forward(x)
+model = Fold{number}(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = model(torch.ones(2, 4)).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("kept", "is_seen"), [("", True), ("kept.append(optimizer)", False)])
+def test_models_of_many_optimizers(kept: str, is_seen: bool, tmp_path: Path) -> None:
+    """Each optimizer that is gone makes room for another."""
+    text = "\n".join([f"kept = []{OPTIMIZERS}", *(f"{kept}{OPTIMIZERS}" for _ in range(6))])
+    for number in range(7):
+        text = text.replace("Fold{number}", f"Fold{number}", 2)
+    (tmp_path / "train.py").write_text(text)
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("More than 4 optimizers step" in done.stderr) == (not is_seen)
+    last = rows_of(tmp_path)[-1]
+    assert (float(last["forward_ms"]) > 0.5 * float(last["compute_ms"])) == is_seen
+
+
 def test_steps_with_one_batch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """

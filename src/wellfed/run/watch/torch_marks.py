@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -32,13 +32,17 @@ from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
-"""Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
+"""Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
+as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
 UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+MANY_OPTIMIZERS = (
+    f"More than {_MOST_SEARCHES} optimizers step: forward passes of what only later ones train may be unseen."
+)
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 """Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -60,8 +64,8 @@ class TorchMarks:
         self._undo = ExitStack()
         self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
         """DataLoaders and their iterators."""
-        self._searched: set[int] = set()
-        """Ids of the optimizers whose modules were searched for."""
+        self._optimizers: WeakSet[Any] = WeakSet()
+        """Optimizers that have stepped."""
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
         self._trained: set[type] = set()
@@ -223,9 +227,12 @@ class TorchMarks:
             return
         self._num_steps += 1
         try:
-            if len(self._searched) < _MOST_SEARCHES and id(optimizer) not in self._searched:
-                self._searched.add(id(optimizer))
-                self._find_modules(optimizer)
+            if optimizer not in self._optimizers:
+                self._optimizers.add(optimizer)
+                if len(self._optimizers) <= _MOST_SEARCHES:
+                    self._find_modules(optimizer)
+                else:
+                    self._record.note(MANY_OPTIMIZERS)
             if self._num_steps == _DESCRIBED_AT:
                 self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
