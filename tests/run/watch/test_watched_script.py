@@ -767,11 +767,10 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(240, 4)), batch_si
 
 
 OPTIMIZERS = """
-import torch
+import time, torch
 class Fold{number}(torch.nn.Linear):
     def forward(self, x):
-        for _ in range(100):
-            x = x + 1
+        time.sleep(0.01)
         return super().forward(x)
 model = Fold{number}(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -792,8 +791,7 @@ def test_models_of_many_optimizers(kept: str, is_seen: bool, tmp_path: Path) -> 
     done = ended(*WATCH, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("More than 4 optimizers step" in done.stderr) == (not is_seen)
-    last = rows_of(tmp_path)[-1]
-    assert (float(last["forward_ms"]) > 0.5 * float(last["compute_ms"])) == is_seen
+    assert (float(rows_of(tmp_path)[-1]["forward_ms"]) >= 10) == is_seen
 
 
 def test_steps_with_one_batch(tmp_path: Path) -> None:
