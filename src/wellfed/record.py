@@ -490,7 +490,7 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
-    epochs: float = 0
+    epochs: float | None = 0
     samples: int = 0
     machine: MachineEntry = field(default_factory=MachineEntry)
     host: HostEntry = field(default_factory=HostEntry)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from wellfed.monitor.loop_watch import CSV_COLUMNS, LoopWatch, cuda_events, open_csv_for
+from wellfed.monitor.loop_watch import CSV_COLUMNS, LoopWatch, gpu_in_use, open_csv_for
 
 
 class Event:
@@ -31,8 +31,11 @@ def torch_with_cuda(monkeypatch):
     module = SimpleNamespace(
         cuda=SimpleNamespace(
             is_initialized=lambda: cuda.is_used,
+            device_count=lambda: 1,
+            current_device=lambda: 0,
+            memory_stats_as_nested_dict=lambda gpu: {"reserved_bytes": {"all": {"peak": 2**20}}},
             Event=lambda enable_timing: Event(),
-            synchronize=lambda: setattr(cuda, "synchronised", cuda.synchronised + 1),
+            synchronize=lambda gpu: setattr(cuda, "synchronised", cuda.synchronised + 1),
         )
     )
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -51,7 +54,7 @@ def steps(watch, number):
 
 def test_steps_are_timed_by_the_host_where_torch_is_not_there(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert cuda_events() is None
+    assert gpu_in_use() is None
     watch = LoopWatch(interval_s=0.5)
     steps(watch, 10)
     watch.steps.finish()

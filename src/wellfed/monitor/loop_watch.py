@@ -27,7 +27,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample
 from wellfed.observe.timing.readiness import summarise
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, DeviceEvent, StepClock, StepRow
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.record import EventKind
 
 CSV_COLUMNS = ("timestamp", *COLUMNS)
@@ -43,7 +43,8 @@ class LoopSteps:
 
     def __init__(self, origin_s: float, progress: Progress) -> None:
         self._origin_s, self._progress = origin_s, progress
-        self._has_events = False
+        self._gpu: int | None = None
+        """GPU whose events time the steps; None = the host's clock does."""
         self.clock = StepClock(origin_s=origin_s)
         self.timed: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
         self.number = 0
@@ -75,14 +76,13 @@ class LoopSteps:
 
     def use_events(self) -> None:
         """Times further steps by device events, if the loop has begun to use a device through torch."""
-        if not self._has_events and self.number <= WARMUP_STEPS and (new_event := cuda_events()) is not None:
-            self._has_events = True
-            self.clock = StepClock(origin_s=self._origin_s, new_event=new_event)
+        if self._gpu is None and self.number <= WARMUP_STEPS and (gpu := gpu_in_use()) is not None:
+            self._gpu, self.clock = gpu, device_clock(self._origin_s, gpu)
 
     def finish(self) -> None:
         """Waits for the device to pass all steps."""
-        if self._has_events:
-            sys.modules["torch"].cuda.synchronize()
+        if self._gpu is not None:
+            sys.modules["torch"].cuda.synchronize(self._gpu)
             self.timed += self.clock.rows(wait=True)
 
     def latest(self, number: int) -> list[StepRow]:
@@ -128,7 +128,7 @@ class LoopWatch:
 
     def start(self) -> None:
         """Starts reading. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
-        facts = machine(torch_cuda() if _uses_cuda() else None)
+        facts = machine(torch_cuda() if uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
         gpus = WatchedGpu.of(gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only)
         self._gpus = [gpu.index for gpu in gpus]
@@ -223,11 +223,33 @@ def open_csv_for(
     return CsvTable(path, CSV_COLUMNS, lambda error: on_error(f"{path} can't be written: {error.strerror or error}."))
 
 
-def cuda_events() -> Callable[[], DeviceEvent] | None:
-    """Returns the class of CUDA events on torch's current device; None if this process uses none. Imports nothing."""
-    return partial(sys.modules["torch"].cuda.Event, enable_timing=True) if _uses_cuda() else None
+def used_gpus() -> set[int]:
+    """Returns the numbers of the GPUs on which torch has held memory in this process; all if it does not count that."""
+    if not uses_cuda():
+        return set()
+    cuda = sys.modules["torch"].cuda
+    numbers = range(cuda.device_count())
+    try:
+        return {one for one in numbers if cuda.memory_stats_as_nested_dict(one)["reserved_bytes"]["all"]["peak"]}
+    except (RuntimeError, KeyError):  # an allocator of the script's own
+        return {*numbers}
 
 
-def _uses_cuda() -> bool:
+def gpu_in_use() -> int | None:
+    """Returns the number of torch's current GPU if it is among `used_gpus`, else their first; None without any."""
+    used = used_gpus()
+    current = sys.modules["torch"].cuda.current_device() if used else None
+    return current if current in used else min(used, default=None)
+
+
+def device_clock(origin_s: float, gpu: int) -> StepClock:
+    """Returns a clock with events of this GPU. An event on another one would take memory there, and time no work."""
+    cuda = sys.modules["torch"].cuda
+    stream = None if gpu == cuda.current_device() else partial(cuda.current_stream, gpu)
+    return StepClock(origin_s=origin_s, new_event=partial(cuda.Event, enable_timing=True), current_stream=stream)
+
+
+def uses_cuda() -> bool:
+    """Returns whether this process has begun to use CUDA through torch. Imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())

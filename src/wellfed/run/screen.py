@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -105,7 +104,7 @@ class Terminal(Console):
         self.quiet = True
         # Buffered output must not fail again when Python ends.
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class _Spinner:

@@ -76,6 +76,13 @@ def test_overrides_become_code(overrides: tuple[str, ...], loader: dict[str, obj
     assert list(in_script_words(finding, script(**loader)).change) == code
 
 
+def test_a_larger_step_of_ranks_and_accumulated_gradients_has_larger_batches():
+    record = script(batch_size=8)
+    record.config["workload"] = {"effective_batch_size": 64}
+    finding = Finding("small_batch", "Text.", {}, ("workload.effective_batch_size=128",))
+    assert in_script_words(finding, record).change == ("DataLoader(batch_size=16)",)
+
+
 def test_workers_are_not_advised_where_handing_over_takes_as_long():
     overrides, gain = ("loader.num_workers=2",), Gain(1.5, 1.0, 1.5)
     slow, quick = (

@@ -167,16 +167,24 @@ def test_values_of_other_data_are_named() -> None:
     assert str(fault) == "workload.model.num_users: is 3 in A and 4 in B. Run both on the same."
 
 
-def script(*arguments: str, parameters: int = 10) -> Evidence:
+def script(*arguments: str, parameters: int = 10, workers: int = 0, batch_size: int = 8) -> Evidence:
     """A script that `wellfed watch` ran."""
     found = {"torch_threads": 1, "parameter_tensors": 1, "parameter_values": parameters, "busy_threads": []}
-    config = {"script": "train.py", "workload": {"sample_unit": "steps"}}
+    loader = {"num_workers": workers, "prefetch_factor": 2 if workers else None, "persistent_workers": bool(workers)}
+    config = {
+        "script": "train.py",
+        "workload": {"sample_unit": "samples", "effective_batch_size": batch_size},
+        "gpu": {"precision": "32-true", "tf32": False, "compile": "none"},
+        "loader": {"backend": "torch", **loader, "pin_memory": False, "is_iterable": False},
+    }
     return run(config=config, overrides=[*arguments], process=found)
 
 
-def test_scripts_have_no_settings_so_their_arguments_and_models_are_compared() -> None:
+def test_of_scripts_the_work_is_compared_and_no_setting_of_their_loader() -> None:
     a = script("--width=8")
-    assert [*reasons_against(Comparison(a, script("--width=8")))] == []
+    assert [*reasons_against(Comparison(a, script("--width=8", workers=4)))] == []
+    (fault,) = reasons_against(Comparison(a, script("--width=8", batch_size=16)))
+    assert fault.where == "workload"
     faults = [str(fault) for fault in reasons_against(Comparison(a, script("--width=9", parameters=12)))]
     assert faults == [
         "arguments: is --width=8 in A and --width=9 in B. Run both on the same.",

@@ -138,6 +138,15 @@ def test_a_second_model_is_no_pause(more: str, in_step: str, tmp_path: Path) -> 
     assert record.time["forward_frac"] > 0.6
 
 
+@pytest.mark.parametrize("after_epoch", ["pass", pytest.param("validate()", marks=pytest.mark.slow)])
+def test_what_a_script_does_after_its_training_is_none_of_it(after_epoch: str, tmp_path: Path) -> None:
+    record = watched(tmp_path, in_step=STEP.format("pass"), after_epoch=f"{after_epoch}\ntime.sleep(3)")
+    assert sum(spent["total_s"] for phase, spent in record.phases.items() if phase != "start") < record.duration_s - 3
+    (run,) = (tmp_path / "logs" / "watch" / "runs").iterdir()
+    last = (run / "telemetry.csv").read_text().splitlines()[-1]
+    assert float(last.split(",")[0]) < record.duration_s - 2
+
+
 SCRIPTED = (
     OTHER.replace("time.sleep(0.03)", "for _ in range(10000): x = x * 1.0001") + "other = torch.jit.script(other)\n"
 )

@@ -75,10 +75,38 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert first["forward_frac"] is not None
     assert first["cpu_quota_cores"] == second["cpu_quota_cores"] == record.machine["cpu_quota_cores"]
     assert (record.steps, record.samples) == (60, 2 * 60 * 8)
+    assert record.config["workload"]["effective_batch_size"] == 2 * 8
     assert record.launch is not None
     assert record.launch["by"] == "torchrun"
     assert "are unknown" not in done.stderr
     assert "Ranks side by side" in (folder_of(folder) / "report.html").read_text()
+
+
+SPAWNS = """
+import os, sys, torch
+from wellfed import AccelerateWatch
+def train(rank, number):
+    if number > 1:
+        torch.distributed.init_process_group("gloo", "file://" + os.path.abspath("group"), rank=rank, world_size=number)
+    with AccelerateWatch():
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(30):
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (int(sys.argv[1]),), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_watch_within_a_process_that_the_script_has_spawned(number: str, tmp_path: Path) -> None:
+    """Of several ranks the first one is watched."""
+    (tmp_path / "train.py").write_text(SPAWNS)
+    done = ended("train.py", number, cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "no training was seen" not in done.stderr
+    assert record_of(tmp_path).steps == 30
 
 
 # Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.

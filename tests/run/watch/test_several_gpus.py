@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,48 @@ def test_only_gpus_that_are_used_are_recorded(
     assert {row.split(",")[3] for row in rows} == {"-1", *gpus}
     modules = [event["module"] for event in record.events if event["kind"] == "data_parallel"]
     assert modules == ([] if module is None else [module])
+
+
+LOOP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from wellfed import GPUWatch
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("cuda:1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(480, 64)), batch_size=8)
+with GPUWatch(quiet=True) as watch:
+    for (x,) in watch.batches(loader):
+        x = x.to("cuda:1")
+        model({before}x).mean().backward()
+        optimizer.step()
+print(watch.summary["steps"])
+"""
+
+
+@pytest.mark.parametrize("how", [WATCH, ()], ids=["wellfed watch", "GPUWatch"])
+def test_a_training_on_another_gpu_than_the_current_one(
+    how: tuple[str, ...], tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """Its kernels are timed, and nothing is put on the current one."""
+    report = tmp_path / "report"
+    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500) | {"FAKE_CUDA_REPORT": str(report)}
+    (tmp_path / "train.py").write_text(LOOP.format(before=""))
+    done = ended(*how, "train.py", cwd=tmp_path, **cards)
+    assert (done.returncode, done.stdout) == (0, "57\n"), done.stderr
+    if not how:  # a simulated card, unlike a real one, is begun by the question whether its stream records a graph
+        assert [json.loads(line)["contexts"] for line in report.read_text().splitlines()] == [[1]]
+    else:
+        record = record_of(tmp_path)
+        assert record.time is not None
+        assert record.time["compute_frac"] > 0.6  # events on the other GPU would count nearly all as copies
+        assert [*record.gpus] == ["1"]
+        assert not [event for event in record.events if event["kind"] == "unseen"]
+
+
+def test_times_of_a_model_on_two_gpus_are_those_of_one(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    head = LOOP.replace("loader =", "first = torch.nn.Linear(64, 64).cuda()\nloader =")
+    (tmp_path / "train.py").write_text(head.format(before="first(x.cuda()).to(1) + "))
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver, cards=2))
+    assert done.returncode == 0, done.stderr
+    notes = [event["message"] for event in record_of(tmp_path).events if event["kind"] == "unseen"]
+    assert notes == ["Several GPUs are used: steps are timed on GPU 0 alone, and may end later on others."]

@@ -104,6 +104,7 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert "No DataLoader was iterated" in watched.stderr
     assert record.throughput is not None
     assert record.throughput["sample_unit"] == "steps"
+    assert record.epochs is None
     assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
     assert record.phases["checkpoint"]["times"] == 1
     assert record.process is not None
@@ -140,7 +141,7 @@ def test_a_slow_dataset_is_found(starved: tuple[Path, subprocess.CompletedProces
     assert record.time is not None
     assert record.time["wait_frac"] > 0.6
     assert finding["change"][0] in done.stderr
-    assert (record.steps, record.samples, record.workload) == (100, 1600, "classify.py")
+    assert (record.steps, record.samples, record.epochs, record.workload) == (100, 1600, 2, "classify.py")
     assert record.plan["loader.num_workers"]["value"] == 0
     assert record.phases["validate"]["times"] == 2
     assert record.loading["batch_mib"] == pytest.approx(16 * (3 * 16 * 16 * 4 + 8) / 2**20)
@@ -194,6 +195,26 @@ for epoch in range(2):
     rows = rows_of(tmp_path)
     assert len(rows) == 80
     assert {(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]} == {("12", "4", "3")}
+    assert record_of(tmp_path).config["workload"] == {"sample_unit": "samples", "effective_batch_size": 12}
+
+
+def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
+    """As transformers and datasets do."""
+    (tmp_path / "train.py").write_text(
+        """
+import importlib.util
+print(importlib.util.find_spec("torch").name, importlib.util.find_spec("torch").name)
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "torch torch\n")
+    assert record_of(tmp_path).steps == 5
 
 
 @pytest.mark.slow
@@ -432,6 +453,36 @@ def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> N
     assert record.plan["trainer.accelerator"]["value"] == "gpu"
 
 
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize(
+    ("wrap", "precision"),
+    [
+        ("model.forward = torch.autocast('cuda', torch.bfloat16)(model.forward)", "mixed"),  # as Accelerate does
+        pytest.param("torch.autocast('cuda').__enter__()", "mixed", marks=pytest.mark.slow),
+        pytest.param("model.forward = torch.autocast('cuda', enabled=False)(model.forward)", "32-true"),
+        pytest.param("model.__class__ = type('FSDPModule', (torch.nn.Linear,), {})", None, marks=pytest.mark.slow),
+    ],
+)
+def test_mixed_precision_is_seen(wrap: str, precision: str | None, tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also if it begins within the model. Sharded weights may be computed with in another type, unseen."""
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+    with torch.no_grad(), torch.autocast("cuda"):
+        model.bias + 1
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver))
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path).config["gpu"].get("precision") == precision
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
 def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:
@@ -598,6 +649,91 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(480, 4)), batch_si
     assert record.phases["validate"]["total_s"] > 18 * 0.05  # the first is recognised after its time
 
 
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+def loader(): return DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=8)
+def train(batches):
+    for (x,) in batches:
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def evaluate(batches, most=100):
+    for i, (x,) in enumerate(batches):
+        if i == most:
+            break
+        with torch.no_grad():
+            model(x)
+def ahead(batches):
+    batches = iter(batches)
+    next_one = next(batches)
+    for following in batches:
+        yield next_one
+        next_one = following
+    yield next_one
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first, val = loader(), loader()
+train(first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        ("next(iter(one))", "train(one)"),
+        ("evaluate(one)", "train(one)"),
+        pytest.param("evaluate(one, 2)", "train(one)", marks=pytest.mark.slow),
+        pytest.param("pass", "train(ahead(one))", marks=pytest.mark.slow),
+        pytest.param("one = first; next(iter(val))", "train(one)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loader_is_trained_with_after_other_uses(before: str, again: str, tmp_path: Path) -> None:
+    """Folds of a cross-validation, each with a DataLoader of its own."""
+    folds = f"for fold in range(3):\n    one = loader()\n    {before}\n    {again}\n    evaluate(val)\n"
+    (tmp_path / "train.py").write_text(LOADERS + folds)
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 40
+    if "ahead" not in again:  # its first batches come before any pass
+        assert {row["samples"] for row in rows} == {"8"}
+    assert record_of(tmp_path).phases["validate"]["times"] <= 6
+    assert record_of(tmp_path).epochs == 4
+    assert all(row["forward_ms"] for row in rows[1:] if "evaluate" not in before)
+
+
+def test_loops_within_one_another_count_each_sample_once(tmp_path: Path) -> None:
+    """As of rollouts, from which small batches are drawn."""
+    (tmp_path / "train.py").write_text(
+        f"""{LOADERS}
+for (rollout,) in DataLoader(TensorDataset(torch.randn(320, 4)), batch_size=32):
+    train(DataLoader(TensorDataset(rollout), batch_size=8))
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    assert [row["samples"] for row in rows_of(tmp_path)] == ["8"] * 50
+    assert record_of(tmp_path).samples == 400
+
+
+@pytest.mark.parametrize("most", ["3", pytest.param("100", marks=pytest.mark.slow)])
+def test_a_training_without_a_loader_after_validations_with_one(most: str, tmp_path: Path) -> None:
+    """Its passes are seen, and the validation's loader is not taken for its own."""
+    slow = """
+import time
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.01)
+        return super().forward(x)
+"""
+    head = LOADERS.replace("torch.nn.Linear(4, 1)", "Slow(4, 1)").replace("import torch", f"import torch{slow}", 1)
+    steps = f"for _ in range(10):\n    train([(torch.randn(8, 4),)] * 2)\n    evaluate(val, {most})\n"
+    (tmp_path / "train.py").write_text(head.replace("\ntrain(first)", "") + steps)
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    rows = rows_of(tmp_path)
+    assert [row["samples"] for row in rows] == ["1"] * 20
+    assert sum(float(row["forward_ms"]) >= 10 for row in rows) >= 18 - 10 * (most == "3")
+
+
 def test_a_model_that_is_trained_more_often(tmp_path: Path) -> None:
     """The other one's time is part of a step."""
     (tmp_path / "train.py").write_text(
@@ -628,6 +764,34 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(240, 4)), batch_si
     with_maker = [row for row in rows if int(row["step"]) % 5 == 1 and int(row["step"]) > 10]
     assert len(with_maker) == 4
     assert all(float(row["compute_ms"]) >= 50 for row in with_maker)
+
+
+OPTIMIZERS = """
+import time, torch
+class Fold{number}(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.01)
+        return super().forward(x)
+model = Fold{number}(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = model(torch.ones(2, 4)).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("kept", "is_seen"), [("", True), ("kept.append(optimizer)", False)])
+def test_models_of_many_optimizers(kept: str, is_seen: bool, tmp_path: Path) -> None:
+    """Each optimizer that is gone makes room for another."""
+    text = "\n".join([f"kept = []{OPTIMIZERS}", *(f"{kept}{OPTIMIZERS}" for _ in range(6))])
+    for number in range(7):
+        text = text.replace("Fold{number}", f"Fold{number}", 2)
+    (tmp_path / "train.py").write_text(text)
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("More than 4 optimizers step" in done.stderr) == (not is_seen)
+    assert (float(rows_of(tmp_path)[-1]["forward_ms"]) >= 10) == is_seen
 
 
 def test_steps_with_one_batch(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading()},
         steps=max(record.steps, number, int(np.nanmax(table["step"], initial=0.0))),
-        epochs=max(record.epochs or 0.0, float(np.nanmax(table["epoch"], initial=0.0))),
+        epochs=None if record.epochs is None else max(record.epochs, float(np.nanmax(table["epoch"], initial=0.0))),
         samples=max(record.samples, int(np.nansum(table["samples"]))),
         duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
     )

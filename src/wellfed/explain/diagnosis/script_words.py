@@ -19,6 +19,7 @@ SPLIT = "split the stream by get_worker_info(), else each worker repeats all sam
 _OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
+_STEP = "workload.effective_batch_size"
 _CODE: Mapping[str, Mapping[str, str]] = {
     "loader.device_prefetch": {"": "x.to(device, non_blocking=True)"},
     "loader.worker_threads": {"": "torch.set_num_threads(1) in worker_init_fn"},
@@ -30,7 +31,7 @@ _CODE: Mapping[str, Mapping[str, str]] = {
     "gpu.compile": {"default": "torch.compile(model)", "": 'torch.compile(model, mode="reduce-overhead")'},
     "trainer.strategy": {"": "torch.nn.parallel.DistributedDataParallel(model)"},
     "trainer.devices": {"": "torchrun --nproc-per-node={}"},
-    "workload.effective_batch_size": {"": "DataLoader(batch_size={})"},
+    _STEP: {"": "DataLoader(batch_size={})"},
     "memory.micro_batch": {"": "DataLoader(batch_size={}) with accumulated gradients"},
     "trainer.gradient_clip": {"": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})"},
     "trainer.validate_every_steps": {"": "validation every {} steps"},
@@ -110,6 +111,9 @@ def _changes(overrides: Sequence[str], record: RunRecord) -> Iterator[str]:
         yield f"DataLoader({', '.join(f'{name}={_LITERALS.get(value, value)}' for name, value in loader.items())})"
     if before.get("is_iterable") and loader.get("num_workers", "0") not in ("0", "1", "null"):
         yield SPLIT
+    effective, size = record.config.get("workload", {}).get("effective_batch_size"), before.get("batch_size")
+    if effective and size and (wanted := values.get(_STEP)):  # of all ranks and accumulated batches
+        values[_STEP] = str(int(wanted) * size // effective)
     for knob, value in values.items():
         known = _CODE.get(knob)
         if known is not None and value != "null":

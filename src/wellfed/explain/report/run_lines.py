@@ -49,8 +49,9 @@ def state_lines(record: RunRecord) -> list[str]:
 
 
 def amount_line(record: RunRecord) -> str:
-    """Returns epochs and samples of a run."""
-    return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {sample_unit(record)}"
+    """Returns epochs, if they are known, and samples of a run."""
+    epochs = "" if record.epochs is None else f"{show_count(record.epochs)} epochs, "
+    return f"{epochs}{show_count(record.samples)} {sample_unit(record)}"
 
 
 def sample_unit(record: RunRecord) -> str:

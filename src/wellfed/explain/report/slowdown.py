@@ -107,7 +107,7 @@ def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> I
         for one in pair.machine:
             if one.name in _OF_MACHINE:
                 yield _differs(f"machine.{one.name}", one.shown, pair.letter, "Run both on the same machine.")
-    if not settings_may_differ:
+    if not settings_may_differ and "script" not in a.config:  # a script's settings are part of its code
         for name, shown in _other_settings(pair):
             yield _differs(name, shown, pair.letter, "Run both with the same setting.")
 

@@ -81,6 +81,10 @@ class Journal:
             table.flush()  # otherwise they would be written later
             self._cut(table, step, step=step, time_s=time_s)
 
+    def drop_readings_after(self, time_s: float) -> None:
+        """Drops telemetry after a time."""
+        self._cut(self._telemetry, self.record.steps, time_s=time_s)
+
     def _cut(self, table: CsvTable, resumed_at: int, **last: float) -> None:
         """Drops rows of a table whose columns are above these values; reports damaged lines."""
         try:

@@ -57,10 +57,14 @@ class Progress:
         """Returns the seconds of training between two times, validations and checkpoints included."""
         return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in self._trained)
 
-    def spent(self) -> dict[Phase, tuple[float, int]]:
-        """Returns the seconds in each phase so far, and how often it was entered from another."""
-        now_s, total_s = self._time_s(), dict(self._total_s)
-        total_s[self.phase] = total_s.get(self.phase, 0.0) + now_s - self._entered_at_s
+    def spent(self, until_s: float | None = None) -> dict[Phase, tuple[float, int]]:
+        """Returns the seconds in each phase so far, and how often it was entered from another.
+
+        Args:
+            until_s: time at which the current phase ended; None = it goes on.
+        """
+        until_s, total_s = self._time_s() if until_s is None else until_s, dict(self._total_s)
+        total_s[self.phase] = total_s.get(self.phase, 0.0) + max(0.0, until_s - self._entered_at_s)
         return {phase: (seconds, self._times[phase]) for phase, seconds in total_s.items()}
 
     @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from wellfed.batches import Delivery
 from wellfed.errors import first_line
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.telemetry.machines import named, of_node
@@ -137,6 +137,8 @@ class RankOfScript:
         self.origin_s, self.store = origin_s, store
         self.is_begun = self.is_open = False
         """Whether the training has begun, and can be recorded."""
+        self.seen_s = origin_s
+        """Monotonic time of the latest sign of the training."""
         self.world_size = 1
         """Ranks that train together, as far as torch.distributed has shown."""
         self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)
@@ -155,7 +157,7 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = batch = trained_with = data_parallel = _nothing
+    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = _nothing
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Notes the parameters that the optimizer has."""
@@ -194,9 +196,9 @@ class RankOfScript:
 
     def peak_gib(self) -> float:
         """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth."""
-        if cuda_events() is None:
+        if (gpu := fullest_gpu()) is None:
             return gib(max(0.0, peak_rss_bytes() - self._rss_before))
-        return gib(max(map(torch.cuda.max_memory_reserved, used_gpus()), default=0))
+        return gib(torch.cuda.max_memory_reserved(gpu))
 
     def _rows(self) -> Sequence[StepRow]:
         return self._latest_rows
@@ -226,11 +228,10 @@ class RankOfScript:
         return self._figures.stepped(step)
 
     def _note_gpu(self) -> None:
-        used = used_gpus()
+        gpu = fullest_gpu()
         assert self.store is not None
-        if used and torch.cuda.device_count() >= self.store.launch.devices:  # else each rank has its own numbers
-            fullest = max(used, key=torch.cuda.max_memory_reserved)
-            self._about["gpu"] = str(named(of_node(self._about["node"], fullest)))
+        if gpu is not None and torch.cuda.device_count() >= self.store.launch.devices:  # else each has its own numbers
+            self._about["gpu"] = str(named(of_node(self._about["node"], gpu)))
 
 
 def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore | None) -> str | None:
@@ -248,12 +249,6 @@ def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore 
     return f"The last figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
 
 
-def used_gpus() -> set[int]:
-    """Returns the numbers of the GPUs on which torch has held memory in this process; all if it does not count that."""
-    if cuda_events() is None:
-        return set()
-    numbers = range(torch.cuda.device_count())
-    try:
-        return {one for one in numbers if torch.cuda.memory_stats_as_nested_dict(one)["reserved_bytes"]["all"]["peak"]}
-    except (RuntimeError, KeyError):  # an allocator of the script's own
-        return {*numbers}
+def fullest_gpu() -> int | None:
+    """Returns the number of the GPU on which torch has held most memory in this process; None if on none."""
+    return max(used_gpus(), key=torch.cuda.max_memory_reserved, default=None)

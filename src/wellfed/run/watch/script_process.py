@@ -167,25 +167,30 @@ class _TorchFinder(MetaPathFinder):
     """Finder that calls a function after torch's own code has run, and then removes itself."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
+        self._call, self._is_searching = call, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of torch with our call; None for other modules."""
-        if fullname != "torch":
+        """Returns the spec of torch with our call; None for other modules. Libraries search it without an import."""
+        if fullname != "torch" or self._is_searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._is_searching = False
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
-        execute, call = loader.exec_module, self._call
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            call()
+            with suppress(ValueError):
+                sys.meta_path.remove(self)
+            self._call()
 
         loader.exec_module = exec_module
         return spec

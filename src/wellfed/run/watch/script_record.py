@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import psutil
 import torch
 
@@ -21,7 +23,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
@@ -30,11 +32,12 @@ from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
+from wellfed.observe.timing.readiness import StepColumns
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks, used_gpus
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, fullest_gpu, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
 
@@ -42,6 +45,8 @@ INTERVAL_S = 0.5
 """Seconds between readings of GPUs and host."""
 _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
+_MOST_LATE = 10_000
+"""Maximum number of readings after the latest sign of the training that count once there is another one."""
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -90,6 +95,8 @@ class ScriptRecord(RankOfScript):
         self._watching = ExitStack()
         self._gpus: set[int] = set()
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
+        self._late: deque[Sample] = deque(maxlen=_MOST_LATE)
+        """Readings after the latest sign of the training."""
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
@@ -100,6 +107,7 @@ class ScriptRecord(RankOfScript):
         self.folder = folder.path.absolute()  # the script may change its working folder
         self.record = replace(
             RunRecord.start(self.folder.name),
+            epochs=None,
             workload=Path(self.script.name).name,
             overrides=masked_command(self.script.arguments),
             git=git_state(Path.cwd()),
@@ -156,6 +164,10 @@ class ScriptRecord(RankOfScript):
         sizes = {name: mib(size) for name, size in by_dtype.items()}
         self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
 
+    def epochs(self, done: int) -> None:
+        """Records how many passes over the training's DataLoaders have ended. Without one the number is unknown."""
+        self.record.epochs = float(done)
+
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
         count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
@@ -197,7 +209,6 @@ class ScriptRecord(RankOfScript):
         before = self.record.steps
         self.record.steps = rows[-1].step
         self.record.samples += sum(row.samples for row in rows)
-        self.record.epochs = float(rows[-1].epoch)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
         is_long = self._report(self.record.steps, ranks)
@@ -252,23 +263,27 @@ class ScriptRecord(RankOfScript):
     def _fill_in(self) -> None:
         record, summary = self.record, self.journal.summary()
         self._add_settings()
+        self._add_readings()
+        until_s = self.seen_s - self.origin_s
+        if self._late:
+            self.journal.drop_readings_after(until_s + INTERVAL_S)
         if summary is not None:
             record.throughput, record.time = summary.throughput(self._unit), summary.time()
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         record.phases = {
             phase: {"total_s": round(total_s, 6), "times": times}
-            for phase, (total_s, times) in self.progress.spent().items()
+            for phase, (total_s, times) in self.progress.spent(until_s).items()
         }
         self._add_pauses()
-        trained_s = self.progress.trained_s(0.0, self.journal.time_s())
+        trained_s = self.progress.trained_s(0.0, until_s)
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
-        on_gpu = cuda_events() is not None
+        gpu = fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
         record.memory = {
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "budget_gib": gib(torch.cuda.get_device_properties().total_memory) if on_gpu else None,
+            "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
+            "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
             "predicted_peak_gib": None,
             "measured_peak_gib": self.peak_gib(),
             "may_lower": [],
@@ -283,7 +298,7 @@ class ScriptRecord(RankOfScript):
         record = self.record
         for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
             times = record.phases[phase]["times"] if phase in record.phases else 0
-            if times >= FEWEST_PAUSES and not are_of_epochs(times, record.epochs + 1):
+            if times >= FEWEST_PAUSES and not are_of_epochs(times, record.epochs or 0):
                 every = max(1, round(record.steps / times))
                 entry: PlanEntry = {"value": every, "because": "of the script, on average", "source": "set"}
                 record.plan = {**record.plan, f"trainer.{knob}": entry}
@@ -299,12 +314,21 @@ class ScriptRecord(RankOfScript):
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
-        accelerator = "gpu" if cuda_events() is not None else "cpu"
+        accelerator = "gpu" if used_gpus() else "cpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
-        workload = {"sample_unit": self._unit, "effective_batch_size": self._seen.batch_size}
-        loader = {"backend": "torch", **found, "is_iterable": self._seen.is_iterable}
+        workload = {"sample_unit": self._unit, "effective_batch_size": self._effective_batch_size()}
+        size, is_iterable = self._seen.batch_size, self._seen.is_iterable
+        loader = {"backend": "torch", **found, "batch_size": size, "is_iterable": is_iterable}
         self.record.config = {**self.record.config, "workload": workload, "loader": loader}
+
+    def _effective_batch_size(self) -> int | None:
+        """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
+        size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
+        if not isinstance(size, int) or not len(parts):
+            return None
+        samples = size * self.world_size * float(np.median(parts.column("num_micro")))
+        return int(samples) if samples.is_integer() else None
 
     def _rows(self) -> Sequence[StepRow]:
         return self.journal.rows
@@ -322,7 +346,14 @@ class ScriptRecord(RankOfScript):
                 self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
             self.journal.telemetry(used)
-            self._summary.add(used)
+            self._late += used
+            self._add_readings()
+
+    def _add_readings(self) -> None:
+        """Counts the readings up to the latest sign of the training: what the script does later is none of it."""
+        until_s = self.seen_s - self.origin_s + INTERVAL_S  # a reading describes the time before it
+        while self._late and self._late[0].time_s <= until_s:
+            self._summary.add([self._late.popleft()])
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)

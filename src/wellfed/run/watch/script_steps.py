@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -26,7 +27,7 @@ import torch
 
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
 from wellfed.monitor.error_guard import Harmless, harmless
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import device_clock, gpu_in_use, used_gpus
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
@@ -36,6 +37,7 @@ OTHER_THREAD = (
     "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
 )
 NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
+SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
 _IDLE_S = 10.0
 """Seconds that the end of a script waits for the device."""
@@ -80,13 +82,18 @@ class Iteration:
 
 
 class ScriptSteps(Harmless):
-    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing."""
+    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing.
 
-    def __init__(self, record: RankOfScript) -> None:
+    Args:
+        parent: process that had started this one when the watch began. Processes that the script starts have another.
+    """
+
+    def __init__(self, record: RankOfScript, parent: object) -> None:
         super().__init__(quiet=True)
-        self._record = record
+        self._record, self._parent = record, parent
         self.clock = StepClock(origin_s=record.origin_s)
-        self._has_events = False
+        self._gpu: int | None = None
+        """GPU whose events time the steps; None = the host's clock does."""
         self._is_recording: Callable[[], bool] = lambda: False
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self.level = Level.batches
@@ -100,10 +107,17 @@ class ScriptSteps(Harmless):
         """The next batch joins the open iteration; it belongs to no training."""
         self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
+        self._fed: WeakSet[SeenLoader] = WeakSet()
+        """DataLoaders of steps in the pass that goes on."""
+        self._num_epochs = 0
+        """Passes over trained DataLoaders that have ended."""
         self._feeds: SeenLoader | None = None
         """The latest of them."""
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
+        self._set_aside: Iteration | None = None
+        """Latest batch of such a DataLoader, unless its pass has ended."""
+        self._sees_passes = False
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
         self._steps_of_iterations = deque([1], maxlen=2)
         """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
@@ -125,6 +139,7 @@ class ScriptSteps(Harmless):
         """Marks that a pass over a DataLoader begins, which may start workers."""
         if self._is_mine():
             self._epochs[loader] = self._epochs.get(loader, -1) + 1
+            self._fed.discard(loader)
             self._ask(loader)
             self._asked_by = loader
 
@@ -137,12 +152,14 @@ class ScriptSteps(Harmless):
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
         self._joins = self._is_aside = False
+        self._set_aside = None
         iteration = self._iteration
         if iteration is not None:
             is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
             if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
+                others &= iteration.loader in self._trained or loader not in self._trained  # else a batch looked at
                 self._joins = loader in self._trained if iteration.loader is loader else others
             if not self._joins:
                 self._close(iteration)
@@ -165,16 +182,20 @@ class ScriptSteps(Harmless):
         if not self._is_mine():
             return
         self._asked_by = None
+        size, iteration = _size(batch, loader), self._iteration
+        begun = Iteration(loader, size, self._epochs.get(loader, 0), took)
         if self._is_aside:
+            self._set_aside = begun if loader in self._aside else None
             return
         self.clock.got()
-        size, iteration = _size(batch, loader), self._iteration
         if not self._joins or iteration is None:
-            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took)
+            self._iteration = iteration = begun
             if not self._record.has_batch:
                 self._record.batch(bytes_by_dtype(batch))
         elif iteration.loader is loader:
             iteration.samples += size
+        else:  # of loops within one another, the inner one's batches are trained with
+            iteration.samples = min(iteration.samples, size)
         self._record.received(batch, size)
         self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
@@ -183,9 +204,13 @@ class ScriptSteps(Harmless):
     def exhausted(self, loader: SeenLoader) -> None:
         """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
-            self._asked_by = None
+            self._asked_by = self._set_aside = None
+            self._is_aside = False
             if self._iteration is not None and self._iteration.is_ended:
                 self._iteration.samples = 0  # a pass from here on has a batch that was read ahead, and counted
+            if loader in self._fed and loader in self._trained:
+                self._num_epochs += 1
+                self._record.epochs(self._num_epochs)
             self.clock.interrupt()
 
     # Passes
@@ -212,7 +237,12 @@ class ScriptSteps(Harmless):
             is_trained: an optimizer has parameters of the module. A pass of another one, such as a teacher or a frozen
                 encoder, is part of the iteration's forward pass and shows nothing on what the iteration is.
         """
-        if not self._is_mine() or self._is_aside:
+        if not self._is_mine():
+            return
+        self._sees_passes = True
+        if self._is_aside:
+            if self._set_aside is not None and is_trained and not torch.is_grad_enabled():
+                self._set_aside.is_evaluated = True
             return
         if not (is_trained and torch.is_grad_enabled()):
             if is_trained:
@@ -258,12 +288,15 @@ class ScriptSteps(Harmless):
         if is_done:
             self._mark_pass(BACKWARD, is_done=True)
             return
+        if self._iteration is None and self._set_aside is not None:
+            self._take_back(self._set_aside)
         iteration = self._training_iteration()
         iteration.has_backward = iteration.is_trained = True
         self._raise_to(Level.backward)
         if iteration.loader is not None and iteration.loader is not self._feeds:
             self._feeds = iteration.loader
             self._trained.add(iteration.loader)
+            self._record.epochs(self._num_epochs)
         self._resume()
         self._mark_pass(BACKWARD, is_done=False)
 
@@ -322,8 +355,23 @@ class ScriptSteps(Harmless):
         iteration = self._iteration
         return self._begin_without_loader() if iteration is None or iteration.is_ended else iteration
 
+    def _take_back(self, iteration: Iteration) -> None:
+        """Begins an iteration with a batch that was set aside, unless the loop reads no DataLoader or evaluated it."""
+        self._set_aside = None
+        if self._feeds is None or iteration.is_evaluated or iteration.loader is None:
+            return
+        self._aside.discard(iteration.loader)
+        self._is_aside = False
+        self._use_events()
+        self._iteration = iteration
+        self.clock.ask()
+        self.clock.got()
+        self.clock.copy_begins(iteration.epoch, iteration.took)
+        self.clock.copied()
+
     def _begin_without_loader(self) -> Iteration:
         ended, self._iteration = self._iteration, None
+        self._is_aside = False
         self._record.begin()
         if not self._trained:
             self._record.note(NO_LOADER)
@@ -348,10 +396,13 @@ class ScriptSteps(Harmless):
         here = threading.get_ident()
         if self._thread is None:
             self._thread = here
-        if not self._record.is_begun and multiprocessing.parent_process() is not None:
+        if not self._record.is_begun and multiprocessing.parent_process() is not self._parent:
             self.is_off = True  # a process of the script's own, beside others
             return False
-        return here == self._thread and not self._is_recording()
+        if here != self._thread or self._is_recording():
+            return False
+        self._record.seen_s = time.monotonic()
+        return True
 
     def _raise_to(self, level: Level) -> None:
         """Drops the steps of a lower level, once more is seen of the training."""
@@ -370,7 +421,8 @@ class ScriptSteps(Harmless):
         if iteration.has_step or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
             self._end(iteration)
         elif iteration.loader is not None:
-            if iteration.loader not in self._trained:
+            # A batch without any pass, as of a loader that is looked at or skips batches, is no validation.
+            if iteration.loader not in self._trained and (iteration.has_pass or not self._sees_passes):
                 self._aside.add(iteration.loader)
             self._pause()
 
@@ -381,6 +433,7 @@ class ScriptSteps(Harmless):
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
         is_due = self.clock.end(step=0, samples=samples, micro_batch=samples, num_micro=int(is_whole))
         if iteration.loader is not None:
+            self._fed.add(iteration.loader)
             self._record.trained_with(iteration.loader, iteration.samples)
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
@@ -401,16 +454,17 @@ class ScriptSteps(Harmless):
 
     def _use_events(self) -> None:
         """Times steps by events of the device from here on, once the script uses one."""
-        if self._has_events or self._rows.step > WARMUP_STEPS or self._iteration is not None:
+        if self._gpu is not None or self._rows.step > WARMUP_STEPS or self._iteration is not None:
             return
-        new_event = cuda_events()
-        if new_event is not None:
+        self._gpu = gpu_in_use()
+        if self._gpu is not None:
             self._take()
-            self._has_events = True
+            if len(used_gpus()) > 1:
+                self._record.note(SEVERAL_GPUS.format(self._gpu))
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
-            self.clock = StepClock(origin_s=self._record.origin_s, new_event=new_event)
+            self.clock = device_clock(self._record.origin_s, self._gpu)
 
     def _mark(self, phase: int) -> None:
         if self._iteration is not None and not self._iteration.is_ended:
@@ -425,17 +479,19 @@ class ScriptSteps(Harmless):
         with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
             if self._iteration is not None:
                 self._close(self._iteration)
-            is_idle = not has_error and (not self._has_events or _is_idle_soon())
+            is_busy = not has_error and self._gpu is not None and not torch.cuda.current_stream(self._gpu).query()
+            is_idle = not has_error and (self._gpu is None or _is_idle_soon(self._gpu))
+            if is_busy:
+                self._record.seen_s = time.monotonic()
             self._take(wait=is_idle)
 
 
-def _is_idle_soon() -> bool:
-    """Returns whether the device ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
-    device = torch.cuda.current_device()
+def _is_idle_soon(gpu: int) -> bool:
+    """Returns whether the GPU ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
 
     def wait() -> None:
         with suppress(RuntimeError):  # of a device that has failed, whose times can't be read either
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(gpu)
 
     waiting = threading.Thread(target=wait, name="wellfed-device", daemon=True)
     waiting.start()

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -26,19 +26,23 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from wellfed.batches import BuildTime
 from wellfed.errors import type_and_line
-from wellfed.monitor.loop_watch import cuda_events
+from wellfed.monitor.loop_watch import uses_cuda
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
-"""Maximum number of optimizers whose modules are searched for. Each search takes about as long as a collection."""
+"""Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
+as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
 UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+MANY_OPTIMIZERS = (
+    f"More than {_MOST_SEARCHES} optimizers step: forward passes of what only later ones train may be unseen."
+)
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 """Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -60,8 +64,8 @@ class TorchMarks:
         self._undo = ExitStack()
         self._seen: WeakKeyDictionary[Any, SeenLoader] = WeakKeyDictionary()
         """DataLoaders and their iterators."""
-        self._searched: set[int] = set()
-        """Ids of the optimizers whose modules were searched for."""
+        self._optimizers: WeakSet[Any] = WeakSet()
+        """Optimizers that have stepped."""
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
         self._trained: set[type] = set()
@@ -76,6 +80,7 @@ class TorchMarks:
         self._replace(_BaseDataLoaderIter, "__next__", self._takes)
         self._replace(torch.autograd, "backward", self._goes_back)
         self._replace(torch, "save", self._saves)
+        self._replace(torch.amp.autocast_mode.autocast, "__enter__", self._enters_autocast)
         if hasattr(torch.cuda.graphs.CUDAGraph, "replay"):
             self._replace(torch.cuda.graphs.CUDAGraph, "replay", self._replays)
         for hook in (
@@ -178,6 +183,16 @@ class TorchMarks:
     def _saves(self, original: Callable[..., Any]) -> Callable[..., Any]:
         return _between(self._steps.saving, original)
 
+    def _enters_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(autocast: Any) -> Any:
+            if (
+                not torch.compiler.is_compiling() and torch.is_grad_enabled()
+            ):  # anywhere, also in a model's forward pass
+                self._has_autocast |= autocast.device == "cuda" and autocast._enabled
+            return original(autocast)
+
+        return enter
+
     def _replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps = self._steps
 
@@ -212,9 +227,12 @@ class TorchMarks:
             return
         self._num_steps += 1
         try:
-            if len(self._searched) < _MOST_SEARCHES and id(optimizer) not in self._searched:
-                self._searched.add(id(optimizer))
-                self._find_modules(optimizer)
+            if optimizer not in self._optimizers:
+                self._optimizers.add(optimizer)
+                if len(self._optimizers) <= _MOST_SEARCHES:
+                    self._find_modules(optimizer)
+                else:
+                    self._record.note(MANY_OPTIMIZERS)
             if self._num_steps == _DESCRIBED_AT:
                 self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
@@ -261,7 +279,8 @@ class TorchMarks:
         parameters = _parameters(optimizer)
         is_float32 = all(one.dtype == torch.float32 for one in parameters) and not self._has_autocast
         gpu = {
-            "precision": "32-true" if is_float32 else "mixed",
+            # Sharded weights of float32 may compute in another type, which no autocast shows.
+            **({} if is_float32 and self._is_sharded else {"precision": "32-true" if is_float32 else "mixed"}),
             "tf32": torch.get_float32_matmul_precision() != "highest",
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
@@ -293,7 +312,7 @@ class TorchMarks:
 
     def _watch_copies(self) -> None:
         """Watches copies to a device, from the first use of one on."""
-        if self._sees_copies or cuda_events() is None:
+        if self._sees_copies or not uses_cuda():
             return
         self._sees_copies = True
         for name in ("to", "cuda"):

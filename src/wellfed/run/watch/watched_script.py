@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 import time
@@ -46,8 +47,8 @@ class WatchedScript:
     def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False, is_replaced: bool = False) -> None:
         self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
         self._origin_s = time.monotonic()
-        self._pid = os.getpid()
-        self._rank, self._launch = own_rank(), _launch_with_store()
+        self._pid, self._parent = os.getpid(), multiprocessing.parent_process()
+        self._rank, self._launch = own_rank() or _rank_in_group(), _launch_with_store()
         self._record: RankOfScript | None = None
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
@@ -91,7 +92,7 @@ class WatchedScript:
             self._record = ScriptRecord(
                 self._script, self._log_dir, origin_s=self._origin_s, store=store, keeps_loader=self._predicts
             )
-        self._steps = ScriptSteps(self._record)
+        self._steps = ScriptSteps(self._record, self._parent)
         self._marks = TorchMarks(self._steps, self._record)
         self._marks.install()
 
@@ -177,6 +178,13 @@ class WatchedScript:
                 _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
 
         return called
+
+
+def _rank_in_group() -> int:
+    """Returns this process's rank by torch.distributed, as of ranks that the script itself starts; 0 without one."""
+    distributed = sys.modules.get("torch.distributed")
+    is_one_of_many = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_rank()) if is_one_of_many and distributed is not None else 0
 
 
 def _launch_with_store() -> Launch | None:
