@@ -32,7 +32,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "text": "",
         }
         more = {"evidence": {}, "changes_learning": False, "gain": None}
-        evidence(ceiling=1.25, workload="recsys", overrides=overrides, findings=[{**finding, **more}]).record.write(run)
+        found = evidence(
+            wait_ms=2.0,
+            compute_ms=8.0,
+            ceiling=1.25,
+            workload="recsys",
+            overrides=overrides,
+            findings=[{**finding, **more}],
+        )
+        found.record.write(run)
     made.write(tmp_path / "logs" / "recsys" / "sweeps" / "quick")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -69,8 +69,8 @@ def test_arguments_out_of_range_are_named(arguments: dict[str, float], name: str
 
 def test_a_typed_text_decides_on_the_regularisation():
     def l2(*words: str) -> float:
-        plan = plan_without_running(compose(["workload=recsys", "workload.data.scale=0.01", *words])).to_dict()["plan"]
-        return plan["workload.model.l2"]["value"]
+        composed = compose(["workload=recsys", "workload.data.scale=0.01", *words])
+        return plan_without_running(composed).to_dict()["plan"]["workload.model.l2"]["value"]
 
     assert l2() == 2 * l2("workload.model.text=none")
 
