@@ -274,6 +274,7 @@ def with_plateau(
 
 ENDS: dict[str, Any] = {
     "an error": InValidation,
+    "an error after the step before": lambda step: fails("on_train_batch_end", step),
     "two signals": lambda step: InValidation(step, signal.SIGTERM, signal.SIGTERM),
     "a signal": lambda step: InValidation(step, signal.SIGTERM),
     "a signal in the step before": lambda step: SignalAt(step - 1, signal.SIGTERM),
@@ -284,7 +285,7 @@ AT_END = [("a signal at the epoch's end", None, 3, "val/loss"), ("a signal at th
 
 @pytest.mark.parametrize(
     ("end", "every", "step", "monitor"),
-    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 9),
+    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 11),
 )
 def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
     tmp_path: Path, end: str, every: int | None, step: int, monitor: str
@@ -302,11 +303,43 @@ def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
     assert torch.equal(resumed, undisturbed)
 
 
+class ReadsLast(pl.Callback):
+    """A callback that reads before each step whether a validation is due in ``last.ckpt``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._last = folder / "last.ckpt"
+        self.found: list[tuple[int, bool]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        last = torch.load(self._last, weights_only=True)
+        self.found.append((last["global_step"], last["validation_is_due"]))
+
+
+@pytest.mark.parametrize(("every", "step"), [(2, 4), (None, 3)])
+def test_a_validation_that_a_resumed_run_does_first_is_saved_at_once(
+    tmp_path: Path, every: int | None, step: int
+) -> None:
+    """A kill after it does not repeat it."""
+    train, reads = partial(with_plateau, tmp_path, [], every=every, monitor="val/loss"), ReadsLast(tmp_path)
+    with pytest.raises(KeyError):
+        train([InValidation(step)])
+    train([reads], tmp_path / "last.ckpt")
+    assert reads.found[0] == (step, False)
+
+
 def test_weights_that_may_be_averages_are_not_saved_in_a_validation(tmp_path: Path) -> None:
     """A resumed run would train from them."""
     users, place = [EMAWeightAveraging(decay=0.5)], {"every": None, "monitor": "val/loss"}
     with pytest.raises(KeyError):
         with_plateau(tmp_path, [], [InValidation(3)], users=users, save_every=2, **place)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_averages_that_may_lack_a_step_are_not_saved(tmp_path: Path) -> None:
+    """The callback that averages comes after the one that fails."""
+    users = [fails("on_train_batch_end", 3), EMAWeightAveraging(decay=0.5)]
+    with pytest.raises(KeyError):
+        with_plateau(tmp_path, [], users=users, save_every=2, every=None, monitor="val/loss")
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 

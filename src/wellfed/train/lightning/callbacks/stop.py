@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.lightning.callbacks.clock import is_within_step, validation_is_due
+from wellfed.train.lightning.callbacks.clock import is_within_step, mark_validation, validation_is_due
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -107,8 +107,11 @@ class StopAtStepEnd(pl.Callback):
         is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
         if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
             return
-        if trainer.validating and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
-            return  # the weights may be their average
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_in_batch_end = progress.completed < progress.processed
+        has_averages = any(isinstance(one, WeightAveraging) for one in trainer.callbacks)
+        if has_averages and (trainer.validating or is_in_batch_end):
+            return  # the weights may be their average, or the average may lack this step
         if trainer.validating and not validation_is_due(trainer):
             return  # some callbacks have seen its end, and others have not
         is_whole = _is_after_a_whole_step(trainer, module, may_undo)
@@ -116,6 +119,8 @@ class StopAtStepEnd(pl.Callback):
             is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
         if not is_whole:
             return
+        if is_in_batch_end and trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+            mark_validation(trainer, is_due=True)  # the step's validation has not begun
         try:
             self._stop(trainer)
         except Exception as error:  # noqa: BLE001  the first error is the one to report
