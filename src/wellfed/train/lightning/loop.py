@@ -226,6 +226,9 @@ class StepLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Counts the batch. Calls Lightning's method only for validations, plateaus, accumulation and the end."""
         trainer = self.trainer
+        if self._restarting and self._skip_next_val:  # the checkpoint is of after this step, with its validation
+            self._skip_next_val = False
+            return
         is_plain = self._is_direct and not (self._restarting or trainer.should_stop or trainer.received_sigterm)
         if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
             self._batches_that_stepped += 1
