@@ -169,7 +169,7 @@ class Passes:
         try:
             with self._books.wall.running(), self._logging_media():
                 with self._eval_batches.open("val", trainer) as val_batches:
-                    self._fit(trainer, clock, val_batches, checkpoint)
+                    self._fit(trainer, clock, val_batches, checkpoint, stop)
                 self._end_training(trainer, pruning)
         except BaseException:
             with suppress(Exception):  # the first error counts
@@ -189,7 +189,7 @@ class Passes:
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         self.ranks.begin()
         with self._learner.measuring(), self._books.wall.running():
-            self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None)
+            self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None, stop)
         self.ranks.compare()
 
     def _fit_callbacks(
@@ -241,14 +241,19 @@ class Passes:
             self.figures,
         ]
 
-    def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
+    def _fit(
+        self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None, stop: StopRequest
+    ) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's device
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
-            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=self.ranks.on_batch)
+            # Several ranks stop together, not in a wait.
+            alone = stop if self._options.world_size == 1 else None
+            on_batch = self.ranks.on_batch
+            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=on_batch, stop=alone)
             loader = learner.in_parts(timed)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:

@@ -16,12 +16,15 @@ from tests.kit.few import few
 from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
+from wellfed.observe.timing.step_clock import StepClock
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.plain_model.scheduling import Scheduling
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -74,9 +77,49 @@ def test_a_signal_that_comes_while_a_batch_is_waited_for_loses_no_step(tmp_path:
 
     request, stopped_at = StopRequest(), []
     at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    loader = TimedLoader(tiny.loader(data=SignalAtFetch()), StepClock(), stop=request)
     with request.listening(), pytest.raises(Stopped):
-        tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=SignalAtFetch()))
+        tiny.fit(tiny.module(), tmp_path, [at_end], batches=loader)
     assert stopped_at == [2]
+
+
+class SignalInHook(tiny.Lightnings):
+    """A LightningModule that gets a signal in one of its hooks after a number of steps, and counts the hook's ends."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        super().__init__(tiny.module())
+        self.done: list[int] = []
+
+        def send(*_: Any) -> None:
+            if self.trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            self.done.append(self.trainer.global_step)
+
+        setattr(self, hook, send)
+
+
+@pytest.mark.parametrize(
+    ("hook", "step", "stops_at"),
+    [
+        ("on_train_batch_end", 2, 2),
+        ("on_train_batch_end", 3, 3),
+        ("on_train_batch_start", 2, 3),
+        ("on_validation_model_zero_grad", 3, 3),
+        ("on_validation_end", 3, 3),
+        ("on_train_epoch_start", 3, 3),
+        ("on_train_epoch_end", 3, 3),
+    ],
+)
+def test_a_signal_in_a_modules_hook_waits_for_its_end(tmp_path: Path, hook: str, step: int, stops_at: int) -> None:
+    request, module = StopRequest(), SignalInHook(hook, step)
+    saves = LateCheckpoints(tmp_path, CheckpointOptions(100, None, 9, "loss", "min"), {}, lambda *_: None)
+    last = [saves, StopAtStepEnd(request, saves.save_before_end, saves.call_when_over)]
+    trainer = make_user_trainer(tiny.options(), [BeforeUsers(saves)], tmp_path, last=last, loggers=[])
+    with request.listening(), pytest.raises(Stopped):
+        lit.fit(trainer, module, TimedLoader(tiny.loader(), StepClock(), stop=request), tiny.eval_loader(), None)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (saved["global_step"], saved["validation_is_due"]) == (stops_at, False)
+    assert module.done[-1] in (step, stops_at)
 
 
 def test_a_signal_in_a_validation_waits_for_its_figures(tmp_path: Path) -> None:

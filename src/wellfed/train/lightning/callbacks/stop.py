@@ -24,7 +24,8 @@ AGREE_EVERY_STEPS = 10
 class StopAtStepEnd(pl.Callback):
     """Stop at the end of a step, and of its validation and epoch if they are over, too.
 
-    Must be the last callback, since it writes a checkpoint and ends the run.
+    Must be the last callback, since it writes a checkpoint and ends the run. A signal after the first step waits, except
+    in the wait of a `TimedLoader` for a batch.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class StopAtStepEnd(pl.Callback):
         self._is_alone = trainer.world_size == 1
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._request.is_stepping = not self._is_alone
-        if self._is_alone and self._request.signum is not None:  # it came after the last epoch's end
+        if not self._is_alone:
+            self._request.is_stepping = True
+        elif self._request.signum is not None:  # it came after the last epoch's end
             self._end(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
@@ -74,9 +76,7 @@ class StopAtStepEnd(pl.Callback):
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         is_asked = self._request.signum is not None
-        if self._is_alone:
-            self._request.is_stepping = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # until the epoch ends
-        else:
+        if not self._is_alone:
             is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
         if not is_asked:
             return
