@@ -248,7 +248,9 @@ class TrainerConfig:
     max_steps: Optional[int] = knob("Optimizer steps.", at_least=1)
     max_time_s: Optional[float] = knob("Seconds of training.", above=0)
     validate_every_steps: Optional[int] = knob(
-        "Optimizer steps between validations. null = at the end of each epoch.", at_least=1
+        "Optimizer steps between validations, or batches if a LightningModule steps by hand. null = at the end of each "
+        "epoch.",
+        at_least=1,
     )
     checkpoint_every_steps: Optional[int] = knob(
         "Optimizer steps between checkpoints. null = at the end of each epoch and by checkpoint_minutes.",
