@@ -24,8 +24,8 @@ AGREE_EVERY_STEPS = 10
 class StopAtStepEnd(pl.Callback):
     """Stop at the end of a step, and of its validation and epoch if they are over, too.
 
-    Must be the last callback, since it writes a checkpoint and ends the run. A signal after the first step waits, unless
-    a `TimedLoader` waits for a batch.
+    Must be the last callback, since it writes a checkpoint and ends the run. A signal after the first step waits,
+    unless a `TimedLoader` waits for a batch.
     """
 
     def __init__(
