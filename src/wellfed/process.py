@@ -172,6 +172,12 @@ class StopRequest:
             if not is_ignored_hangup(number):
                 signal.signal(number, self._on_signal)
 
+    def begin_wait(self) -> None:
+        """Lets a signal raise at once from now on, also one that has come before. Set ``is_stepping`` at its end."""
+        self.is_stepping = False
+        if self.signum is not None:
+            raise Stopped(self.signum, is_of_all=True)
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:
             return

@@ -60,7 +60,7 @@ def figures(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def content(folder: Path, name: str = "last.ckpt") -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / name, weights_only=True)
+    return torch.load(folder / "checkpoints" / name, map_location="cpu", weights_only=True)
 
 
 def test_a_guest_with_all_that_lightning_offers_ends_ok(user: Path) -> None:
@@ -224,6 +224,23 @@ def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int)
     alone, both = (record["metrics"] for record in records)
     for name in ("val/loss", "test/loss"):
         assert both[name] == pytest.approx(alone[name], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_cards_that_shard_a_guest_count_each_sample_once(user: Path, fake_cuda: FakeCuda) -> None:
+    """The last step has three samples for one rank, and two for the other."""
+    (user / "configs" / "workload" / "guest.yaml").write_text(YAML.format(model="Unclipped"))
+    states = []
+    for strategy in ("ddp", "fsdp"):
+        cwd = user / strategy
+        cwd.mkdir()
+        asked = ("trainer.max_steps=7", "trainer.devices=2", f"trainer.strategy={strategy}", "gpu.precision=32-true")
+        own = ("+workload.data.num_train=101", "+workload.model.dropout=0", "telemetry.ceiling_steps=0")
+        done = guest(user, *asked, *own, cwd=cwd, **fake_cuda.environment(cards=2))
+        assert done.code == 0, done.text
+        states.append(content(only_folder(cwd, "guest"))["state_dict"])
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=2e-6, msg=name)
 
 
 @pytest.mark.slow

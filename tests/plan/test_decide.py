@@ -410,17 +410,11 @@ def test_a_lightning_module_runs_its_own_step():
 
 
 @pytest.mark.parametrize(
-    ("facts", "callbacks", "says"),
-    [
-        ({"steps_by_hand": True}, {}, "steps by hand"),
-        ({"has_batch_norm": True}, {}, "BatchNorm"),
-        ({}, {"sums": {"_target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler"}}, "a rule of its own"),
-    ],
+    ("facts", "says"), [({"steps_by_hand": True}, "steps by hand"), ({"has_batch_norm": True}, "BatchNorm")]
 )
-def test_a_lightning_module_whose_steps_stay_whole(facts, callbacks, says):
+def test_a_lightning_module_whose_steps_stay_whole(facts, says):
     model = dataclasses.replace(MODEL, is_lightning_module=True, **facts)
     given, split = config(), config(memory={"accumulate": 4})
-    given.callbacks = split.callbacks = callbacks
     assert planned(given, model=model).memory.on_oom == "fail"
     assert says in planned(given, model=model).knobs["memory.on_oom"].because
     assert says in faults_of(split, model=model)

@@ -83,7 +83,8 @@ class GpuConfig:
     cudnn_benchmark: bool = knob("Let cuDNN time its algorithms for each new shape. For fixed shapes only.", False)
     compile: Compile = knob(
         "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
-        "start; a compile that fails warns and goes on eagerly.",
+        "start; a compile that fails warns and goes on eagerly. In the backward pass of a LightningModule, or of "
+        "several ranks, it ends the run.",
         Compile.none,
     )
     enforce: Optional[bool] = knob(
@@ -249,7 +250,9 @@ class TrainerConfig:
     max_steps: Optional[int] = knob("Optimizer steps.", at_least=1)
     max_time_s: Optional[float] = knob("Seconds of training.", above=0)
     validate_every_steps: Optional[int] = knob(
-        "Optimizer steps between validations. null = at the end of each epoch.", at_least=1
+        "Optimizer steps between validations, or batches if a LightningModule steps by hand. null = at the end of each "
+        "epoch.",
+        at_least=1,
     )
     checkpoint_every_steps: Optional[int] = knob(
         "Optimizer steps between checkpoints. null = at the end of each epoch and by checkpoint_minutes.",

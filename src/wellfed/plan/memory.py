@@ -184,9 +184,6 @@ def _why_whole(config: RunConfig, model: ModelFacts) -> str:
         return ""
     if model.steps_by_hand:
         return f"{BY_HAND}, so Lightning can't sum gradients for it"
-    callbacks = (config.callbacks or {}).values()
-    if any(str((node or {}).get("_target_")).endswith(".GradientAccumulationScheduler") for node in callbacks):
-        return "GradientAccumulationScheduler sums gradients by a rule of its own"
     if config.trainer.strategy is Strategy.fsdp:
         return "summing them would take whole gradients of a sharded model"
     return ""

@@ -106,13 +106,17 @@ class Bookkeeper:
             except OSError as error:
                 _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
-    def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
-        """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
+    def resumed_after(self, step: int, epochs: float, *, in_place: bool, validates: bool = False) -> None:
+        """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint.
+
+        Args:
+            validates: whether training resumes with the validation of that step.
+        """
         self.record.steps, self.record.epochs = step, epochs
         self._forget_ranks()
         if in_place:
             self._resumed_at = step
-            self.journal.cut_after(step)
+            self.journal.cut_after(step, validates=validates)
             self.record.samples = self.journal.samples_written()
 
     def restarted_at(self, step: int, epochs: float, began_s: float) -> None:

@@ -42,6 +42,7 @@ from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.train.lightning.callbacks.pruning import Pruner
+from wellfed.train.lightning.checkpoints.resume_position import VALIDATION_IS_DUE
 from wellfed.train.memory import cap, oom
 from wellfed.units import for_stream, show_text
 
@@ -251,7 +252,8 @@ class Run:
         step, epochs = _progress_at(state, passes)
         self._saved.began_at = step
         self._books.record.resumed_from = str(checkpoint)
-        self._books.resumed_after(step, epochs, in_place=target.in_place)
+        validates = bool(state.get(VALIDATION_IS_DUE))
+        self._books.resumed_after(step, epochs, in_place=target.in_place, validates=validates)
         for other in damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be read; it is passed over for %s of step %d.", other, checkpoint.name, step)

@@ -339,12 +339,12 @@ def test_a_frozen_table_has_no_sparse_gradients():
     assert not list(sparse_layers(frozen))
 
 
-def test_a_sparse_buffer_counts_as_if_it_were_dense():
+def test_a_sparse_buffer_counts_with_its_indices():
     given = config()
     parts = assemble.make_objects(given)
     before = model_facts(parts, given).parameter_bytes
     parts.model.register_buffer("edges", torch.eye(4).to_sparse())
-    assert model_facts(parts, given).parameter_bytes == before + 16 * 4
+    assert model_facts(parts, given).parameter_bytes == before + 4 * (4 + 2 * 8)
 
 
 @pytest.mark.parametrize(

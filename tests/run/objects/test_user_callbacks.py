@@ -47,7 +47,7 @@ def test_a_figure_of_a_split_that_is_not_there_is_told() -> None:
 def test_who_listens_within_a_step_is_known() -> None:
     found = made(
         "callbacks=lr_monitor",
-        "+callbacks.swa={_target_: lightning.pytorch.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}",
+        "+callbacks.stats={_target_: lightning.pytorch.callbacks.DeviceStatsMonitor}",
     )
     model: Any = None
     assert step_listeners(RunObjects(Datasets(train=[]), model, None, callbacks=found)) == ()

@@ -186,6 +186,35 @@ def test_a_checkpoint_goes_on_with_the_other_kind_of_step(tmp_path: Path, first:
         assert torch.equal(tiny.weights(whole), tiny.weights(rest))
 
 
+class FollowsValidation(tiny.Lightnings):
+    """A LightningModule whose rate follows each validation, every second step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=9.0)
+        config = {"scheduler": plateau, "interval": "step", "frequency": 2, "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def validation_step(self, delivery: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.model.loss(delivery.batch).loss, batch_size=delivery.size)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_resume_after_a_validation_ends_no_step_again(tmp_path: Path, step: int) -> None:
+    """A plateau scheduler would step without its metric, and loggers would count one batch more."""
+
+    def fit(steps: int, checkpoint: Path | None) -> Any:
+        module = FollowsValidation(tiny.module())
+        trainer = lit.make_trainer(tiny.options(max_steps=steps, validate_every_steps=2), [], tmp_path)
+        lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), checkpoint)
+        assert trainer.fit_loop.epoch_loop._batches_that_stepped == steps
+        return trainer
+
+    fit(step, None).save_checkpoint(tmp_path / "some.ckpt")
+    resumed, whole = fit(8, tmp_path / "some.ckpt"), fit(8, None)
+    assert torch.equal(tiny.weights(resumed.lightning_module), tiny.weights(whole.lightning_module))
+
+
 def test_what_a_callback_logs_is_kept(tmp_path: Path) -> None:
     class Logs(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:

@@ -2,7 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from tests.kit import tiny
@@ -27,6 +29,67 @@ def test_weights_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert not (tiny.weights(fresh) == tiny.weights(trained)).all()
     lit.load_weights(fresh, tmp_path / "last.ckpt")
     assert (tiny.weights(fresh) == tiny.weights(trained)).all()
+
+
+class Graph(tiny.TinyModel):
+    """A model with sparse buffers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(tiny.WIDTH).to_sparse())
+        self.register_buffer("compressed", torch.eye(tiny.WIDTH).to_sparse_csr())
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.net(torch.sparse.mm(self.adjacency, batch["x"].T).T)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_model_with_sparse_buffers_trains_and_goes_on(tmp_path: Path) -> None:
+    tiny.fit(tiny.module(model=Graph()), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
+    resumed, whole = tiny.module(model=Graph()), tiny.module(model=Graph())
+    tiny.fit(resumed, tmp_path, checkpoint=tmp_path / "last.ckpt", max_steps=4)
+    tiny.fit(whole, tmp_path, max_steps=4)
+    assert torch.equal(tiny.weights(resumed), tiny.weights(whole))
+
+
+class WithObjects(tiny.TinyModel):
+    """A model whose own state has a plain part and an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra: dict[str, Any] = {"count": 0, "path": Path("a")}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state
+
+
+def test_a_checkpoint_of_a_model_with_objects_can_be_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hyperparameters of a LightningDataModule, numpy's numbers in an optimizer, and the model's extra state."""
+    data = pl.LightningDataModule()
+    data.save_hyperparameters({"transform": WithObjects, "size": 3})
+
+    def fit(model: WithObjects, steps: int, checkpoint: Path | None) -> Any:
+        saves = tiny.checkpoints(tmp_path)
+        trainer = make_trainer(tiny.options(max_steps=steps), [saves], tmp_path)
+        module = tiny.module(model=model, lr=np.float64(0.01))
+        if checkpoint is not None:
+            assert not lit.misfits(module, torch.load(checkpoint, weights_only=True)["state_dict"])
+        lit.fit(trainer, module, tiny.loader(), None, checkpoint)
+        trainer.datamodule = data
+        trainer.save_checkpoint(tmp_path / "own.ckpt")
+
+    model, other = WithObjects(), WithObjects()
+    model.extra["count"] = 4
+    fit(model, 2, None)
+    loaded = torch.load(tmp_path / "own.ckpt", weights_only=True)
+    assert loaded[data.CHECKPOINT_HYPER_PARAMS_KEY] == {"size": 3}
+    assert "transform (type)" in caplog.text
+    fit(other, 4, tmp_path / "last.ckpt")
+    assert other.extra == {"count": 4, "path": "a"}
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

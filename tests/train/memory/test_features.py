@@ -5,6 +5,7 @@ from torch import nn
 from wellfed.contract import Features
 from wellfed.train.memory import features as room
 from wellfed.train.memory.features import all_rows, blank, hold, of_data, weights_behind
+from wellfed.train.step.feature_table import FeatureTable
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks
@@ -115,6 +116,15 @@ def test_rows_that_are_known_are_not_computed_again(encoder, mode):
     assert encoder.asked == []
     assert hold(features(encoder), "dynamic", CPU, rows).rows(torch.tensor([3])).shape == (1, 16)
     assert encoder.asked == [1]
+
+
+def test_a_frozen_encoder_stays_in_eval_mode(encoder):
+    model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(2, 2)})
+    model.training = True
+    FeatureTable(features(encoder), "cache", None, may_change=False).hold(model, CPU, lambda *_, **__: None)
+    assert model.training
+    assert model["head"].training
+    assert not any(part.training for part in encoder.modules())
 
 
 def test_no_rows_are_refused():

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -62,6 +63,29 @@ def test_losses_and_gradients_of_several_micro_batches_are_kept(tmp_path: Path) 
         tiny.fit(module, tmp_path, [Figures(take, every=1, stop_on_nan=False)], max_steps=1)
     assert rows[0] == rows[1]
     assert torch.equal(tiny.weights(plain), tiny.weights(graphed))
+
+
+class LosesCompiler(pl.Callback):
+    """A callback that takes the C++ compiler away before the first backward pass, which is compiled then."""
+
+    def on_before_backward(self, *_: Any) -> None:
+        torch._inductor.config.cpp.cxx = ("a compiler that is not there",)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_backward_pass_that_can_not_be_compiled_goes_on_without(tmp_path: Path) -> None:
+    """The step is repeated with the same random numbers."""
+    events: list[str] = []
+    found = []
+    with torch._inductor.config.patch({"force_disable_caches": True, "cpp.cxx": torch._inductor.config.cpp.cxx}):
+        for mode in ("default", "none"):
+            noted = {"on_event": lambda kind, **_: events.append(kind), "retry_on_oom": True}
+            module = tiny.module(compile_mode=mode, dropout=0.3, micro=8, **noted)
+            tiny.fit(module, tmp_path, users=[LosesCompiler()], max_steps=3)
+            found.append(tiny.weights(module))
+    assert events == ["compile_failed"]
+    assert torch.equal(*found)
 
 
 # -- what torch.compile raises ---------------------------------------------------------------------------------------

@@ -74,6 +74,15 @@ def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
     assert set(Loss(model, "none", lambda message: None)(batch()).metrics) == {"accuracy"}
 
 
+@pytest.mark.simulated
+@pytest.mark.parametrize("value", [0.5, 1, torch.tensor(0.5), torch.tensor([0.5])])
+def test_a_metric_of_the_host_is_moved_to_the_device_of_the_loss(value: Any) -> None:
+    model = Model(lambda each, scores: LossOutput(each.mean(), {"mine": value})).cuda()
+    metrics = Loss(model, "none", lambda message: None)({name: each.cuda() for name, each in batch().items()}).metrics
+    assert metrics["mine"].device.type == "cuda"
+    assert float(metrics["mine"]) == float(value)
+
+
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
@@ -85,6 +94,9 @@ def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
         (lambda each, scores: each.mean().item(), ["returned a float", "Leave out .item()"]),
         (lambda each, scores: each.mean().detach(), ["the loss has no gradient", "torch.no_grad()"]),
         (lambda each, scores: (scores > 0).sum(), ["the loss is torch.int64", "Return a float tensor."]),
+        (lambda each, scores: LossOutput(each.mean(), {"err": each}), ["the metric err has shape [8]", "its mean"]),
+        (lambda each, scores: LossOutput(each.mean(), {"err": None}), ["the metric err is None", "one number"]),
+        (lambda each, scores: LossOutput(each.mean(), {"err": "low"}), ["the metric err is a str"]),
     ],
 )
 def test_what_is_no_loss_is_named(given: Any, parts: list[str]) -> None:

@@ -63,12 +63,14 @@ class Journal:
         """Returns the seconds since the run first started."""
         return time.monotonic() - self.origin_s
 
-    def cut_after(self, step: int) -> None:
+    def cut_after(self, step: int, *, validates: bool = False) -> None:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
-        last save, where a killed run's clock resumes."""
+        last save, where a killed run's clock resumes. ``validates``: the validation of the step is repeated."""
         self._resumed_at = step
         self._cut(self._steps, step, step=step)
         self._cut(self._metrics, step, step=step)
+        if validates:
+            self._drop_written({(str(step), "val")}, ("step", "split"))
         self._cut(self._telemetry, step, step=step, time_s=self.time_s())
 
     def rewind(self, step: int, time_s: float) -> None:
@@ -170,15 +172,15 @@ class Journal:
             figures.append(("throughput", "readiness_frac", float(recent.ready.mean())))
             times = {f"step/{name}": mean_ms for name, mean_ms in recent.means_ms().items()}
         if step == self._resumed_at:
-            self._drop_written({(str(step), of, name) for of, name, _ in figures})
+            self._drop_written({(str(step), of, name) for of, name, _ in figures}, ("step", "split", "name"))
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
         self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
 
-    def _drop_written(self, keys: set[tuple[str, ...]]) -> None:
+    def _drop_written(self, keys: set[tuple[str, ...]], columns: tuple[str, ...]) -> None:
         """Drops rows of an evaluation that a killed process had done at the step from which this one resumed."""
         try:
-            self._metrics.drop(("step", "split", "name"), keys)
+            self._metrics.drop(columns, keys)
         except (OSError, ValueError, csv.Error) as error:
             _LOG.warning("%s may have rows of step %s twice: %s", self._metrics.path, self._resumed_at, error)
 

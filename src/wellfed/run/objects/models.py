@@ -18,6 +18,7 @@ from wellfed.run.objects.optimizers import states_per_parameter
 from wellfed.train.memory.checkpointing import blocks, checkpoint_blocks
 from wellfed.train.memory.features import of_data
 from wellfed.train.memory.fsdp_blocks import gathered_bytes
+from wellfed.train.memory.snapshot import bytes_of
 from wellfed.train.step.precision import set_backend_flags
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
     model, optimizer = objects.model, config.workload.optimizer
 
     def size(tensors: Iterable[Tensor]) -> int:
-        return sum(each.numel() * each.element_size() for each in tensors)  # sparse tensors have no nbytes
+        return sum(map(bytes_of, tensors))
 
     trainable_bytes = size(weight for weight in model.parameters() if weight.requires_grad)
     return ModelFacts(
@@ -108,7 +109,7 @@ def _average_bytes(objects: RunObjects) -> int:
     from wellfed.train.lightning.callbacks.users import is_average_beside_model
 
     copies = sum(map(is_average_beside_model, objects.callbacks.values()))
-    return copies * sum(each.nbytes for each in chain(objects.model.parameters(), objects.model.buffers()))
+    return copies * sum(map(bytes_of, chain(objects.model.parameters(), objects.model.buffers())))
 
 
 def step_listeners(objects: RunObjects) -> tuple[str, ...]:

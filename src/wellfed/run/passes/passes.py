@@ -95,7 +95,10 @@ class Passes:
         settings = loader_settings(config, plan.loader)
         self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
         self.steps_per_epoch = self._loader.steps_per_epoch
-        """Optimizer steps of one pass over the training data; None for a stream of unknown length."""
+        """Batches of one pass over the training data; None for a stream of unknown length."""
+        steps_by_hand = objects.is_lightning_module and not objects.model.automatic_optimization
+        # By hand, a batch may take any number of optimizer steps.
+        self._total_steps = lit.total_steps(options, None if steps_by_hand else self.steps_per_epoch)
         self.is_pruned = False
         """A pruner has ended the training early."""
         self._synchronisations: Synchronisations | None = None
@@ -108,8 +111,7 @@ class Passes:
         if objects.is_lightning_module:
             self._learner = ModuleLearner(config, objects, plan, books, options, figures, may_adapt)
         else:
-            total_steps = lit.total_steps(options, self.steps_per_epoch)
-            self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, total_steps)
+            self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, self._total_steps)
         self._eval_batches = EvalBatches(self._learner, rank)
         self.ceiling = CeilingPass(self._learner, self._loader)
         self._checkpoints = LateCheckpoints(
@@ -159,10 +161,10 @@ class Passes:
         """Trains, with the validations in between; resumes from a checkpoint if there is one. ``pruner`` may end the
         training after any validation."""
         self._eval_batches.check()
-        clock, total_steps = self._clock(), lit.total_steps(self._options, self.steps_per_epoch)
-        callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
+        clock = self._clock()
+        callbacks = self._fit_callbacks(console, clock, on_start)
         validations = 0 if pruner is None else self._books.journal.validations_written()
-        pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
+        pruning = Pruning(pruner, self._latest_best_metric, self._total_steps, validations)
         at_stop = StopAtStepEnd(stop, self._checkpoints.save_before_end, self._checkpoints.call_when_over)
         last = [self._checkpoints, pruning, at_stop]
         trainer = self._learner.training(self._options, callbacks, last)
@@ -170,7 +172,7 @@ class Passes:
         try:
             with self._books.wall.running(), self._logging_media():
                 with self._eval_batches.open("val", trainer) as val_batches:
-                    self._fit(trainer, clock, val_batches, checkpoint)
+                    self._fit(trainer, clock, val_batches, checkpoint, stop)
                 self._end_training(trainer, pruning)
         except BaseException:
             with suppress(Exception):  # the first error counts
@@ -190,15 +192,13 @@ class Passes:
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         self.ranks.begin()
         with self._learner.measuring(), self._books.wall.running():
-            self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None)
+            self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None, stop)
         self.ranks.compare()
 
-    def _fit_callbacks(
-        self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
-    ) -> list[Any]:
+    def _fit_callbacks(self, console: Console, clock: StepClock, on_start: Callable[[], None]) -> list[Any]:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
-        bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
+        bar = ProgressBar(console, live, total_steps=self._total_steps, latest=self.figures.latest)
         callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._saving), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
@@ -242,14 +242,19 @@ class Passes:
             self.figures,
         ]
 
-    def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
+    def _fit(
+        self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None, stop: StopRequest
+    ) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's device
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
-            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=self.ranks.on_batch)
+            # Several ranks stop together, not in a wait.
+            alone = stop if self._options.world_size == 1 else None
+            on_batch = self.ranks.on_batch
+            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=on_batch, stop=alone)
             loader = learner.in_parts(timed)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:

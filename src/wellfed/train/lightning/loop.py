@@ -56,6 +56,7 @@ class StepLoop(_TrainingEpochLoop):
     _is_direct = False
     _may_validate = True
     _validates = False
+    _skip_next_val: bool
     when_over: Callable[[Any], None] | None = None
     """Called with the Trainer after a step within an epoch and its validation."""
     wall = Wall()
@@ -172,7 +173,7 @@ class StepLoop(_TrainingEpochLoop):
                 logged.update_train_step_metrics()
             del batch, output  # frees their device memory while the next batch is fetched
             is_over = is_last or stepped[0].completed >= last_step or trainer.should_stop or signals.received_sigterm
-            if is_over or self._skip_next_val or left == 0:
+            if is_over or left == 0:
                 self.on_advance_end(fetcher)
                 return
             self._batches_that_stepped += 1
@@ -226,11 +227,14 @@ class StepLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Counts the batch. Calls Lightning's method only for validations, plateaus, accumulation and the end."""
         trainer = self.trainer
+        if self._skip_next_val:  # a resume: the checkpoint was written after this step and its validation
+            self._skip_next_val = False
+            return
         is_plain = self._is_direct and not (self._restarting or trainer.should_stop or trainer.received_sigterm)
-        if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
+        if is_plain and not (self._may_validate and self._should_check_val_fx(data_fetcher)):
             self._batches_that_stepped += 1
         else:
-            self._validates = not self._skip_next_val and self._should_check_val_fx(data_fetcher)
+            self._validates = self._should_check_val_fx(data_fetcher)
             with self.wall.during(VALIDATION) if self._validates else nullcontext():
                 super().on_advance_end(data_fetcher)
         if self.when_over is not None and not self.batch_progress.is_last_batch:

@@ -23,7 +23,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
-from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
+from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together, overrides
 
@@ -93,7 +93,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         enable_checkpointing=any(isinstance(user, Checkpoint) for user in users),
         enable_progress_bar=any(isinstance(user, ProgressBar) for user in users),
         enable_model_summary=False,
-        plugins=more.pop("plugins", [DigestCheckpointIO()]),
+        plugins=more.pop("plugins", [PlainCheckpointIO()]),
         **more,
     )
     with suppress(ImportError):  # another version of Lightning has other private modules
@@ -200,8 +200,9 @@ def has_step(module: pl.LightningModule, split: str) -> bool:
 
 def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
     """Returns up to three weights that differ between checkpoint and module, with both shapes."""
-    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    other = {name: tuple(value.shape) for name, value in state_dict.items()}
+    # A module's extra state may be of any type.
+    own = {name: tuple(getattr(value, "shape", ())) for name, value in module.state_dict().items()}
+    other = {name: tuple(getattr(value, "shape", ())) for name, value in state_dict.items()}
     names = [name for name in own | other if own.get(name) != other.get(name)]
     return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
 

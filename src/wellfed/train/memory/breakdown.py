@@ -9,6 +9,7 @@ from torch import nn
 
 from wellfed.contract import FeatureSource
 from wellfed.train.memory.features import DeviceTable, HostTable
+from wellfed.train.memory.snapshot import bytes_of
 from wellfed.units import show_bytes
 
 
@@ -26,7 +27,7 @@ def bytes_by_part(
     weights = list(model.parameters())
     states = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
     return {
-        "parameters": sum(each.nbytes for each in [*weights, *model.buffers()]),
+        "parameters": sum(map(bytes_of, [*weights, *model.buffers()])),
         "gradients": sum(each.nbytes for each in weights if each.requires_grad),
         "gradient buckets": buckets,
         "optimizer state": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),

@@ -20,6 +20,13 @@ _DEPTH = 8
 """Maximum depth of copied objects. Metrics of metrics within a collection are five deep."""
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """Returns the bytes of a tensor, also of a sparse one, for which torch defines no ``nbytes``."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
+
+
 class Snapshot:
     """Attributes of an object and of the objects within it, and the random generators, as they are now. Parameters are
     left out, since an evaluation does not change them."""
@@ -47,7 +54,7 @@ class Snapshot:
 
     def _kept_entry(self, value: Any, depth: int) -> Any:
         """Returns an entry of a list to restore. A large tensor without a count of changes stays as it is."""
-        is_done = isinstance(value, Tensor) and value.nbytes > LARGE_BYTES and value.is_inference()
+        is_done = isinstance(value, Tensor) and bytes_of(value) > LARGE_BYTES and value.is_inference()
         return value if is_done else self._kept(value, depth)
 
     def _kept(self, value: Any, depth: int) -> Any:
@@ -55,7 +62,7 @@ class Snapshot:
         if isinstance(value, Tensor):
             if isinstance(value, nn.Parameter):
                 return value
-            if value.nbytes <= LARGE_BYTES:
+            if bytes_of(value) <= LARGE_BYTES:
                 return value.clone()
             self._tensors.append((value, None if value.is_inference() else value._version))
             return value

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import generators
-from wellfed.train.memory.snapshot import LARGE_BYTES
+from wellfed.train.memory.snapshot import LARGE_BYTES, bytes_of
 
 
 class StepStart:
@@ -64,8 +64,9 @@ class _Buffer:
     def take(self) -> None:
         tensor = self._module._buffers[self._name]
         if tensor is not None and tensor is self._tensor and tensor._version == self._version:
-            if self._stays is None and self._copy is not None and tensor.nbytes > LARGE_BYTES:
-                self._stays = torch.equal(tensor, self._copy)  # kernels may change it without torch counting
+            if self._stays is None and self._copy is not None and bytes_of(tensor) > LARGE_BYTES:
+                # Kernels may change it without torch counting, but torch compares no sparse tensors.
+                self._stays = tensor.layout is not torch.strided or torch.equal(tensor, self._copy)
             if self._stays:
                 self._copy = None
                 return

@@ -49,15 +49,21 @@ class Compiled:
         try:
             return self._compiled(*arguments, **named)
         except Exception as error:
-            if not is_of_compiler(error):
+            if not self.gives_up(error):
                 raise
-            self._compiled, self.has_compiled = None, True
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _LOG.warning("gpu.compile failed (%s); going on without it.", first)
-            self._on_failure(first)
         finally:
             self.has_compiled = self.has_compiled or _compiled_graphs() != before
         return self._function(*arguments, **named)
+
+    def gives_up(self, error: Exception) -> bool:
+        """Returns whether torch.compile failed, also in a later backward pass. Then the function runs uncompiled."""
+        if self._compiled is None or not is_of_compiler(error):
+            return False
+        self._compiled, self.has_compiled = None, True
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _LOG.warning("gpu.compile failed (%s); going on without it.", first)
+        self._on_failure(first)
+        return True
 
 
 class Loss(Compiled):

@@ -62,7 +62,8 @@ class FeatureTable:
             known = self._rows if device.type == "cpu" else None
             self.source = sources.hold(self._features, self.mode, device, known)
 
-        was_training, attempts = model.training, oom.Attempts()
+        # A frozen part may be in eval mode within a model in train mode.
+        modes, attempts = [(part, part.training) for part in model.modules()], oom.Attempts()
         model.eval()
         while self._may_change and (slower := sources.slower(self.mode)) is not None and self._allows(slower):
             _, failure = attempts(fill)
@@ -74,7 +75,8 @@ class FeatureTable:
             on_event("ladder", change=f"memory.features={slower}")
         else:
             fill()
-        model.train(was_training)
+        for part, is_training in modes:
+            part.training = is_training
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Changes to a slower mode; returns False if that mode or a slower one is in use."""

@@ -33,7 +33,7 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
         needs_gradient: whether a backward pass follows.
 
     Raises:
-        ModelError: the value can't be used as a loss.
+        ModelError: the value can't be used as a loss, or a metric beside it is not one number.
     """
     output = given if isinstance(given, LossOutput) else _converted(given, name)
     loss = output.loss
@@ -50,7 +50,19 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
             f"{name}: the loss has no gradient. It was computed under torch.no_grad(), from .item(), .detach() or "
             ".data, or by no weight that is trained (requires_grad)."
         )
+    output.metrics = {key: _metric(value, key, loss, name) for key, value in output.metrics.items()}
     return output
+
+
+def _metric(value: Any, key: str, loss: Tensor, name: str) -> Tensor:
+    """Returns a metric as a tensor on the device of the loss."""
+    is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    if not is_number:
+        kind = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is {_kind(value)}"
+        raise ModelError(f"{name}: the metric {key} {kind}, and must be one number, such as its mean.")
+    if isinstance(value, Tensor) and value.device == loss.device:
+        return value
+    return torch.as_tensor(value, device=loss.device)
 
 
 def _converted(given: Any, name: str) -> LossOutput:

@@ -180,7 +180,17 @@ class TrainStep:
 
     def _run_passes(self) -> Tensor:
         assert self._delivery is not None
-        loss = self.passes(self._delivery)
+        loss: Tensor | None = None
+        try:
+            loss = self.passes(self._delivery)
+        except Exception as error:
+            # torch compiles a backward pass at its first call. DDP could not repeat the passes of one rank.
+            if self._ranks.size > 1 or not self._loss.gives_up(error):
+                raise
+        if loss is None:  # outside of the handler: the handled error refers to all tensors of the step
+            if self._start is not None:
+                self._start.restore()
+            loss = self.passes(self._delivery)
         self._ranks.prepare_average()
         return loss
 

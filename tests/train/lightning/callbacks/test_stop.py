@@ -16,12 +16,16 @@ from tests.kit.few import few
 from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
+from wellfed.observe.timing.step_clock import StepClock
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.plain_model.scheduling import Scheduling
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -74,9 +78,49 @@ def test_a_signal_that_comes_while_a_batch_is_waited_for_loses_no_step(tmp_path:
 
     request, stopped_at = StopRequest(), []
     at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    loader = TimedLoader(tiny.loader(data=SignalAtFetch()), StepClock(), stop=request)
     with request.listening(), pytest.raises(Stopped):
-        tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=SignalAtFetch()))
+        tiny.fit(tiny.module(), tmp_path, [at_end], batches=loader)
     assert stopped_at == [2]
+
+
+class SignalInHook(tiny.Lightnings):
+    """A LightningModule that gets a signal in one of its hooks after a number of steps, and counts the hook's ends."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        super().__init__(tiny.module())
+        self.done: list[int] = []
+
+        def send(*_: Any) -> None:
+            if self.trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            self.done.append(self.trainer.global_step)
+
+        setattr(self, hook, send)
+
+
+@pytest.mark.parametrize(
+    ("hook", "step", "stops_at"),
+    [
+        ("on_train_batch_end", 2, 2),
+        ("on_train_batch_end", 3, 3),
+        ("on_train_batch_start", 2, 3),
+        ("on_validation_model_zero_grad", 3, 3),
+        ("on_validation_end", 3, 3),
+        ("on_train_epoch_start", 3, 3),
+        ("on_train_epoch_end", 3, 3),
+    ],
+)
+def test_a_signal_in_a_modules_hook_waits_for_its_end(tmp_path: Path, hook: str, step: int, stops_at: int) -> None:
+    request, module = StopRequest(), SignalInHook(hook, step)
+    saves = LateCheckpoints(tmp_path, CheckpointOptions(100, None, 9, "loss", "min"), {}, lambda *_: None)
+    last = [saves, StopAtStepEnd(request, saves.save_before_end, saves.call_when_over)]
+    trainer = make_user_trainer(tiny.options(), [BeforeUsers(saves)], tmp_path, last=last, loggers=[])
+    with request.listening(), pytest.raises(Stopped):
+        lit.fit(trainer, module, TimedLoader(tiny.loader(), StepClock(), stop=request), tiny.eval_loader(), None)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (saved["global_step"], saved["validation_is_due"]) == (stops_at, False)
+    assert module.done[-1] in (step, stops_at)
 
 
 def test_a_signal_in_a_validation_waits_for_its_figures(tmp_path: Path) -> None:
@@ -274,6 +318,7 @@ def with_plateau(
 
 ENDS: dict[str, Any] = {
     "an error": InValidation,
+    "an error after the step before": lambda step: fails("on_train_batch_end", step),
     "two signals": lambda step: InValidation(step, signal.SIGTERM, signal.SIGTERM),
     "a signal": lambda step: InValidation(step, signal.SIGTERM),
     "a signal in the step before": lambda step: SignalAt(step - 1, signal.SIGTERM),
@@ -284,7 +329,7 @@ AT_END = [("a signal at the epoch's end", None, 3, "val/loss"), ("a signal at th
 
 @pytest.mark.parametrize(
     ("end", "every", "step", "monitor"),
-    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 9),
+    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 11),
 )
 def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
     tmp_path: Path, end: str, every: int | None, step: int, monitor: str
@@ -302,11 +347,43 @@ def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
     assert torch.equal(resumed, undisturbed)
 
 
+class ReadsLast(pl.Callback):
+    """A callback that reads before each step whether a validation is due in ``last.ckpt``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._last = folder / "last.ckpt"
+        self.found: list[tuple[int, bool]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        last = torch.load(self._last, weights_only=True)
+        self.found.append((last["global_step"], last["validation_is_due"]))
+
+
+@pytest.mark.parametrize(("every", "step"), [(2, 4), (None, 3)])
+def test_a_validation_that_a_resumed_run_does_first_is_saved_at_once(
+    tmp_path: Path, every: int | None, step: int
+) -> None:
+    """A kill after it does not repeat it."""
+    train, reads = partial(with_plateau, tmp_path, [], every=every, monitor="val/loss"), ReadsLast(tmp_path)
+    with pytest.raises(KeyError):
+        train([InValidation(step)])
+    train([reads], tmp_path / "last.ckpt")
+    assert reads.found[0] == (step, False)
+
+
 def test_weights_that_may_be_averages_are_not_saved_in_a_validation(tmp_path: Path) -> None:
     """A resumed run would train from them."""
     users, place = [EMAWeightAveraging(decay=0.5)], {"every": None, "monitor": "val/loss"}
     with pytest.raises(KeyError):
         with_plateau(tmp_path, [], [InValidation(3)], users=users, save_every=2, **place)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_averages_that_may_lack_a_step_are_not_saved(tmp_path: Path) -> None:
+    """The callback that averages comes after the one that fails."""
+    users = [fails("on_train_batch_end", 3), EMAWeightAveraging(decay=0.5)]
+    with pytest.raises(KeyError):
+        with_plateau(tmp_path, [], users=users, save_every=2, every=None, monitor="val/loss")
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
@@ -344,6 +421,30 @@ def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
     callbacks = [Remember(), saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
     with pytest.raises(KeyError):
         tiny.fit(tiny.module(optimizer=FailsHalfWay), tmp_path, callbacks)
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
+class RaisesLater(torch.optim.lr_scheduler.LambdaLR):
+    """A scheduler that raises in its step after the third."""
+
+    def step(self, *_: Any) -> None:
+        if self.last_epoch == 2:
+            raise KeyError("no rate")
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [StepModule, tiny.Lightnings])
+def test_a_step_whose_scheduler_failed_is_not_saved(tmp_path: Path, kind: type) -> None:
+    """The resumed run would go on with the rate of the step before."""
+    saves = tiny.checkpoints(tmp_path)
+    scheduling = Scheduling(partial(RaisesLater, lr_lambda=lambda step: 1 / (1 + step)), "step", None)
+    module = tiny.module(scheduling=scheduling)
+    with pytest.raises(KeyError):
+        tiny.fit(
+            module if kind is StepModule else tiny.Lightnings(module),
+            tmp_path,
+            [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)],
+        )
     assert not list(tmp_path.glob("*.ckpt"))
 
 

@@ -4,11 +4,18 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
 
 from tests.kit import tiny
 from tests.kit.few import few, slow
-from wellfed.errors import WellfedError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -146,6 +153,22 @@ def test_what_is_no_callback_is_told() -> None:
     problem, _ = fault_of_callback(EMAWeightAveraging(), "fsdp") or ("", "")
     assert "averages whole weights" in problem
     assert fault_of_callback(EMAWeightAveraging(), "ddp") is None
+
+
+@pytest.mark.parametrize(
+    ("callback", "way_out"),
+    [(GradientAccumulationScheduler({0: 2}), "memory.accumulate"), (StochasticWeightAveraging(0.1), "callbacks=ema")],
+)
+def test_callbacks_that_do_not_do_here_what_they_promise_are_refused(
+    tmp_path: Path, callback: pl.Callback, way_out: str
+) -> None:
+    _, advice = fault_of_callback(callback, "auto") or ("", "")
+    assert way_out in advice
+    module = tiny.Lightnings(tiny.module())
+    module.configure_callbacks = lambda: callback  # type: ignore[method-assign]
+    trainer = make_user_trainer(tiny.options(max_steps=2), [], tmp_path, loggers=[])
+    with pytest.raises(ConfigError, match=f"configure_callbacks.*{way_out}"):
+        trainer.fit(module, tiny.loader())
 
 
 @pytest.mark.guests

@@ -15,6 +15,7 @@ from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END
+from wellfed.process import StopRequest
 from wellfed.ranks import largest_share
 from wellfed.train.lightning.module import StepModule
 
@@ -33,15 +34,17 @@ class TimedLoader:
         unwrap: bool = False,
         on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
         on_batch: Callable[[Delivery], None] | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         """
         Args:
             unwrap: yield bare batches, as a user's own LightningModule expects.
             on_first: called with the bytes of the first batch by dtype.
             on_batch: called with each batch, after its wait has ended.
+            stop: the request whose signals end a wait for a batch at once.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
-        self._on_batch = on_batch
+        self._on_batch, self._stop = on_batch, stop
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
         """Latest delivery without its batch, if batches are yielded bare."""
@@ -69,10 +72,15 @@ class TimedLoader:
             if keep_pace is not None:
                 keep_pace()
             clock.ask()
+            if self._stop is not None:
+                self._stop.begin_wait()
             try:
                 batch = next(batches_of_epoch)
             except StopIteration:
                 return
+            finally:
+                if self._stop is not None:
+                    self._stop.is_stepping = True
             if exchanges:
                 clock.exchanged()
             else:

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.lightning.callbacks.clock import is_within_step, validation_is_due
+from wellfed.train.lightning.callbacks.clock import is_within_step, mark_validation, validation_is_due
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -24,7 +24,8 @@ AGREE_EVERY_STEPS = 10
 class StopAtStepEnd(pl.Callback):
     """Stop at the end of a step, and of its validation and epoch if they are over, too.
 
-    Must be the last callback, since it writes a checkpoint and ends the run.
+    Must be the last callback, since it writes a checkpoint and ends the run. A signal after the first step waits,
+    unless a `TimedLoader` waits for a batch.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class StopAtStepEnd(pl.Callback):
         self._is_alone = trainer.world_size == 1
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._request.is_stepping = not self._is_alone
-        if self._is_alone and self._request.signum is not None:  # it came after the last epoch's end
+        if not self._is_alone:
+            self._request.is_stepping = True
+        elif self._request.signum is not None:  # it came after the last epoch's end
             self._end(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
@@ -74,9 +76,7 @@ class StopAtStepEnd(pl.Callback):
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         is_asked = self._request.signum is not None
-        if self._is_alone:
-            self._request.is_stepping = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # until the epoch ends
-        else:
+        if not self._is_alone:
             is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
         if not is_asked:
             return
@@ -107,8 +107,11 @@ class StopAtStepEnd(pl.Callback):
         is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
         if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
             return
-        if trainer.validating and any(isinstance(one, WeightAveraging) for one in trainer.callbacks):
-            return  # the weights may be their average
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_in_batch_end = progress.completed < progress.processed
+        has_averages = any(isinstance(one, WeightAveraging) for one in trainer.callbacks)
+        if has_averages and (trainer.validating or is_in_batch_end):
+            return  # the weights may be their average, or the average may lack this step
         if trainer.validating and not validation_is_due(trainer):
             return  # some callbacks have seen its end, and others have not
         is_whole = _is_after_a_whole_step(trainer, module, may_undo)
@@ -116,6 +119,8 @@ class StopAtStepEnd(pl.Callback):
             is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
         if not is_whole:
             return
+        if is_in_batch_end and trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+            mark_validation(trainer, is_due=True)  # the step's validation has not begun
         try:
             self._stop(trainer)
         except Exception as error:  # noqa: BLE001  the first error is the one to report
@@ -134,8 +139,9 @@ def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> 
         return False
     progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
     steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
-    if parts or "batch" not in position:
-        return False
+    schedulers = trainer.fit_loop.epoch_loop.scheduler_progress.total
+    if parts or "batch" not in position or schedulers.ready != schedulers.completed:
+        return False  # within a step, or a scheduler has raised after it
     is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
     is_delivered = position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position
     if progress.started != progress.processed:

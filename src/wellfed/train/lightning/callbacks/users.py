@@ -8,10 +8,16 @@ from functools import partial, wraps
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveraging
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from wellfed.errors import WellfedError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.extras import other_lightning
 from wellfed.observe.timing.wall import Wall, is_within_steps
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
@@ -31,6 +37,12 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
             f"{name} is no callback.",
             "Name a class that inherits from lightning.pytorch.Callback.",
         )
+    if isinstance(callback, GradientAccumulationScheduler):
+        problem = f"{name} changes the samples of a step, which are workload.effective_batch_size."
+        return problem, "Set memory.accumulate to sum the gradients of parts of a step."
+    if isinstance(callback, StochasticWeightAveraging):
+        problem = f"{name} sets the average at the end of training, when the last checkpoint is written and validated."
+        return problem, "Set callbacks=ema, whose average is validated and saved."
     if strategy == "fsdp" and isinstance(callback, WeightAveraging):
         return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     return None
@@ -130,6 +142,9 @@ class Last(pl.Callback):
                 )
         for callback in trainer.callbacks:
             if not type(callback).__module__.startswith("wellfed."):
+                # The Trainer's callbacks were checked; those of `configure_callbacks` are known only here.
+                if wrong := fault_of_callback(callback, ""):
+                    raise ConfigError.of(f"{type(module).__name__}.configure_callbacks", *wrong)
                 name_errors(callback, type(callback).__name__)
                 time_hooks(callback, self._wall)
             if stage != "fit" and isinstance(callback, WeightAveraging):

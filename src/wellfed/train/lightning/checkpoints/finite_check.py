@@ -64,7 +64,8 @@ def unset_buffers(module: pl.LightningModule) -> frozenset[str]:
 def _floats(module: pl.LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields buffers of floating point, by name."""
     for name, buffer in module.named_buffers():
-        if not is_lazy(buffer) and buffer.is_floating_point() and buffer.numel() and not buffer.is_sparse:
+        is_dense = not is_lazy(buffer) and buffer.layout is torch.strided
+        if is_dense and buffer.is_floating_point() and buffer.numel():
             yield name, buffer
 
 

@@ -15,7 +15,6 @@ from wellfed.observe.timing.wall import Wall
 from wellfed.record import OnEvent
 from wellfed.train.lightning.callbacks.clock import delivery_of, is_within_step
 from wellfed.train.lightning.callbacks.users import Last
-from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.lightning.hooks import overrides
 from wellfed.train.lightning.trainer import TrainerOptions, make_trainer
 from wellfed.train.memory.oom import MemoryFailure, classify
@@ -56,7 +55,6 @@ def make_user_trainer(
         logger=loggers,
         log_every_n_steps=log_every,
         num_sanity_val_steps=sanity_batches,
-        plugins=[PlainCheckpointIO()],
     )
 
 

@@ -12,7 +12,9 @@ from wellfed.train.lightning.callbacks.clock import delivery_of
 
 
 class RankShares(pl.Callback):
-    """Weights of a rank's gradients by its share of the step's samples, applied before DDP averages them.
+    """Weights of a rank's gradients by its share of the step's samples, applied before the ranks average them.
+
+    DDP has a hook for that. FSDP has none, so the loss is weighed before its backward pass.
 
     The module's loss is a mean over the samples of its rank. Shares of the last step of an epoch may differ. A plain
     average would then overweigh the samples of a smaller share, and count the padding of an empty one.
@@ -22,9 +24,12 @@ class RankShares(pl.Callback):
         self._factor = 1.0
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        model = trainer.strategy.model
-        if isinstance(model, DistributedDataParallel):
-            model.register_comm_hook(None, self._weigh)
+        strategy: Any = trainer.strategy
+        if isinstance(strategy.model, DistributedDataParallel):
+            strategy.model.register_comm_hook(None, self._weigh)
+        else:
+            backward = strategy.backward
+            strategy.backward = lambda loss, *more, **named: backward(loss * self._factor, *more, **named)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         delivery = delivery_of(trainer, batch)
