@@ -139,9 +139,8 @@ def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> 
         return False
     progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
     steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
-    schedulers = trainer.fit_loop.epoch_loop.scheduler_progress.total
-    if parts or "batch" not in position or schedulers.ready != schedulers.completed:
-        return False  # within a step, or a scheduler has raised after it
+    if parts or "batch" not in position:
+        return False
     is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
     is_delivered = position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position
     if progress.started != progress.processed:
