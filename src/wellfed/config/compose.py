@@ -54,6 +54,13 @@ class Composed(Generic[C]):
         """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
         return OmegaConf.to_yaml(OmegaConf.create(dict(self._unresolved)), resolve=resolve)
 
+    def follows_workload(self, name: str) -> bool:
+        """Returns whether the value of a dotted name is an interpolation of another value of the workload."""
+        value: Any = self._unresolved
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return isinstance(value, str) and "${workload." in value
+
     def write_hydra_files(self, folder: Path) -> None:
         """Writes ``.hydra/{config,hydra,overrides}.yaml`` as Hydra does. Interpolations stay, secrets are masked."""
         target = folder / ".hydra"

@@ -159,7 +159,9 @@ class _Start:
             raise ConfigError(faults)
         target = self._target()
         if target and target.earlier:
-            resume.check_unchanged(self.composed, target.earlier)
+            for line in resume.check_unchanged(self.composed, target.earlier):
+                if self.rank == 0:
+                    print(f"resume: {line}", file=sys.stderr)
         set_environment(os.environ, self._config)
         with self._folder(target) as folder:
             if target is not None and target.in_place and self.shared is None:  # another resume may have ended since

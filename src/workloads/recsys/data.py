@@ -161,7 +161,7 @@ def _l2(split: LeaveLastOut, texts: list[str], text: str | None) -> tuple[float,
     used = text or text_of(texts)
     of_text = "sentences" if used == "gpt2" else "sentences unused" if any(texts) else "no sentences"
     reason = f"{of_text}; {per_user:.1f} training interactions a user, below {FEW_PER_USER} it grows"
-    return round(min(MOST_L2, USUAL_L2[used] * factor), 4), reason
+    return round(min(MOST_L2, USUAL_L2.get(used, USUAL_L2["gpt2"]) * factor), 4), reason
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:

@@ -226,6 +226,19 @@ def test_another_value_than_the_one_that_followed_from_the_data_is_refused(tmp_p
     assert "workload.data.sample_rate: is 16000 now and was 8000 in the run to resume. Leave it at 8000" in told
 
 
+def test_a_value_that_follows_another_of_the_workload_is_not_compared(tmp_path):
+    """recsys: workload.data.text is ${workload.model.text}, which followed from the data."""
+    text = {"workload.model.text": {"value": "gpt2", "because": "users have sentences", "source": "data"}}
+    before = compose(["workload=recsys"])
+    folder = run(tmp_path / "run", overrides=["workload=recsys"], plan=text, config=copy.deepcopy(before.resolved))
+    now = compose([each for each in expand([f"resume={folder}"]) if each.startswith("workload")])
+    assert now.resolved["workload"]["data"]["text"] == "gpt2"
+    assert check_unchanged(now, RunRecord.read(folder)) == []
+    told = message(check_unchanged, compose(["workload.model.text=none"]), RunRecord.read(folder))
+    assert told.startswith("1 fault")
+    assert "workload.model.text: is none now and was gpt2" in told
+
+
 # -- resume=auto ------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +367,15 @@ def test_a_secret_is_to_be_typed_again():
     told = message(check_unchanged, now, RunRecord("r", config=then))
     assert "workload.data.api_token: is null now and was ***" in told
     assert "Type it again (secrets are not written down)." in told
+
+
+def test_a_file_may_lie_elsewhere():
+    then = compose(["workload.data.path=/disk1/films/ratings.csv"]).resolved
+    now = compose(["workload.data.path=data/ratings.csv"])
+    (line,) = check_unchanged(now, RunRecord("r", config=then))
+    assert line == "workload.data.path is data/ratings.csv now and was /disk1/films/ratings.csv: taken for the same."
+    told = message(check_unchanged, compose(["workload.data.path=/disk1/films/new.csv"]), RunRecord("r", config=then))
+    assert "workload.data.path: is /disk1/films/new.csv now and was /disk1/films/ratings.csv" in told
 
 
 def test_everything_else_may_change():

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from wellfed.config.compose import Composed, compose
@@ -235,16 +235,24 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
     return holder
 
 
-def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
+def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> list[str]:
     """Checks that the run learns the same as the one that wrote the checkpoint.
+
+    Returns:
+        A line for each file or folder that lies elsewhere now. It is taken for the same if its own name is.
 
     Raises:
         ConfigError: it has another ``workload.*`` or ``seed``; both values of each are listed.
     """
     now, then = plain(composed.resolved), earlier.filled_config()  # the record writes inf as null
     then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
-    faults = []
+    faults, moved = [], []
     for name, *values in differences(then, now):
+        if composed.follows_workload(name):  # what it follows is compared itself
+            continue
+        if _is_moved(*values):
+            moved.append(f"{name} is {values[1]} now and was {values[0]}: taken for the same.")
+            continue
         old, new = ("null" if value is None else value for value in values)
         way_out = f"Leave it at {old}, or start a new run without resume."
         if old == SECRET_SHOWN:
@@ -252,6 +260,15 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
         faults.append(Fault(name, f"is {new} now and was {old} in the run to resume.", way_out))
     if faults:
         raise ConfigError(faults)
+    return moved
+
+
+def _is_moved(old: Any, new: Any) -> bool:
+    """Returns whether both are paths of one name in different folders."""
+    if not (isinstance(old, str) and isinstance(new, str)):
+        return False
+    paths = PurePath(old), PurePath(new)
+    return paths[0].name == paths[1].name and any(len(path.parts) > 1 for path in paths)
 
 
 _OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})
