@@ -112,8 +112,8 @@ def _changes(overrides: Sequence[str], record: RunRecord) -> Iterator[str]:
     if before.get("is_iterable") and loader.get("num_workers", "0") not in ("0", "1", "null"):
         yield SPLIT
     effective, size = record.config.get("workload", {}).get("effective_batch_size"), before.get("batch_size")
-    if effective and size and (wanted := values.get(_STEP)):  # of all ranks and accumulated batches
-        values[_STEP] = str(int(wanted) * size // effective)
+    if effective and size and values.get(_STEP, "null") != "null":  # of all ranks and accumulated batches
+        values[_STEP] = str(max(1, int(values[_STEP]) * size // effective))
     for knob, value in values.items():
         known = _CODE.get(knob)
         if known is not None and value != "null":

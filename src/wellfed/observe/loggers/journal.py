@@ -85,6 +85,7 @@ class Journal:
 
     def drop_readings_after(self, time_s: float) -> None:
         """Drops telemetry after a time."""
+        self._telemetry.flush()  # otherwise it would be written later
         self._cut(self._telemetry, self.record.steps, time_s=time_s)
 
     def _cut(self, table: CsvTable, resumed_at: int, **last: float) -> None:

@@ -219,7 +219,7 @@ class ScriptSteps(Harmless):
     def copying(self, *, is_done: bool) -> None:
         """Marks a copy from host to device."""
         iteration = self._iteration
-        if not self._is_mine() or iteration is None or iteration.is_ended:
+        if iteration is None or iteration.is_ended or not self._is_mine():  # in this order: it belongs to the training
             return
         if iteration.is_trained or iteration.has_pass:
             return
@@ -237,7 +237,8 @@ class ScriptSteps(Harmless):
             is_trained: an optimizer has parameters of the module. A pass of another one, such as a teacher or a frozen
                 encoder, is part of the iteration's forward pass and shows nothing on what the iteration is.
         """
-        if not self._is_mine():
+        is_after = self._iteration is None or self._iteration.is_ended
+        if (is_after and not is_trained) or not self._is_mine():  # such a pass after the training is no part of it
             return
         self._sees_passes = True
         if self._is_aside:

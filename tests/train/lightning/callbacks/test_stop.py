@@ -24,6 +24,7 @@ from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.plain_model.scheduling import Scheduling
 
@@ -421,6 +422,31 @@ def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         tiny.fit(tiny.module(optimizer=FailsHalfWay), tmp_path, callbacks)
     assert not list(tmp_path.glob("*.ckpt"))
+
+
+class RaisesLater(torch.optim.lr_scheduler.LambdaLR):
+    """A scheduler that raises in its step after the third."""
+
+    def step(self, *_: Any) -> None:
+        if self.last_epoch == 2:
+            raise KeyError("no rate")
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [StepModule, tiny.Lightnings])
+def test_a_step_whose_scheduler_failed_is_saved(tmp_path: Path, kind: type) -> None:
+    """A schedule that is shorter than the training would otherwise lose its last steps."""
+    saves = tiny.checkpoints(tmp_path)
+    scheduling = Scheduling(partial(RaisesLater, lr_lambda=lambda step: 1 / (1 + step)), "step", None)
+    module = tiny.module(scheduling=scheduling)
+    with pytest.raises(KeyError):
+        tiny.fit(
+            module if kind is StepModule else tiny.Lightnings(module),
+            tmp_path,
+            [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)],
+        )
+    (saved,) = tmp_path.glob("*.ckpt")
+    assert torch.load(saved, weights_only=True)["global_step"] == 3
 
 
 def test_an_error_of_the_save_does_not_hide_what_came_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed.errors import ConfigError, WellfedError
@@ -143,7 +144,8 @@ class Last(pl.Callback):
         for callback in trainer.callbacks:
             if not type(callback).__module__.startswith("wellfed."):
                 # The Trainer's callbacks were checked; those of `configure_callbacks` are known only here.
-                if wrong := fault_of_callback(callback, ""):
+                sharding = "fsdp" if isinstance(trainer.strategy, FSDPStrategy) else ""
+                if stage == "fit" and (wrong := fault_of_callback(callback, sharding)):
                     raise ConfigError.of(f"{type(module).__name__}.configure_callbacks", *wrong)
                 name_errors(callback, type(callback).__name__)
                 time_hooks(callback, self._wall)

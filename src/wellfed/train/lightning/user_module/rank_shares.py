@@ -1,5 +1,7 @@
 """Weighs the gradients of ranks so that each sample counts once, for a user's LightningModule."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -28,13 +30,17 @@ class RankShares(pl.Callback):
         if isinstance(strategy.model, DistributedDataParallel):
             strategy.model.register_comm_hook(None, self._weigh)
         else:
-            backward = strategy.backward
-            strategy.backward = lambda loss, *more, **named: backward(loss * self._factor, *more, **named)
+            strategy.backward = partial(self._backward, strategy.backward)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         delivery = delivery_of(trainer, batch)
         own = 0 if delivery is None or delivery.is_padding else delivery.size
         self._factor = 1.0 if delivery is None else own * trainer.world_size / delivery.total
+
+    def _backward(self, backward: Callable[..., None], loss: torch.Tensor, *more: Any, **named: Any) -> None:
+        if self._factor != 1:  # padding may have a NaN, which times 0 stays one
+            loss = (loss if self._factor else loss.nan_to_num(0.0, 0.0, 0.0)) * self._factor
+        backward(loss, *more, **named)
 
     # DDP reads the annotations as types, so this file can't import `annotations` from __future__.
     def _weigh(self, group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
