@@ -69,6 +69,9 @@ class Evidence:
         table = run_tables.columns(folder / "steps.csv", _OF_STEPS)
         if record.status == "running" and len(table["step"]):
             record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
+        since = [event["kind"] for event in record.events if event["kind"] in ("resume", "checkpoint")]
+        if record.status in ("running", "killed") and since[-1:] == ["resume"]:
+            record = replace(record, wall=None)  # that of the processes before; the table has later steps
         in_training, metrics = PHASES.index("train"), run_tables.metric_curves(folder)
         watched = run_tables.curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST))
         return cls(
