@@ -105,9 +105,10 @@ class Evidence:
 
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
-        """Readings of GPUs and host during training."""
-        host_cores = self.record.machine.get("host_cores")
-        return TrainingTelemetry(self.curves, self.cores, host_cores, self._cores_of_other_ranks())
+        """Readings of GPUs and host during training. A run on the CPU has no GPUs: it watched those of others."""
+        host_cores, on_cpu = self.record.machine.get("host_cores"), self.record.is_on_cpu
+        curves = {gpu: curve for gpu, curve in self.curves.items() if is_host(gpu) or not on_cpu}
+        return TrainingTelemetry(curves, self.cores, host_cores, self._cores_of_other_ranks())
 
     def _cores_of_other_ranks(self) -> float:
         """Returns the cores of other ranks on rank 0's machine, unless telemetry counts them as this process's own; nan

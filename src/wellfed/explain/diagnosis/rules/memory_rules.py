@@ -161,7 +161,7 @@ def memory_creeps(evidence: Evidence) -> Finding | None:
     """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
-    for gpu in [] if evidence.record.is_on_cpu else evidence.telemetry.gpus:
+    for gpu in evidence.telemetry.gpus:
         found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(named(gpu))))
         if found is not None:
             why = (
