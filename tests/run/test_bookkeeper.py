@@ -120,6 +120,13 @@ def test_the_record_has_what_one_worker_alone_took_for_a_batch(tmp_path, workers
     assert books.record.loading.get("build_ms_alone") == expected
 
 
+def test_a_plan_of_a_restart_replaces_the_knobs_that_are_refused(tmp_path):
+    books = books_of(tmp_path)
+    for refused in ("gpu.compile",), ("loader.device_prefetch",):
+        books.planned(replace(planned(config(), data=ITEMS), refused=refused))
+        assert recorded(tmp_path)["refused"] == list(refused)
+
+
 def test_what_came_before_training_is_told_part_by_part(tmp_path, monkeypatch):
     record = RunRecord.start("r")
     record.duration_s = 100.0  # of an earlier part of the run

@@ -354,6 +354,7 @@ def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
     assert plan.knobs["memory.micro_batch"].because == "it was too much"
     assert after.workload.optimizer["foreach"] is False
     assert after.memory == given.memory
+    assert plan.refused == ("loader.device_prefetch",)  # no finding advises what the restart took back
 
 
 @pytest.mark.parametrize(

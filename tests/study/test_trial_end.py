@@ -78,6 +78,14 @@ def test_the_energy_of_a_sample_is_that_of_all_its_gpus(tmp_path: Path, gpus: An
     assert ended(tmp_path, 0).energy_per_sample_j == joules
 
 
+def test_a_trial_on_the_cpu_has_no_figures_of_the_gpus_that_others_use(tmp_path: Path) -> None:
+    plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
+    gpus = {"0": {"util_pct": {"mean": 80.0}, "energy_per_sample_j": 0.5}}
+    left(tmp_path, status="ok", exit_code=0, gpus=gpus, plan=plan)
+    row = ended(tmp_path, 0)
+    assert (row.util_pct, row.energy_per_sample_j) == (None, None)
+
+
 def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     left(tmp_path, status="ok", exit_code=0)
     row = ended(tmp_path, 0)

@@ -39,6 +39,7 @@ from wellfed.plan.run_plan import (
 
 _AHEAD = "loader.device_prefetch"
 _CHANGED = "on_before_batch_transfer changes batches before they are copied"
+_SPLIT = "a LightningModule's batch is copied in the parts of its step"
 
 
 def plan_run(
@@ -104,8 +105,7 @@ def plan_run(
     if model.is_lightning_module and plan.memory.accumulate > 1:
         plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
         if loader.device_prefetch:
-            because = "a LightningModule's batch is copied in the parts of its step"
-            loader = loader.but(device_prefetch=by_rule(0, because))
+            loader = loader.but(device_prefetch=by_rule(0, _SPLIT))
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
     plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
     if plan.predicted_peak_gib is not None:

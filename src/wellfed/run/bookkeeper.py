@@ -75,6 +75,7 @@ class Bookkeeper:
     def planned(self, plan: RunPlan) -> None:
         """Records the plan."""
         self.record.plan, self._plan = plan.to_dict(), plan
+        self.record.refused = list(plan.refused)
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers

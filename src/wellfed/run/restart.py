@@ -23,7 +23,7 @@ MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
 MOST_UNCHANGED = 2
 """Maximum number of restarts without a change, for memory that another program held for a while."""
-_NO_CHANGE = "nothing changed"
+_NO_CHANGE, _AHEAD = "nothing changed", "loader.device_prefetch"
 
 
 class Restarts:
@@ -98,6 +98,8 @@ def with_changes(
     if "memory.micro_batch" in changes:
         samples = largest_share(plan.workload.effective_batch_size, plan.trainer.world_size)
         changes.setdefault("memory.accumulate", largest_share(samples, int(str(changes["memory.micro_batch"]))))
+    if _AHEAD in changes:  # a LightningModule's batch is now copied in the parts of its step
+        plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
     if plan.stages:
         memory = {knob.partition(".")[2]: value for knob, value in changes.items() if knob.startswith("memory.")}
         stages = tuple(_changed_stages(plan.stages, memory, why, epoch))

@@ -231,7 +231,6 @@ class Run:
         plan = self._others.plan(planner)
         self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
-        self._books.record.refused = list(plan.refused)
         self._books.planned(plan)
         for note in notes:
             _LOG.info(note)

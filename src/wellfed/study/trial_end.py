@@ -115,7 +115,7 @@ def with_figures(row: Row, found: RunRecord) -> Row:
     """Returns the row with what a run record has measured."""
     throughput, memory = found.throughput, found.memory
     low_high = throughput["ci95"] if throughput else None
-    gpus = found.gpus.values()
+    gpus = [] if found.is_on_cpu else found.gpus.values()
     used = [each["util_pct"]["mean"] for each in gpus if each.get("util_pct")]
     spent_j: list[Any] = [each.get("energy_per_sample_j") for each in gpus]
     return replace(

@@ -53,18 +53,37 @@ def test_warm_up_in_the_middle_of_a_run_is_in_no_figure_either():
     assert "healthy" not in {finding.id for finding in run_rules(given)}
 
 
+def write_steps(folder, given):
+    """Writes the steps as a run does, of 8 samples each."""
+    number = len(given.all_steps["step"])
+    names = [name for name in given.all_steps if name != "copy_ms"] + ["samples", "ready"]
+    table = {**given.all_steps, "samples": np.full(number, 8.0), "ready": np.ones(number)}
+    rows = [",".join(f"{table[name][index]:g}" for name in names) for index in range(number)]
+    (folder / "steps.csv").write_text("\n".join([",".join(names), *rows, ""]))
+
+
 def test_warm_up_of_a_killed_run_is_as_its_table_marks_it(tmp_path):
     """It was resumed, so that the first steps of its second process are warm-up, too."""
-    given = compiled_again()
-    names = [name for name in given.all_steps if name != "copy_ms"] + ["samples", "ready"]
-    table = {**given.all_steps, "samples": np.full(200, 8.0), "ready": np.ones(200)}
-    rows = [",".join(f"{table[name][index]:g}" for name in names) for index in range(200)]
-    (tmp_path / "steps.csv").write_text("\n".join([",".join(names), *rows, ""]))
+    write_steps(tmp_path, compiled_again())
     RunRecord("run", status="killed").write(tmp_path)
     found = Evidence.read(tmp_path)
     assert (found.record.throughput["steps"], found.record.throughput["warmup_steps"]) == (196, 4)
     assert found.record.throughput["samples_per_s"] == pytest.approx(160)
     assert len(found.steps.wait_ms) == 196
+
+
+@pytest.mark.parametrize("status", ["running", "killed"])
+def test_wall_time_of_a_resumed_run_is_its_tables_until_the_next_checkpoint(tmp_path, status):
+    """The record has that of the process before, which ended after 5 s; the table has the minute since."""
+    write_steps(tmp_path, compiled_again())
+    names = ("start_s", "validation_s", "checkpoint_s", "epoch_end_s", "logging_s", "end_s", "other_s")
+    wall = {"total_s": 5.0, "steps_s": 5.0, "callbacks": {}, **dict.fromkeys(names, 0.0)}
+    events = [{"kind": kind, "step": 100, "time_s": 5.0} for kind in ("checkpoint", "resume", "checkpoint")]
+    record = RunRecord("run", status=status, wall=wall, events=events[:2])
+    found = Evidence.of(record, tmp_path).wall
+    assert found.entry["total_s"] == pytest.approx(70, rel=0.01)
+    assert found.steps_frac == pytest.approx(10 / 70, rel=0.01)
+    assert Evidence.of(replace(record, events=events), tmp_path).wall.entry == wall
 
 
 def test_steps_of_an_old_table_that_a_run_went_on_with_have_no_mark():

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,17 @@ def test_what_is_not_finite_is_said(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert "train is not finite in 3 of 5 rows, first at step 2" in page.text
     assert "val not finite" in page.text
+
+
+def test_a_run_on_the_cpu_has_no_pictures_of_the_gpus_that_others_use(tmp_path: Path) -> None:
+    record = made_run(tmp_path, gpus=2, metrics={})
+    plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
+    replace(record, plan={**record.plan, **plan}).write(tmp_path)
+    given = Evidence.read(tmp_path)
+    drawn = run_pictures.pictures(given, tmp_path)
+    assert [one.title for one in drawn["utilisation"]] == ["CPU"]
+    assert (drawn["beside_utilisation"], drawn["small_memory"], given.telemetry.gpus) == ([], [], [])
+    assert all(chart.told.startswith("Host memory") for one in drawn["memory"] for chart in one.charts)
 
 
 def test_a_table_that_breaks_off_or_jumps_has_pictures(tmp_path: Path) -> None:

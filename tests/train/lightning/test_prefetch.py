@@ -1,5 +1,3 @@
-import logging
-
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -33,11 +31,6 @@ class Own(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class ChangesBefore(Own):
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch
-
-
 def train(module, ahead, tmp_path, unwrap=False):
     with prefetched(tiny.loader(), module, CPU, ahead) as loader:
         timed = TimedLoader(loader, StepClock(), unwrap=unwrap)
@@ -56,14 +49,6 @@ def test_a_users_own_transfer_is_used_once_a_batch_and_given_back(tmp_path):
     train(module, 2, tmp_path, unwrap=True)
     assert 7 <= module.moved <= 7 + 2 + 1
     assert "transfer_batch_to_device" not in vars(module)
-
-
-def test_a_module_that_changes_batches_before_they_are_moved_keeps_its_order(tmp_path, caplog):
-    module = ChangesBefore()
-    with caplog.at_level(logging.WARNING):
-        train(module, 2, tmp_path, unwrap=True)
-    assert module.moved == 7
-    assert "loader.device_prefetch=2 is not used for training: ChangesBefore" in caplog.text
 
 
 def test_an_error_in_training_stops_what_reads_ahead(tmp_path):
@@ -86,7 +71,7 @@ class Validates(Own):
 def test_two_loaders_have_their_batches_moved_once_each_and_ahead(tmp_path):
     module = Validates()
     with (
-        prefetched(tiny.eval_loader(), module, CPU, 2, what="val") as val,
+        prefetched(tiny.eval_loader(), module, CPU, 2, is_training=False) as val,
         prefetched(tiny.loader(), module, CPU, 2) as loader,
     ):
         timed = TimedLoader(loader, StepClock(), unwrap=True)

@@ -69,6 +69,9 @@ class Evidence:
         table = run_tables.columns(folder / "steps.csv", _OF_STEPS)
         if record.status == "running" and len(table["step"]):
             record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
+        since = [event["kind"] for event in record.events if event["kind"] in ("resume", "checkpoint")]
+        if record.status in ("running", "killed") and since[-1:] == ["resume"]:
+            record = replace(record, wall=None)  # that of the processes before; the table has later steps
         in_training, metrics = PHASES.index("train"), run_tables.metric_curves(folder)
         watched = run_tables.curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST))
         return cls(
@@ -102,9 +105,10 @@ class Evidence:
 
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
-        """Readings of GPUs and host during training."""
-        host_cores = self.record.machine.get("host_cores")
-        return TrainingTelemetry(self.curves, self.cores, host_cores, self._cores_of_other_ranks())
+        """Readings of GPUs and host during training. A run on the CPU has no GPUs: it watched those of others."""
+        host_cores, on_cpu = self.record.machine.get("host_cores"), self.record.is_on_cpu
+        curves = {gpu: curve for gpu, curve in self.curves.items() if is_host(gpu) or not on_cpu}
+        return TrainingTelemetry(curves, self.cores, host_cores, self._cores_of_other_ranks())
 
     def _cores_of_other_ranks(self) -> float:
         """Returns the cores of other ranks on rank 0's machine, unless telemetry counts them as this process's own; nan

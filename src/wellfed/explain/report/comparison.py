@@ -278,7 +278,7 @@ def device(record: RunRecord) -> str:
 
 
 def _figures(both: Comparison) -> Iterator[Compared]:
-    a, b = records = both.records
+    records = both.records
     has_ratio = both.is_of_one_unit
     yield Compared("status", [one.status for one in records])
     yield Compared("steps", [f"{one.steps:,}" for one in records])
@@ -297,8 +297,9 @@ def _figures(both: Comparison) -> Iterator[Compared]:
     peaks = [one.memory.get("measured_peak_gib") for one in records]
     yield _measured("memory, peak", peaks, show_gib, has_ratio=True)
     yield _measured("memory, budget", [one.memory.get("budget_gib") for one in records], show_gib)
-    for gpu in {**a.gpus, **b.gpus}:
-        energies = [one.gpus.get(gpu, {}).get("energy_per_sample_j") for one in records]
+    of_gpus = [{} if one.is_on_cpu else one.gpus for one in records]
+    for gpu in dict.fromkeys(gpu for gpus in of_gpus for gpu in gpus):
+        energies = [gpus.get(gpu, {}).get("energy_per_sample_j") for gpus in of_gpus]
         yield _measured(f"GPU {gpu}: energy a sample", energies, show_energy, has_ratio=has_ratio)
 
 

@@ -53,7 +53,7 @@ class EvalBatches:
         self._limit_workers(split)
         ahead, device = eval_device_prefetch(plan, getattr(learner.objects.data, split)), trainer.strategy.root_device
         try:
-            with closing(loader), prefetched(loader, learner.module, device, ahead, what=split) as deliveries:
+            with closing(loader), prefetched(loader, learner.module, device, ahead, is_training=False) as deliveries:
                 yield learner.batches(deliveries)
         finally:
             del self.open_loaders[split]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,24 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 @contextmanager
 def prefetched(
-    loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, what: str = "training"
+    loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, is_training: bool = True
 ) -> Iterator[Any]:
     """Yields the loader, or one that copies ``ahead`` of its batches to the device before they are needed.
 
-    Calls the ``transfer_batch_to_device`` of a user's LightningModule, once a batch. Batches are not moved ahead if the
-    module changes them before (``on_before_batch_transfer``).
+    Calls the ``transfer_batch_to_device`` of a user's LightningModule, once a batch. A module that changes batches
+    before (``on_before_batch_transfer``) needs ``ahead`` 0, as planned.
     """
     if ahead == 0:
-        yield loader
-        return
-    if overrides(module, "on_before_batch_transfer"):
-        _LOG.warning(
-            "loader.device_prefetch=%d is not used for %s: %s changes batches in on_before_batch_transfer. Do that in "
-            "the data set, or in on_after_batch_transfer.",
-            ahead,
-            what,
-            type(module).__name__,
-        )
         yield loader
         return
     ours = module if isinstance(module, StepModule) else None
@@ -51,12 +42,12 @@ def prefetched(
         device,
         ahead,
         move=move,
-        before_move=ours.weigh if ours and what == "training" else None,
+        before_move=ours.weigh if ours and is_training else None,
         no_room=no_room,
         on_less=_warn_of_fewer
         if ours is None
-        else ours.fewer_ahead
-        if ours.plain.options.goes_on(is_training=what == "training")
+        else partial(ours.fewer_ahead, is_training=is_training)
+        if ours.plain.options.goes_on(is_training=is_training)
         else None,
     )
     before = vars(module).get("transfer_batch_to_device")  # set by another loader

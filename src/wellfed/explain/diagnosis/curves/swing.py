@@ -331,7 +331,7 @@ class RunSwings:
         """
         found = {}
         of_steps = [period_s for swing in self.of_steps if (period_s := self.steps.period_s(swing.lag)) is not None]
-        for gpu in [] if self.record.is_on_cpu else self.telemetry.gpus:
+        for gpu in self.telemetry.gpus:
             curve = self.telemetry.curves[gpu]
             at_s, util_pct = (curve.get(name, np.empty(0)) for name in ("time_s", "util_pct"))
             swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None

@@ -332,7 +332,8 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
 def may_copy_ahead(evidence: Evidence) -> bool:
     """Returns whether batches could be copied ahead, and none are. A script copies them in code of its own."""
     knob = "loader.device_prefetch"
-    is_built_ahead = evidence.num_workers > 0 or evidence.record.loading.get("has_fetch", False)
+    has_fetch = evidence.record.loading.get("has_fetch", False) and not has_unused_fetch(evidence)
+    is_built_ahead = evidence.num_workers > 0 or has_fetch
     is_possible = is_built_ahead and knob not in evidence.record.refused
     return not evidence.value(knob) and (is_possible or is_script(evidence.record))
 

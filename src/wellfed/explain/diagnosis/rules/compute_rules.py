@@ -210,7 +210,7 @@ def clocks_limited(evidence: Evidence) -> Finding | None:
     """Returns a note on the card that was limited most. No knob changes it."""
     found = [
         (share, gpu, cause)
-        for gpu in ([] if evidence.record.is_on_cpu else evidence.telemetry.gpus)
+        for gpu in evidence.telemetry.gpus
         for cause, name in (("heat", "heat_limited"), ("power", "power_limited"))
         if (share := evidence.telemetry.mean(name, gpu) or 0.0) > limits.LIMITED_FRAC
     ]

@@ -327,13 +327,14 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         figures: Figures = {"wait_frac": copy, "copy_ms": copy_ms}
         text = f"{show_percent(copy)} of each step waits for its batch to be copied to the GPU, which takes as long as "
         text += "the step"
+        causes = ". Many small tensors in a batch, or the model's transfer_batch_to_device, may also cause this"
         gain: Gain | None = Gain(min(_PINNED, waiting.feeding.bound), 1.0, waiting.feeding.bound)
     elif copy <= limits.COPY_FRAC or evidence.steps.num_measured < limits.FEWEST_STEPS or not evidence.steps.mean_ms:
         return None
     else:
         copy_ms = copy * evidence.steps.mean_ms
         figures = {"copy_frac": copy, "copy_ms": copy_ms}
-        text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+        text, causes = f"{show_percent(copy)} of each step is copying its batch to the GPU", ""
         gain = _hidden(copy, evidence)
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": num_copies * mib * MIB / 1e6 / copy_ms}
@@ -344,9 +345,9 @@ def slow_copy(evidence: Evidence) -> Finding | None:
                 ". So small a copy takes microseconds: something else holds it up, such as other programs on this GPU "
                 "(nvidia-smi shows them)"
             )
-            return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
-    change, whys = [], []
-    if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
+            return Finding("slow_copy", f"{text}{causes}.", figures, lost_frac=copy)
+    change, whys, is_pageable = [], [], evidence.value("loader.pin_memory") is False
+    if is_pageable and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
         whys.append("its memory is not page-locked")
     is_ahead, may_be_ahead = bool(evidence.value("loader.device_prefetch")), may_copy_ahead(evidence)
@@ -355,12 +356,12 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         whys.append("nothing is copied ahead")
     if not change:
         ahead = "copies run ahead of the step already" if is_ahead else "no batch of this run can be copied ahead"
+        text += f", and {ahead}. {'The DataLoader can have pin_memory=True. ' if is_pageable else ''}"
         text += (
-            f", and {ahead}. Only smaller batches go over faster: uint8 or int16 in the "
-            "batch, converted to floats on the device (on_device)"
+            "Smaller batches go over faster: uint8 or int16 in the batch, converted to floats on the device (on_device)"
         )
-        return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
-    text += f"; {' and '.join(whys)}."
+        return Finding("slow_copy", f"{text}{causes}.", figures, lost_frac=copy)
+    text += f"; {' and '.join(whys)}{causes}."
     if waiting is None and not (is_ahead or may_be_ahead):
         gain = None  # page-locked memory makes it faster, and nothing hides it
     return Finding("slow_copy", text, figures, tuple(change), gain=gain, lost_frac=None if gain else copy)

@@ -85,7 +85,8 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
     typed = {knob: str(value).lower() if isinstance(value, bool) else value for knob, value in wanted.items()}
     # The optimizer's node has no schema, and may lack the key.
     change = tuple(f"{'++' * knob.startswith('workload.optimizer.')}{knob}={value}" for knob, value in typed.items())
-    return change, f"{again} in smaller parts, and the run kept these settings."
+    is_smaller = not wanted.keys().isdisjoint(("memory.micro_batch", "workload.eval_batch_size"))
+    return change, f"{again}{' in smaller parts' * is_smaller}, and the run kept these settings."
 
 
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
@@ -141,13 +142,13 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
 def _most_held(evidence: Evidence) -> tuple[str, float | None]:
     """Returns who held host memory, as text, and the most GiB of it; None if unknown.
 
-    The sum over its processes counts shared pages once for each. So it is limited by the memory that all programs used,
-    and without that figure (records of earlier versions) this process counts alone.
+    The sum over the run's processes counts shared pages once for each. If it exceeds the memory that all programs used,
+    that memory is returned. Without that figure (records of earlier versions) this process counts alone.
     """
     ram_gib, own = evidence.record.machine.get("ram_gib"), evidence.record.host.get("rss_gib")
     rss, available = (evidence.telemetry.curve(name) for name in ("rss_gib", "ram_available_gib"))
     if ram_gib and len(rss) and len(available) and (used_gib := ram_gib - float(available.min())) > 0:
-        return "the run", min(float(rss.max()), used_gib)
+        return ("the run", most) if (most := float(rss.max())) <= used_gib else ("all programs", used_gib)
     return "the training process", own if own and ram_gib and own <= ram_gib else None
 
 
@@ -160,7 +161,7 @@ def memory_creeps(evidence: Evidence) -> Finding | None:
     """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
-    for gpu in [] if evidence.record.is_on_cpu else evidence.telemetry.gpus:
+    for gpu in evidence.telemetry.gpus:
         found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(named(gpu))))
         if found is not None:
             why = (

@@ -213,7 +213,7 @@ _EXPLAINED_FRAC = 0.5
 
 def utilisation_swings(evidence: Evidence) -> Finding | None:
     """Returns levels and period of the swing, and settings with the same period."""
-    gpu = None if evidence.record.is_on_cpu else _deepest(evidence)
+    gpu = _deepest(evidence)
     if gpu is None:
         return None
     curve = evidence.telemetry.curve("util_pct", gpu)

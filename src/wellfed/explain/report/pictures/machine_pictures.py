@@ -194,7 +194,7 @@ def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Cha
 def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
     """Draws the mean utilisation of each GPU as bars, the idlest of many first."""
     rows = []
-    for gpu, figures in evidence.record.gpus.items():
+    for gpu, figures in () if evidence.record.is_on_cpu else evidence.record.gpus.items():
         if util := figure_of(figures, "util_pct", "mean", "p5", "p95"):
             text = [f"{util['mean']:.0f} %"]
             if memory := figure_of(figures, "mem_used_gib", "max"):

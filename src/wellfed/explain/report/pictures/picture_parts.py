@@ -31,7 +31,9 @@ def of_many(number: int, noun: str) -> str:
 
 
 def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
-    """Returns times and readings of a figure in every phase of the run, by GPU."""
+    """Returns times and readings of a figure in every phase of the run, by GPU; empty for a run on the CPU."""
+    if evidence.record.is_on_cpu:
+        return {}
     return readings(evidence.watched, name, [gpu for gpu in sorted(evidence.watched) if not is_host(gpu)])
 
 

@@ -41,7 +41,8 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
     Pictures of ``beside_`` a section stand with its lines, those of ``small_`` beside each other.
     """
     axis = TimeAxis.of(evidence)
-    host = [] if evidence.watched.keys() <= {HOST} else list(cpus(evidence, axis))
+    has_gpus = not evidence.record.is_on_cpu and not evidence.watched.keys() <= {HOST}
+    host = list(cpus(evidence, axis)) if has_gpus else []
     return {
         "axis": axis,
         "life": list(life(evidence)),

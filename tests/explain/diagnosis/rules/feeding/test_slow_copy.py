@@ -61,6 +61,11 @@ def test_a_loader_that_is_left_as_it_came_pins_as_it_likes():
 @pytest.mark.parametrize(
     ("plan", "more", "change"),
     [
+        (
+            {"loader.num_workers": 0, "loader.backend": "torch"},
+            {"loading": {"has_fetch": True}},
+            ("loader.pin_memory=true",),
+        ),
         ({"loader.num_workers": 0}, {}, ("loader.pin_memory=true",)),
         ({"loader.num_workers": 0, "loader.pin_memory": True}, {}, ()),
         ({}, {"refused": ["loader.device_prefetch"]}, ("loader.pin_memory=true",)),
@@ -104,6 +109,9 @@ def test_steps_that_copies_ahead_of_them_hold_up(workers: int):
     assert found.message.startswith(f"{'33.3' if workers else '36.1'} % of each step waits for its batch to be copied")
     assert "which takes as long as the step: 45.0 MiB in 45.00 ms, 1 GB/s, and copies run ahead" in found.message
     assert found.lost_frac == pytest.approx(0.333 if workers else 0.361, abs=1e-3)
+    assert (
+        "Many small tensors in a batch, or the model's transfer_batch_to_device, may also cause this" in found.message
+    )
     assert [one.id for one in others if not one.is_note] == []
 
 
@@ -114,6 +122,13 @@ def test_copies_ahead_from_pageable_memory_may_be_faster():
     assert "1 GB/s; its memory is not page-locked." in found.message
     assert found.gain is not None
     assert (found.gain.low, found.gain.factor) == (1.0, pytest.approx(1.5, abs=0.01))
+
+
+def test_a_loader_that_is_left_as_it_came_can_have_page_locked_memory_of_its_own():
+    found = slow_copy(copied_ahead(4, pin_memory=False, backend="own"))
+    assert found is not None
+    assert found.change == ()
+    assert "already. The DataLoader can have pin_memory=True. Smaller batches go over faster" in found.message
 
 
 def test_short_copies_ahead_are_not_the_cause_of_waiting():
