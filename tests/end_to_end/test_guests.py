@@ -240,7 +240,7 @@ def test_two_cards_that_shard_a_guest_count_each_sample_once(user: Path, fake_cu
         asked = ("trainer.max_steps=9", "trainer.devices=2", f"trainer.strategy={strategy}", "gpu.precision=32-true")
         worst = ("trainer.best_metric=loss", "trainer.best_mode=max")
         own = ("+workload.data.num_train=101", "+workload.model.dropout=0")
-        done = guest(user, *asked, *worst, *own, cwd=cwd, **fake_cuda.environment(cards=2), timeout_s=120)
+        done = guest(user, *asked, *worst, *own, cwd=cwd, **fake_cuda.environment(cards=2))
         assert done.code == 0, done.text
         assert set(figures(only_folder(cwd, "guest"))["val/loss"]) == {7, 9}
         states.append(content(only_folder(cwd, "guest"))["state_dict"])
