@@ -134,7 +134,6 @@ class TwoOptimizers(pl.LightningModule):
 
 
 class Unclipped(Guest):
-    """The same without clipping, which a sharded model would need done otherwise, and without a test."""
+    """The same without clipping, which a sharded model would need done otherwise."""
 
     configure_gradient_clipping = pl.LightningModule.configure_gradient_clipping
-    test_step = pl.LightningModule.test_step

@@ -228,17 +228,27 @@ def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int)
 
 @pytest.mark.slow
 def test_two_cards_that_shard_a_guest_count_each_sample_once(user: Path, fake_cuda: FakeCuda) -> None:
-    """The last step has three samples for one rank, and two for the other."""
+    """The seventh step has three samples for one rank, and two for the other. Validation, test and ceiling follow.
+
+    The worst weights are tested, so that they are not the last ones.
+    """
     (user / "configs" / "workload" / "guest.yaml").write_text(YAML.format(model="Unclipped"))
-    states = []
+    states, records = [], []
     for strategy in ("ddp", "fsdp"):
         cwd = user / strategy
         cwd.mkdir()
-        asked = ("trainer.max_steps=7", "trainer.devices=2", f"trainer.strategy={strategy}", "gpu.precision=32-true")
-        own = ("+workload.data.num_train=101", "+workload.model.dropout=0", "telemetry.ceiling_steps=0")
-        done = guest(user, *asked, *own, cwd=cwd, **fake_cuda.environment(cards=2))
+        asked = ("trainer.max_steps=9", "trainer.devices=2", f"trainer.strategy={strategy}", "gpu.precision=32-true")
+        worst = ("trainer.best_metric=loss", "trainer.best_mode=max")
+        own = ("+workload.data.num_train=101", "+workload.model.dropout=0")
+        done = guest(user, *asked, *worst, *own, cwd=cwd, **fake_cuda.environment(cards=2))
         assert done.code == 0, done.text
+        assert set(figures(only_folder(cwd, "guest"))["val/loss"]) == {7, 9}
         states.append(content(only_folder(cwd, "guest"))["state_dict"])
+        records.append(record_of(only_folder(cwd, "guest")))
+        assert records[-1]["ceiling"]["samples_per_s"] > 0
+    whole, shards = (record["metrics"] for record in records)
+    for name in ("val/loss", "test/loss"):
+        assert shards[name] == pytest.approx(whole[name], rel=1e-5)
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=0, atol=2e-6, msg=name)
 

@@ -128,6 +128,8 @@ class ModuleLearner(Learner):
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """Tests. Lightning loads the weights, since hooks of the module may make layers first."""
+        if self.plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
+            checkpoint = trainer.strategy.broadcast(checkpoint)
         weights_only = None if checkpoint is None else True
         trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 

@@ -89,7 +89,7 @@ def run_ceiling(
     `FEWEST` steps were timed by then. Several ranks make the smallest number of steps that one of them requests.
 
     Weights, buffers and generators of the module are restored on the CPU, even after an error. Gradients are lost, and
-    other state of a user's module is not restored. A sharded module can't be used afterwards.
+    other state of a user's module is not restored, nor are the weights if this shards the module.
 
     Args:
         in_parts: converts a loader of whole batches to the Trainer's loader.

@@ -16,6 +16,16 @@ from torch import Tensor, nn
 from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
+class _ShardsOnce(FSDPStrategy):
+    """Reuses the shards of a module that an earlier Trainer has sharded: a shard can't be sharded again."""
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        sharded: nn.Module | None = vars(model).get("_sharded_by_wellfed")
+        if sharded is None:
+            sharded = vars(model)["_sharded_by_wellfed"] = super()._setup_model(model)
+        return sharded
+
+
 def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
     """Returns a strategy that gathers block by block. Weights, buffers and inputs keep their types."""
     from torch.distributed.fsdp import MixedPrecision
@@ -29,7 +39,7 @@ def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
         return module in gathered
 
     # Rank 0's weights are used, as with DDP, since it alone reads and writes checkpoints.
-    return FSDPStrategy(
+    return _ShardsOnce(
         timeout=timeout,
         auto_wrap_policy=CustomPolicy(is_gathered),
         mixed_precision=MixedPrecision(),
