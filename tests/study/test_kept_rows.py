@@ -92,6 +92,19 @@ def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> N
     assert kept(tmp_path / "device", [*ROWS, *elsewhere * 6]).to_confirm(IDS) == []
 
 
+@pytest.mark.parametrize("before", ["wellfed 0.1.0", "0123456789+abcdef, wellfed 0.1.0"])
+def test_rows_whose_code_outside_git_is_unknown_are_confirmed(tmp_path: Path, before: str) -> None:
+    ledger = kept(tmp_path, [replace(row, code=before) for row in ROWS])
+    ledger.code = f"{before}, sources 0a0a0a"
+    assert len(ledger.to_confirm(IDS)) == 9
+    for row in ROWS[1:]:
+        ledger.append(replace(row, kind="confirm", code=ledger.code))
+    assert len(ledger.to_confirm(IDS)) == 6
+    assert len(ledger.found.confirms(FAST.id)) == 1
+    ledger.code = f"{before[:-1]}1, sources 0a0a0a"
+    assert ledger.to_confirm(IDS) == []
+
+
 def test_rounds_on_another_machine_are_made_up_for_as_often_as_there_are_rounds(tmp_path: Path) -> None:
     elsewhere = [replace(row, kind="confirm", machine="another") for row in ROWS[1:]]
     ledger = kept(tmp_path, [*(replace(row, machine="this") for row in ROWS), *elsewhere * 3])

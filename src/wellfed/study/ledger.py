@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from wellfed.masking import masked_override
 from wellfed.record import bounded
+from wellfed.study.code_version import is_same_code
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind, TrialMetric
@@ -70,7 +71,7 @@ class Read:
             row
             for row in own[last + 1 :]
             if row.kind == "confirm"
-            and row.code == own[last].code
+            and is_same_code(own[last].code, row.code)
             and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
             and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
         ]
@@ -192,7 +193,7 @@ class Ledger:
         Nothing confirms a trial of other code. A run on another device or machine confirms nothing, and is made up for
         as often as there are rounds: all later ones may be on it too.
         """
-        own = [row.point for row in self.best_first() if row.code == self.code]
+        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code)]
         best = [point for point in own if point in among][:CONFIRMED]
         if len(best) < 2:
             return []
