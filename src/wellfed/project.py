@@ -156,9 +156,9 @@ def source_digest() -> str:
     digest = hashlib.sha256()
     for folder in dict.fromkeys([sources().resolve(), ENGINE]):
         for path in sorted(folder.rglob("*.py")):
-            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-            with suppress(OSError):
-                digest.update(path.read_bytes())
+            with suppress(OSError):  # an editor's lock is a link to nothing
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 

@@ -320,6 +320,19 @@ def test_metrics_that_are_none_are_told_and_nothing_is_left(tmp_path: Path) -> N
     assert not searched.folder.exists()
 
 
+def test_an_optimizer_that_the_model_refuses_is_told_once_unless_another_point_has_one(tmp_path: Path) -> None:
+    refused, fine = "torch.optim.AdamW", "torch.optim.SGD"
+    model, grid = "workload.model._target_=curves.SparseCurve", "search=grid"
+    axes = ("workload.optimizer.lr=0.1,0.2", "search.name=optuna")
+    searched = search(tmp_path, grid, model, f"workload.optimizer._target_={refused}", *axes)
+    assert searched.done.code == 2, searched.done.text
+    assert f"workload.optimizer._target_={refused}: can't step with the sparse gradients" in searched.done.err
+    assert not searched.folder.exists()
+    searched = search(tmp_path, grid, model, f"workload.optimizer._target_={refused},{fine}", *axes)
+    assert searched.done.code == 0, searched.done.text
+    assert Counter(row.status for row in searched.rows) == {"invalid": 2, "ok": 2}
+
+
 def test_without_validation_there_is_nothing_to_rank_by(tmp_path: Path) -> None:
     searched = search(tmp_path, *OPTUNA, "workload.data.val=false")
     assert searched.done.code == 2, searched.done.text

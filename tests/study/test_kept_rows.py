@@ -89,9 +89,31 @@ def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> N
     ]
     assert kept(tmp_path / "all", old).to_confirm(IDS) == []
     elsewhere = [replace(row, kind="confirm", device="another card") for row in ROWS[1:]]
-    ledger = kept(tmp_path / "device", [*ROWS, *elsewhere * 3])
+    assert kept(tmp_path / "device", [*ROWS, *elsewhere * 6]).to_confirm(IDS) == []
+
+
+@pytest.mark.parametrize("before", ["wellfed 0.1.0", "0123456789+abcdef, wellfed 0.1.0"])
+def test_rows_whose_code_outside_git_is_unknown_are_confirmed(tmp_path: Path, before: str) -> None:
+    ledger = kept(tmp_path, [replace(row, code=before) for row in ROWS])
+    ledger.code = f"{before}, sources 0a0a0a"
+    assert len(ledger.to_confirm(IDS)) == 9
+    for row in ROWS[1:]:
+        ledger.append(replace(row, kind="confirm", code=ledger.code))
+    assert len(ledger.to_confirm(IDS)) == 6
+    assert len(ledger.found.confirms(FAST.id)) == 1
+    ledger.code = f"{before[:-1]}1, sources 0a0a0a"
     assert ledger.to_confirm(IDS) == []
+
+
+def test_rounds_on_another_machine_are_made_up_for_as_often_as_there_are_rounds(tmp_path: Path) -> None:
+    elsewhere = [replace(row, kind="confirm", machine="another") for row in ROWS[1:]]
+    ledger = kept(tmp_path, [*(replace(row, machine="this") for row in ROWS), *elsewhere * 3])
     assert ledger.found.confirms(FAST.id) == []
+    assert len(ledger.to_confirm(IDS)) == 9
+    for row in elsewhere:
+        ledger.append(replace(row, machine="this"))
+    assert len(ledger.to_confirm(IDS)) == 6
+    assert len(kept(tmp_path, elsewhere * 2).to_confirm(IDS)) == 0
 
 
 def test_a_trial_that_ended_when_a_command_was_killed_has_the_code_of_that_command(tmp_path: Path) -> None:
@@ -123,7 +145,10 @@ def test_a_refusal_takes_no_measured_row_away_and_is_written_once(tmp_path: Path
     assert [(row.point, row.status) for row in read(tmp_path).rows] == [(SLOW.id, "ok"), (FAST.id, "invalid")]
 
 
-def test_without_the_figure_that_ranks_a_sweep_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_figure_that_ranks_a_sweep_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
     ledger = kept(tmp_path, [ROWS[3]], objective="samples_per_joule")
     file, config = made.sweep_file(AXES, objective="samples_per_joule"), RunConfig()
     config.sweep.objective = SweepObjective.samples_per_joule

@@ -6,6 +6,7 @@
     points/                                proposes points: grid, Optuna, findings
     executors/                             runs trials: here, by Ray, by submitit
     row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
+    code_version.py                        which rows are of the same code
     study_files.py  ranking/  board/       reads a study's folder, ranks it, shows it
 
 Start at `study`.

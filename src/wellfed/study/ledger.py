@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from wellfed.masking import masked_override
 from wellfed.record import bounded
+from wellfed.study.code_version import is_same_code
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind, TrialMetric
@@ -70,7 +71,7 @@ class Read:
             row
             for row in own[last + 1 :]
             if row.kind == "confirm"
-            and row.code == own[last].code
+            and is_same_code(own[last].code, row.code)
             and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
             and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
         ]
@@ -189,16 +190,20 @@ class Ledger:
     def to_confirm(self, among: Collection[str]) -> list[str]:
         """Returns the best in turns, a round after the other; empty where there is nothing to compare.
 
-        Nothing confirms a trial of other code. A run on another device or machine is not repeated, since the next one
-        would be on it too.
+        Nothing confirms a trial of other code. A run on another device or machine confirms nothing, and is made up for
+        as often as there are rounds: all later ones may be on it too.
         """
-        own = [row.point for row in self.best_first() if row.code == self.code]
+        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code)]
         best = [point for point in own if point in among][:CONFIRMED]
         if len(best) < 2:
             return []
-        again = self._again
-        rows = [self.found.confirms(point, anywhere=True) for point in best]
-        done = min(sum(row.status not in again for row in each) for each in rows)
+
+        def number_of(point: str, *, anywhere: bool) -> int:
+            return sum(row.status not in self._again for row in self.found.confirms(point, anywhere=anywhere))
+
+        done = min(
+            max(number_of(point, anywhere=False), number_of(point, anywhere=True) - CONFIRM_ROUNDS) for point in best
+        )
         return [point for number in range(done, CONFIRM_ROUNDS) for point in in_turn(best, number)]
 
     def begin(self, point: GridPoint, kind: RowKind = "trial", trial: int | None = None) -> Row:

@@ -18,12 +18,12 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK
 from wellfed.masking import masked_override
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
+from wellfed.study.code_version import option_files, study_code
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
 from wellfed.study.study import Study
 from wellfed.study.study_files import SearchFile, SweepFile
-from wellfed.study.trial_end import option_files, study_code
 
 File = TypeVar("File", SweepFile, SearchFile)
 

@@ -175,7 +175,9 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
 def probes_of(
     asked: StudyRequest, compose: Callable[[Sequence[str], Path], Composed[RunConfig]], *, is_grid: bool
 ) -> Iterator[Composed[RunConfig]]:
-    """Returns configurations of a few points that compose, with other data, model or metrics each. One is composed now.
+    """Returns configurations of a few points that compose, each with other data, model, metrics or optimizer.
+
+    One is composed now.
 
     Raises:
         ConfigError: no point composes; the faults of the first.
@@ -190,7 +192,9 @@ def probes_of(
             except ConfigError as error:
                 faults.append(error)
                 continue
-            key = shared_key(probe.config), str(probe.config.workload.metrics)
+            workload = probe.config.workload
+            optimizer = {**(workload.optimizer or {}), "lr": None}  # suits a model or not, whatever its rate
+            key = shared_key(probe.config), str(workload.metrics), str(optimizer)
             if key not in seen:
                 seen.add(key)
                 yield probe

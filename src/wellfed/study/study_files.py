@@ -38,7 +38,7 @@ class StudyFile:
     name: str
     workload: str
     code: str
-    """Version of the code: see `wellfed.study.trial_end.study_code`."""
+    """Version of the code: see `wellfed.study.code_version.study_code`."""
     machine: str = ""
     """Processor and GPUs."""
     flags: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.wandb_sink import decide_mode
 from wellfed.study import ledger
 from wellfed.study.board.publish import import_wandb, is_published, publish
+from wellfed.study.code_version import is_same_code
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of, is_remote
 from wellfed.study.executors.local import prepare_to_fork
@@ -203,7 +204,7 @@ class SweepStudy(MultirunStudy):
         stay = "rows measured before are kept"
         again = "To measure them again: sweep.retry=[ok], or another sweep.name."
         codes = {row.code for row in rows if row.status == "ok"}
-        if changed := sorted(codes - {file.code}):
+        if changed := sorted(code for code in codes if not is_same_code(code, file.code)):
             was = ", ".join(changed)
             say(f"The code has changed since ({was} -> {file.code}): {stay} and marked, not confirmed. {again}")
         if codes and earlier.trial_steps not in (0, file.trial_steps):

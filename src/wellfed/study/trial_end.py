@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from wellfed import project, record
+from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
 from wellfed.masking import hidden
-from wellfed.record import (
-    EngineState,
-    ErrorEntry,
-    GitState,
-    RunRecord,
-    Status,
-    engine_state,
-    engine_version,
-    git_output,
-    git_state,
-)
+from wellfed.record import ErrorEntry, RunRecord, Status
+from wellfed.study.code_version import code_version
 from wellfed.study.learning_curve import best_point, read_curve
 from wellfed.study.row import Outcome, Row, TrialMetric
 
@@ -153,56 +142,6 @@ def _recorded_end(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
     error = found.error
     is_refused = found.exit_code == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
     return "invalid" if is_refused else found.status, error
-
-
-def code_version(git: GitState | None, engine: EngineState | None) -> str:
-    """Returns the project's commit, with a digest of what was changed since.
-
-    The engine's version follows if it is not part of the project's checkout. Without a checkout it stands alone.
-    """
-    if git is None:
-        return engine_version(engine)
-    own = "" if engine is None or engine["within_project"] else f", {engine_version(engine)}"
-    # Records of earlier versions have no digest.
-    digest = git.get("digest") or (hashlib.sha256(git["diff"].encode()).hexdigest() if git["diff"].strip() else "")
-    return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}{own}"
-
-
-def option_files(config_dirs: Iterable[Path], options: Iterable[tuple[str, str]]) -> list[Path]:
-    """Returns the files that options may be in; ``options`` are pairs of a group and its option."""
-    pairs = list(options)
-    return [folder / group / f"{option}.yaml" for folder in config_dirs for group, option in pairs]
-
-
-def study_code(chosen: Iterable[Path], written: Iterable[Path] = ()) -> str:
-    """Returns the version of project and engine that trials run, as a ledger has it.
-
-    Files that git does not track count where a trial may read them: Python files, and the options that are chosen.
-
-    Args:
-        chosen: files of the options that trials name; some may not exist.
-        written: files that the study writes; they do not count unless they are chosen.
-    """
-    folder, engine = project.root(), engine_state()
-    named = {path.resolve() for path in chosen}
-    if (state := git_state(folder)) is None:
-        read = "".join([project.source_digest(), *_texts(sorted(path for path in named if path.is_file()))])
-        return f"{engine_version(engine)}, sources {hashlib.sha256(read.encode()).hexdigest()[:6]}"
-    try:
-        root = Path(git_output(folder, "rev-parse", "--show-toplevel").strip())
-        own = [path for path in {path.resolve() for path in written} - named if path.is_relative_to(root)]
-        but = [f":(top,exclude,literal){path.relative_to(root)}" for path in own]
-        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ":(top)", *but)
-        listed = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ":(top)*.py", ":(top)*.yaml")
-        new = [root / each for each in sorted(git_output(folder, *listed).split("\0")) if each]
-        texts = _texts(path for path in new if path.suffix == ".py" or path in named)
-    except (OSError, subprocess.SubprocessError):
-        return code_version(state, engine)
-    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""}, engine)
-
-
-def _texts(paths: Iterable[Path]) -> list[str]:
-    return [f"{path.name}\n{path.read_text(encoding='utf-8', errors='replace')}" for path in paths]
 
 
 def record_of(folder: Path) -> RunRecord | None:

@@ -158,7 +158,8 @@ def _wrapped(
         place = cube.place_of(row, column)
         if number == TRAIN:
             return PatchData(store, place, label, scaling=scaling, is_mirrored=True, passes=passes)
-        return EvaluatedPatches(store, place, label, scaling=scaling, is_mirrored=False)
+        kind = EvaluatedPatches if bool((label == NO_LABEL).any()) else PatchData  # weights wait for the device
+        return kind(store, place, label, scaling=scaling, is_mirrored=False)
 
     height, width, bands = cube.shape
     counts = [show_count(int((part_HW == number).sum())) for number in (TRAIN, VAL, TEST)]

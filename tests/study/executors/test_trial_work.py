@@ -209,6 +209,15 @@ def test_batches_that_can_not_be_held_are_told_by_the_plan(monkeypatch: pytest.M
     assert "the batches kept ready don't fit" in plan.problem
 
 
+def test_a_point_that_the_model_refuses_is_invalid_and_one_that_the_machine_refuses_infeasible() -> None:
+    refused, impossible = composed(), composed("gpu.precision=16-mixed")
+    refused.config.workload.metrics = {"_target_": "torch.nn.ReLU"}
+    plans = planned([refused, impossible], parts_of())
+    assert [plan.status for plan in plans] == ["invalid", "infeasible"]
+    assert "workload.metrics: can't be collected" in plans[0].problem
+    assert "16-mixed needs a GPU" in plans[1].problem
+
+
 def test_data_that_fails_is_left_to_the_trial() -> None:
     (plan,) = planned(
         [composed("loader.backend=processes", "loader.num_workers=1", data="Unreadable")],

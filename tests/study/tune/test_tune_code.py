@@ -1,6 +1,7 @@
 """Which files make a tune begin anew, and the rows of a sweep those of other code."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def test_what_trials_run_counts_and_what_tunes_write_does_not(checkout: Path, na
         ("configs/workload/new.yaml", True),
         ("configs/loader/theirs.yaml", True),
         ("configs/loader/other.yaml", False),
+        # Options of the sweep itself.
+        ("configs/sweep/own.yaml", False),
+        ("configs/logger/own.yaml", False),
         ("notes.txt", False),
     ],
 )
@@ -84,7 +88,8 @@ def test_what_points_of_a_sweep_run_counts(
 ) -> None:
     """An option is named by all points, or by an axis."""
     monkeypatch.setattr("sys.argv", ["train.py"])
-    asked = StudyRequest("x", checkout, {"loader": Choices(("baseline", "theirs"))}, (), choices={"workload": "new"})
+    choices = {"workload": "new", "sweep": "own", "logger": "own"}
+    asked = StudyRequest("x", checkout, {"loader": Choices(("baseline", "theirs"))}, (), choices=choices)
     screen, none = StudyScreen(SAMPLES_PER_S), None
 
     def now() -> str:
@@ -93,6 +98,16 @@ def test_what_points_of_a_sweep_run_counts(
     before = now()
     write(checkout, name, "second\n")
     assert (now() != before) is counts
+
+
+def test_the_lock_of_an_editor_does_not_count(checkout: Path) -> None:
+    """Within a checkout and outside one."""
+    for _ in range(2):
+        before = code(checkout)
+        (checkout / "src" / ".#model.py").symlink_to("me@here.1234")
+        assert code(checkout) == before
+        (checkout / "src" / ".#model.py").unlink()
+        shutil.rmtree(checkout / ".git", ignore_errors=True)
 
 
 def test_options_of_its_name_that_the_start_names_count(checkout: Path) -> None:

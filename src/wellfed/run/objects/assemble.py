@@ -73,12 +73,12 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     """
     objects = make_objects(config) if objects is None else objects
     config, data = with_derived(config, objects.data)
-    _check_around(config, objects)
+    check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
     return first_stage(with_loader(config, objects.data), objects)
 
 
-def _check_around(config: RunConfig, objects: RunObjects) -> None:
+def check_around(config: RunConfig, objects: RunObjects) -> None:
     """Raises a ConfigError if metrics or optimizer don't go with the model, before anything is planned."""
     workload, model = config.workload, objects.model
     if not objects.is_lightning_module:

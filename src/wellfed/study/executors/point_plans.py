@@ -169,7 +169,7 @@ class PointPlans:
         for point in {trial.row.point for trial in timed}:
             plan = self._plans.get(point)
             if plan is not None and plan.problem is not None:
-                refused[point] = TrialEnd(not_started="infeasible", message=plan.problem)
+                refused[point] = TrialEnd(not_started=plan.status, message=plan.problem)
         if self.machine is None and trials and not refused:
             try:
                 self._plan([], self._servers.ready(trials[0].composed.config))

@@ -28,12 +28,13 @@ from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import MAY_FORK, Stopped, StopRequest, die_with_parent
 from wellfed.record import engine_state
 from wellfed.run.train import own_git_state
+from wellfed.study.code_version import code_version
 from wellfed.study.executors.executor import Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.local import LocalExecutor, open_trial_folder, prepare_to_fork
 from wellfed.study.executors.tasks import is_for_cpu
 from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart
 from wellfed.study.row import Row
-from wellfed.study.trial_end import code_version, started_at
+from wellfed.study.trial_end import started_at
 
 _SEEN_WITHIN_S = 15
 """Time for a new file to appear on another machine. After it the folder is taken for another one."""

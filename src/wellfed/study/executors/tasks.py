@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.record import Status
 
 if TYPE_CHECKING:
     from wellfed.data.backends.first_batches import FirstBatches
@@ -23,6 +24,8 @@ class PointPlan:
     """Id of the point."""
     problem: str | None = None
     """Why it can't be run."""
+    status: Status = "infeasible"
+    """Status of its row in that case."""
     predicted_peak_gib: float | None = None
     first_batches: FirstBatches | None = None
     footprints: KnownFootprints | None = None

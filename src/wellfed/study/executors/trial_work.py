@@ -142,11 +142,12 @@ def compute_rows(shared: SharedParts, study: Connection, file: Path) -> int:
 
 
 def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
-    """Sends the machine, then the metric that ranks trials: None without a validation split, faults if none is made."""
+    """Sends the machine, then the metric that ranks trials: None without a validation split, or faults."""
     parts = shared.for_task()
     see_machine(shared, study)
     is_validated = parts.is_lightning_module or parts.data.val is not None
     try:
+        assemble.check_around(config, parts)
         study.send(TrialMetric(*searched_metric(config, parts)) if is_validated else None)
     except ConfigError as error:
         study.send(error.faults)
@@ -187,6 +188,10 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
         return seen[key]
 
     def plan_with_model(point: str, composed: Composed[RunConfig]) -> PointPlan:
+        try:
+            assemble.check_around(composed.config, parts)
+        except ConfigError as error:
+            return PointPlan(point, " ".join(map(str, error.faults)), status="invalid")
         planner = Planner.start(composed, facts, parts)
         try:
             return plan_point(point, composed, planner)

@@ -19,6 +19,7 @@ from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.study.code_version import is_same_code
 from wellfed.study.executors.executor import Executor, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
@@ -206,7 +207,7 @@ class SearchStudy(MultirunStudy):
             listed = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
             say(f"Going on in {self.folder}: {listed} so far.")
             codes = {row.code for row in latest.values() if row.outcome == "complete"}
-            if changed := sorted(codes - {file.code}):
+            if changed := sorted(code for code in codes if not is_same_code(code, file.code)):
                 say(
                     f"The code has changed since ({', '.join(changed)} -> {file.code}): what was trained before is "
                     "kept. To train all again: another search.name."

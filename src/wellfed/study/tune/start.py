@@ -11,8 +11,8 @@ from wellfed.config.knobs import all_knobs
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.study.code_version import option_files, study_code
 from wellfed.study.points.grid import group_of
-from wellfed.study.trial_end import option_files, study_code
 
 NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
 """Why ``-m`` is refused."""
