@@ -129,8 +129,14 @@ class Unending:
             yield 1
 
 
-def test_an_endless_sampler_ends_at_its_length():
-    assert epochs(Endless(length=6)).indices(0).tolist() == [1] * 6
+def test_a_sampler_that_gives_more_than_its_length_is_cut_there(caplog):
+    sampled = epochs(Endless(length=6))
+    assert [sampled.indices(epoch).tolist() for epoch in (0, 1)] == [[1] * 6] * 2
+    (warning,) = caplog.messages
+    assert warning.startswith("Endless gave more indices than its __len__ of 6 for epoch 0: the rest is left out")
+
+
+def test_an_endless_sampler_needs_a_length():
     with pytest.raises(DataError, match=r"Unending gave 2001 indices of 20 samples and did not end\. Give it __len__"):
         epochs(Unending()).indices(0)
 

@@ -254,7 +254,10 @@ def test_a_search_for_nan_ends_where_a_run_went_on_with_other_skip_ids():
         assert second.non_finite_sample(second.state_dict(), steps=steps) is None
         assert second.non_finite_sample(second.state_dict(), skipped=2, steps=steps) is None
     assert next(iter(second)).batch.isnan().any()  # of epoch 1, which is all its own
-    assert second.non_finite_sample(second.state_dict(), steps=9).epoch == 1
+    again = made(13, 14, 15, 16)
+    again.load_state_dict(second.state_dict())
+    for resumed in (second, again):
+        assert resumed.non_finite_sample(resumed.state_dict(), steps=9).epoch == 1
     third = made(0)  # at the start of an epoch, the one before has another order too
     third.load_state_dict({"epoch": 1, "batch": 0})
     assert third.non_finite_sample(third.state_dict(), steps=9) is None

@@ -101,8 +101,12 @@ class RepeatedBatches:
         self._kept: list[Batch] = []
         vars(self).update(batches.methods(loader))
 
+    def __len__(self) -> int:
+        return min(self._number, len(self._loader))
+
     def __iter__(self) -> Iterator[Batch]:
         if not self._kept:
+            # In place, since a stream is read from shallow copies, which share the list.
             self._kept += islice(self._loader, self._number)
         for batch in self._kept:
             yield batches.map_tensors(batch, torch.clone)

@@ -44,9 +44,10 @@ class SampledEpochs:
         self._inexact: set[int] = set()
         """Epochs already warned about."""
         self._has_cut = False
-        """Whether a longer epoch was warned about."""
+        """Whether a cut epoch was warned about."""
         self._next = 0
         """Next epoch of a sampler with its own state."""
+        self._what = "batches" if in_batches else "indices"
 
     @property
     def name(self) -> str:
@@ -98,8 +99,7 @@ class SampledEpochs:
             drawn, given, wanted = [drawn[0][: len(first[0])]], len(drawn[0]), len(first[0])
         else:
             drawn, given, wanted = drawn[: len(first)], len(drawn), len(first)
-        what = "batches" if self.in_batches else "indices"
-        lengths = f"{self.name} gave {wanted} {what} for the first epoch and {given} for epoch {epoch}"
+        lengths = f"{self.name} gave {wanted} {self._what} for the first epoch and {given} for epoch {epoch}"
         way_out = "Let it give as many in each, or set loader=own, which reads what comes."
         if given < wanted:
             raise DataError(f"{lengths}: epochs must be of one length. {way_out}")
@@ -125,6 +125,13 @@ class SampledEpochs:
                 f"{self.name} gave {len(given)} indices of {self._dataset_length} samples and did not end. "
                 "Give it __len__: the indices of an epoch."
             )
+        if len(given) > self._most() and not self._has_cut:
+            self._has_cut = True
+            _LOG.warning(
+                "%s gave more %s than its __len__ of %d for epoch %d: the rest is left out, in each epoch. "
+                "If samples are missing, correct __len__, or set loader=own, which reads what comes.",
+                self.name, self._what, self._most(), epoch,
+            )  # fmt: skip
         del given[self._most() :]
         if not given:
             raise DataError(f"{self.name} gave no indices for epoch {epoch}. Check what it draws from.")

@@ -71,6 +71,8 @@ class TrainLoader:
         if self._taken:
             state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
             state["first_batch"] = self._first_batch
+        if self._oldest:
+            state["oldest"] = self._oldest
         if self._order.is_computed(self._epoch):
             state["is_computed"] = True
         if self._order.sampled is not None:
@@ -99,6 +101,7 @@ class TrainLoader:
         self._first_batch = self._order.go_on(self._epoch, self._taken)
         if has_others:
             self._next_batch = self._first_batch
+        self._oldest = int(state.get("oldest", 0))
         if has_others or self._taken:
             self._oldest = self._epoch * len(self) + self._first_batch
 

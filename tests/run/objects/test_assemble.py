@@ -201,15 +201,19 @@ class Redrawn:
 
 @pytest.mark.parametrize("kind", ["shuffled", "generator", "sampler", "plain"])
 def test_batches_to_overfit_are_those_of_the_first_epoch_in_a_loader_of_ones_own(kind, caplog):
-    more = {
-        "shuffled": {"shuffle": True},
-        "generator": {"shuffle": True, "generator": torch.Generator().manual_seed(1)},
-        "sampler": {"sampler": Redrawn()},
-    }
-    train = DataLoader(Rows(), 5, **more.get(kind, {}))
     given = config(trainer={"overfit_batches": 2})
     given.workload.effective_batch_size = 5
-    loader = make_train_loader(given, LoaderSettings(backend="own"), without_loaders(Datasets(train), 1))
+
+    def made():
+        more = {
+            "shuffled": {"shuffle": True},
+            "generator": {"shuffle": True, "generator": torch.Generator().manual_seed(1)},
+            "sampler": {"sampler": Redrawn()},
+        }
+        train = DataLoader(Rows(), 5, **more.get(kind, {}))
+        return make_train_loader(given, LoaderSettings(backend="own"), without_loaders(Datasets(train), 1))
+
+    loader = made()
     epochs = []
     for _ in range(3):
         epochs.append([delivery.batch["index"].tolist() for delivery in loader])
@@ -221,8 +225,19 @@ def test_batches_to_overfit_are_those_of_the_first_epoch_in_a_loader_of_ones_own
     assert epochs[0] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] or kind != "plain"
     half = iter(loader)
     assert next(half).batch["index"].tolist() == epochs[0][0]
-    loader.load_state_dict(loader.state_dict())
-    assert [(one.epoch, one.index, one.batch["index"].tolist()) for one in loader] == [(6, 1, epochs[0][1])]
+    position = loader.state_dict()
+    for resumed in (loader, made()):
+        resumed.load_state_dict(position)
+        assert [(one.epoch, one.index, one.batch["index"].tolist()) for one in resumed] == [(6, 1, epochs[0][1])]
+    assert not caplog.messages
+
+
+def test_fewer_batches_than_are_to_be_overfit_are_the_steps_of_an_epoch_in_a_loader_of_ones_own(caplog):
+    given = config(trainer={"overfit_batches": 9})
+    given.workload.effective_batch_size = 5
+    data = without_loaders(Datasets(DataLoader(Rows(), 5)), 1)
+    loader = make_train_loader(given, LoaderSettings(backend="own"), data)
+    assert loader.steps_per_epoch == sum(1 for _ in loader) == 3
     assert not caplog.messages
 
 

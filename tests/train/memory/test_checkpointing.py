@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellfed.train.memory.checkpointing import blocks, checkpoint_blocks
 
@@ -137,6 +138,33 @@ def test_two_backward_passes_leave_the_statistics_alone():
         gradients.append([weight.grad for weight in model.parameters()])
     assert all(one.equal(two) for one, two in zip(*gradients, strict=True))
     assert all(one.equal(two) for one, two in zip(plain.buffers(), recomputed.buffers(), strict=True))
+
+
+class NoMemory(TorchDispatchMode):
+    """Lets copies of whole numbers, such as BatchNorm's last buffer, run out of memory."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.clone.default and not args[0].is_floating_point():
+            raise torch.OutOfMemoryError("no memory left")
+        return func(*args, **(kwargs or {}))
+
+
+def test_memory_that_runs_out_while_buffers_are_copied_leaves_the_models_own():
+    model = deep(nn.BatchNorm1d(8))
+    checkpoint_blocks(model)
+    before = list(model.buffers())
+    loss = model(torch.ones(4, 8, 8)).sum()
+    with NoMemory(), pytest.raises(torch.OutOfMemoryError):
+        loss.backward()
+    assert all(one is two for one, two in zip(before, model.buffers(), strict=True))
+
+
+def test_a_pass_without_gradients_copies_no_buffers():
+    model = deep(nn.BatchNorm1d(8))
+    checkpoint_blocks(model)
+    with NoMemory(), torch.no_grad():
+        model(torch.ones(4, 8, 8))
+    assert model[0][1].num_batches_tracked == 1
 
 
 def test_each_block_runs_twice_a_step_and_once_in_evaluation(model):

@@ -156,7 +156,7 @@ class BatchBuilder:
             if index in causes
         )
         rest = request.indices[~torch.isin(request.indices, torch.tensor(list(causes)))]
-        if self._are_too_many(lost) or len(rest) == 0:
+        if len(causes) > self.most_lost or len(rest) == 0:
             return BuiltBatch(None, lost)
         try:
             return BuiltBatch(self._fetch(request.only(rest)), lost)

@@ -83,7 +83,13 @@ def make_train_loader(
         if trainer.overfit_batches is not None:
             own.dataset = RepeatedBatches(loader.loader, trainer.overfit_batches)
         return train_loader(
-            own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit, on_event=on_event
+            own,
+            LoaderSettings(),
+            batch_size=effective,
+            seed=config.seed,
+            limit_batches=limit,
+            shuffle=trainer.overfit_batches is None,  # a resumed run draws the batches of the first epoch again
+            on_event=on_event,
         )
     is_read_in_order = isinstance(data.train, Stream)
     has_own_order = loader is not None and loader.sampled is None and not (loader.shuffle or is_read_in_order)

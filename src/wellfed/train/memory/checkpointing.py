@@ -40,7 +40,10 @@ def is_checkpointed(model: nn.Module) -> bool:
 
 class _BuffersBefore:
     """Buffers of a block before its forward pass. Within the context the block runs on copies of them, so a second pass
-    sees the same state (spectral norm) and does not update it again (statistics of BatchNorm)."""
+    sees the same state (spectral norm) and does not update it again (statistics of BatchNorm).
+
+    One copy is held from the forward to the backward pass, and another while the block runs again. Large constant
+    tables are copied too, since a block may write to any buffer."""
 
     def __init__(self, block: nn.Module) -> None:
         self._copies = [
@@ -51,9 +54,11 @@ class _BuffersBefore:
         ]
 
     def __enter__(self) -> None:
+        # A second backward pass enters again. All are copied before the first swap, since memory may run out.
+        fresh = [(buffers, name, copy.clone()) for buffers, name, copy in self._copies]
         self._own = [(buffers, name, buffers[name]) for buffers, name, _ in self._copies]
-        for buffers, name, copy in self._copies:
-            buffers[name] = copy.clone()  # a second backward pass enters again
+        for buffers, name, copy in fresh:
+            buffers[name] = copy
 
     def __exit__(self, *_: object) -> None:
         for buffers, name, buffer in self._own:
@@ -63,7 +68,7 @@ class _BuffersBefore:
 
 def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
     forward = type(block).forward
-    if not block.training:
+    if not (block.training and torch.is_grad_enabled()):
         return forward(block, *arguments, **named)
     if torch.compiler.is_compiling():  # its graphs take no such context
         return checkpoint(forward, block, *arguments, use_reentrant=False, **named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,12 +123,17 @@ def launch_ms(evidence: Evidence) -> float | None:
     return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
 
 
-def capability_of(evidence: Evidence) -> float | None:
-    """Returns the lowest compute capability of the cards that the run trained on; None if unknown."""
+def used_cards(evidence: Evidence) -> list[dict[str, Any]]:
+    """Returns the cards that the run trained on: those in its telemetry, else the first ``trainer.devices``."""
     cards = evidence.record.machine.get("gpus") or []
     watched = [card for card in cards if label_of(card) in evidence.record.gpus]
-    used = watched or cards[: int(evidence.value("trainer.devices") or 1)]
-    return min((float(one) for card in used if (one := card.get("capability"))), default=None)
+    return watched or cards[: int(evidence.value("trainer.devices") or 1)]
+
+
+def capability_of(evidence: Evidence) -> float | None:
+    """Returns the lowest compute capability of the cards that the run trained on; None if unknown."""
+    found = (card.get("capability") for card in used_cards(evidence))
+    return min((float(one) for one in found if one), default=None)
 
 
 _TENSOR_FULL_FRAC, _SM_FULL_FRAC = 0.5, 0.9

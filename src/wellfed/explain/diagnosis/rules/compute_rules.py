@@ -19,6 +19,7 @@ from wellfed.explain.diagnosis.gains.device_load import (
     has_run_out,
     memory_frac,
     merge,
+    used_cards,
 )
 from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.run_tables import Series
@@ -176,7 +177,7 @@ def tensor_cores_idle(evidence: Evidence) -> Finding | None:
     has_tf32 = capability >= BF16_SINCE
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
         return None
-    if any(lacks_tensor_cores(gpu.get("name") or "") for gpu in evidence.record.machine.get("gpus") or []):
+    if any(lacks_tensor_cores(card.get("name") or "") for card in used_cards(evidence)):
         return None
     if has_tf32 and evidence.value("gpu.tf32") is not False:
         return None  # products use tensor cores already

@@ -22,8 +22,9 @@ def test_what_the_card_can(capability, change):
 
 
 @pytest.mark.parametrize("gpus", [{}, {"0": {}}])
-def test_a_card_that_the_run_left_alone_is_not_asked(gpus):
-    cards = [{"index": index, "memory_gib": 24.0, "capability": has} for index, has in enumerate(("9.0", "5.2"))]
+@pytest.mark.parametrize("other", [{"capability": "5.2"}, {"capability": "7.5", "name": "NVIDIA GeForce GTX 1650"}])
+def test_a_card_that_the_run_left_alone_is_not_asked(gpus, other):
+    cards = [{"index": 0, "memory_gib": 24.0, "capability": "9.0"}, {"index": 1, "memory_gib": 4.0} | other]
     run = {"card": IDLE, "plan": FLOAT32 | {"trainer.devices": 1}, "machine": {"gpus": cards}}
     found = tensor_cores_idle(on_card(**run, gpus=gpus))
     assert found is not None
