@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     if given.out is not None:
         given.out.write_text(json.dumps([asdict(case) for case in cases], indent=1) + "\n")
     if given.record:
-        page.write(cases, round(minutes, 1), given.jobs)
+        page.write_faults(cases, round(minutes, 1), given.jobs)
     return 1 if bad else 0
 
 

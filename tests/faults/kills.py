@@ -2,6 +2,7 @@
 
 make kills N=200 SEED=1
 make kills ARGS="--only ranks --most 1"
+make kills N=200 SEED=1 ARGS=--record
 
 Each training is killed up to four times, resumed by ``resume=auto`` and completed. It must then be as the undisturbed
 one: the last weights, the rows of steps.csv and metrics.csv, each sample once an epoch, one id in wandb. Every fifth
@@ -26,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,6 +35,7 @@ import torch
 
 from tests.end_to_end.commands import ROOT, environment
 from tests.fake_cuda.marker import simulated_machine
+from tests.faults import page
 from tests.faults.harness import STEPS, Box
 
 SAMPLES, BATCH = 64, 8
@@ -147,6 +150,10 @@ class Trial:
     in_container: int = 0
     """Resumes in a restarted container."""
     faults: list[str] = field(default_factory=list)
+
+
+_COUNTS = ("kills", "resumes", "from_checkpoint", "in_container")
+"""Figures of a `Trial` that a table sums."""
 
 
 class Training:
@@ -357,6 +364,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="default: another each time")
     parser.add_argument("--only", default="", metavar="TEXT", help="trainings whose name contains this")
     parser.add_argument("--most", type=int, default=MOST_KILLS, metavar="N", help="kills of one training (default 4)")
+    parser.add_argument("--record", action="store_true", help="write a record, and its table into docs/reliability.md")
     given = parser.parse_args(words)
     kinds = [kind for kind in KINDS if given.only in kind]
     if not kinds:
@@ -364,6 +372,7 @@ def main(words: Sequence[str]) -> int:
     drawn, trials = random.Random(given.seed), list[Trial]()
     drawn.shuffle(kinds)  # a short command takes other kinds each time
     print(f"seed {given.seed}", flush=True)
+    began_s = time.monotonic()
     wholes: dict[str, tuple[Training, float]] = {}
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         while kinds and (left := given.kills - sum(trial.kills for trial in trials)) > 0:
@@ -387,15 +396,30 @@ def main(words: Sequence[str]) -> int:
             trials.append(tried(kind, Path(temporary) / f"{len(trials):03d}", whole, moments_s, resumes))
             print(_row(trials[-1]), flush=True)
     bad = sum(bool(trial.faults) for trial in trials)
-    kills, resumes, loaded, contained = (
-        sum(getattr(trial, name) for trial in trials)
-        for name in ("kills", "resumes", "from_checkpoint", "in_container")
+    kills, resumes, loaded, contained = (sum(getattr(trial, name) for trial in trials) for name in _COUNTS)
+    says = (
+        f"{kills} kills in {len(trials)} trainings, {len(trials) - bad} of them as if undisturbed: {resumes} resumes, "
+        f"{loaded} from a checkpoint, {contained} in a restarted container."
     )
-    print(f"\n{kills} kills in {len(trials)} trainings, {len(trials) - bad} of them as if undisturbed")
-    print(f"{resumes} resumes, {loaded} from a checkpoint, {contained} in a restarted container, seed {given.seed}")
+    print(f"\n{says}")
+    if given.record:
+        minutes = round((time.monotonic() - began_s) / 60, 1)
+        command = f"make kills N={given.kills} SEED={given.seed} ARGS=--record"
+        page.write("kills", _of_kinds(trials), says, {"minutes": minutes, "seed": given.seed}, command)
     if not may_contain():
         print("No container was restarted: this process may not make namespaces of process numbers.")
     return 1 if bad else 0
+
+
+def _of_kinds(trials: Sequence[Trial]) -> list[list[Any]]:
+    """Returns a row of the table for each kind of training, with the sums of its trials."""
+    rows = []
+    for kind in dict.fromkeys(trial.kind for trial in trials):
+        same = [trial for trial in trials if trial.kind == kind]
+        sums = [sum(getattr(trial, name) for trial in same) for name in _COUNTS]
+        faults = "; ".join(fault for trial in same for fault in trial.faults)
+        rows.append([kind, *sums, faults or "yes"])
+    return rows
 
 
 def _row(trial: Trial) -> str:
