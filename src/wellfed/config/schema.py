@@ -84,7 +84,7 @@ class GpuConfig:
     compile: Compile = knob(
         "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
         "start; a compile that fails warns and goes on eagerly. In the backward pass of a LightningModule, or of "
-        "several ranks, it ends the run.",
+        "several ranks, it ends the run; in that of a model with BatchNorm, its statistics count that step twice.",
         Compile.none,
     )
     enforce: Optional[bool] = knob(
