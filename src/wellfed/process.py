@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -57,14 +58,30 @@ def fork() -> int:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], None]]:
-    """Blocks signals around a fork, since the child would run the parent's handlers.
+    """Holds back `STOPS` around a fork, since the child would run the parent's handlers.
 
-    The child calls the yielded function once it has its own handlers. The parent's signals are unblocked at the end.
+    The child calls the yielded function once it has its own handlers. At the end, the parent handles what
+    came meanwhile. An error that a handler raised within ``os.fork`` would be lost: Python ignores errors of the
+    functions that follow a fork. Blocking is not enough for the parent, since the system may give the signal to another
+    thread.
     """
+    parent, came = os.getpid(), set[int]()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # others have no handlers
+        handlers = {number: own for number in STOPS if callable(own := signal.getsignal(number))}
+        for number in handlers:
+            signal.signal(number, lambda number, frame: came.add(number))
 
     def let_through() -> None:
+        is_parent = os.getpid() == parent
+        if is_parent:
+            for number, own in handlers.items():
+                signal.signal(number, own)
+            handlers.clear()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while is_parent and came:
+            signal.raise_signal(came.pop())
 
     try:
         yield let_through
