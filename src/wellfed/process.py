@@ -66,24 +66,29 @@ def held_signals() -> Iterator[Callable[[], None]]:
     thread.
     """
     parent, came = os.getpid(), set[int]()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # others have no handlers
-        handlers = {number: own for number in STOPS if callable(own := signal.getsignal(number))}
-        for number in handlers:
-            signal.signal(number, lambda number, frame: came.add(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    held = contextlib.ExitStack()  # lets go of all, even if a handler raises meanwhile
 
     def let_through() -> None:
-        is_parent = os.getpid() == parent
-        if is_parent:
-            for number, own in handlers.items():
-                signal.signal(number, own)
-            handlers.clear()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        while is_parent and came:
-            signal.raise_signal(came.pop())
+        if os.getpid() == parent:
+            held.close()
+        else:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def handle() -> None:
+        with contextlib.ExitStack() as each:
+            for number in came:
+                each.callback(signal.raise_signal, number)
 
     try:
+        held.callback(handle)
+        held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        if threading.current_thread() is threading.main_thread():  # handlers run there alone
+            for number in STOPS:
+                if callable(own := signal.getsignal(number)):
+                    held.callback(signal.signal, number, own)
+                    signal.signal(number, lambda number, frame: came.add(number))
         yield let_through
     finally:
         let_through()
