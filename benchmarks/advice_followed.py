@@ -165,7 +165,6 @@ CASES = (
     _without("few_threads", "one_thread", "two threads", "++workload.model.threads=2"),
     _without("many_tensors", "many_small_tensors", "one tensor", "++workload.model.tiny=3000", _JOINED),
     _without("wide_batches", _WIDE, "float32", shape="pictures", figure="batch"),
-    _typed("loss_blows_up", "loss_is_nan", figure="last loss"),
     _without("too_few_steps", _SHORT, "`trainer.max_steps=100`", "trainer.max_steps=100", figure="steps done"),
     _without("unexplained", _SHORT_EPOCHS, "epochs of 80 steps", f"{_DATA}.num_batches=80"),
     _typed("slow_copy", "slow_copy"),

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
@@ -34,6 +34,7 @@ import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.ranks import own_rank  # noqa: E402
@@ -166,14 +167,33 @@ def _multiply(for_ms: float, device: torch.device) -> None:
 
 
 def _slow_down_link(gb_s: float) -> None:
-    """Makes sums over the ranks take as long as a link of this rate needs."""
-    reduce = dist.all_reduce
+    """Makes sums over the ranks take as long as a link of this rate needs, those of torch's DDP too."""
+    if dist.all_reduce.__name__ == "slowly":  # a second model
+        return
+    reduce, make = dist.all_reduce, DistributedDataParallel.__init__
+    link = ThreadPoolExecutor(1)
 
     def slowly(tensor: Tensor, *more: Any, **named: Any) -> Any:
         time.sleep(tensor.nbytes / (1e9 * gb_s))
         return reduce(tensor, *more, **named)
 
+    def beside(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        mean: torch.futures.Future[Tensor] = torch.futures.Future()
+
+        def send() -> None:
+            slowly(bucket.buffer())
+            mean.set_result(bucket.buffer().div_(dist.get_world_size()))
+
+        link.submit(send)
+        return mean
+
+    def with_link(self: DistributedDataParallel, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        self.register_comm_hook(None, beside)
+
+    beside.__annotations__ = get_type_hints(beside)  # torch compares them, and this module's are texts
     dist.all_reduce = slowly  # type: ignore[assignment]
+    DistributedDataParallel.__init__ = with_link  # type: ignore[method-assign]
 
 
 class RankPause(pl.Callback):

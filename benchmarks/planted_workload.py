@@ -210,7 +210,7 @@ class ManyTensors:
 
     def __call__(self, samples: list[Any]) -> Any:
         size = len(samples)
-        columns = torch.zeros(self.num, size) if self.stacked else [torch.zeros(size) for _ in range(self.num)]
+        columns = torch.zeros(size, self.num) if self.stacked else [torch.zeros(size) for _ in range(self.num)]
         return default_collate(samples) | {"columns": columns}
 
 
