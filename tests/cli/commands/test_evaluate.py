@@ -104,7 +104,8 @@ def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pyt
 def test_a_configuration_that_has_changed_since_is_refused(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads((good.parents[1] / "run.json").read_text())
     workload = record["config"]["workload"]
-    workload["optimizer"]["lr"] = 0.5  # test figures don't depend on it
+    workload["optimizer"]["lr"] = 0.5  # test figures depend neither on it nor on the batch size
+    workload["effective_batch_size"] = 77
     workload["data"]["path"] = "/old/ratings.csv"
     (good.parents[1] / "run.json").write_text(json.dumps(record))
     assert evaluated(good) == 2

@@ -235,7 +235,7 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
     return holder
 
 
-_NOT_EVALUATED = ("workload.optimizer", "workload.schedule")
+_NOT_EVALUATED = tuple(f"workload.{name}" for name in ("optimizer", "schedule", "effective_batch_size", "drop_last"))
 """Values that test figures don't depend on."""
 
 
