@@ -16,7 +16,7 @@ from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunCon
 from wellfed.errors import ConfigError
 from wellfed.process import without_collections
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
-from wellfed.run.folder.resume import derived_overrides
+from wellfed.run.folder.resume import check_unchanged, derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
 """Overrides about the training machine, which an evaluation ignores."""
@@ -59,7 +59,11 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
-    """Returns the configuration of the run that wrote a checkpoint, from the record beside it."""
+    """Returns the configuration of the run that wrote a checkpoint, from the record beside it.
+
+    Raises:
+        ConfigError: no readable checkpoint or record, or ``configs/`` now gives other data, model or metrics.
+    """
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
         raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")
@@ -80,7 +84,10 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         "trainer.strategy=auto",
         accelerator,
     ]
-    return compose(overrides, extra_dirs=config_folders(typed_arguments())["extra_dirs"])
+    composed = compose(overrides, extra_dirs=config_folders(typed_arguments())["extra_dirs"])
+    for line in check_unchanged(composed, earlier, evaluates=True):
+        print(f"evaluate: {line}", file=sys.stderr)
+    return composed
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:

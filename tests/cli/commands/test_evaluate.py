@@ -24,6 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
     path.parent.mkdir(parents=True)
     record = RunRecord.start("a b (1)")
     record.overrides = list(FAST)
+    record.config = compose(list(FAST)).resolved
     record.write(path.parents[1])
     torch.save(FOREIGN, path)
     return path
@@ -98,6 +99,20 @@ def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert "test/recall_at_10 " in out
     assert "gpu.precision=16-mixed, which the CPU does not have" in err
+
+
+def test_a_configuration_that_has_changed_since_is_refused(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((good.parents[1] / "run.json").read_text())
+    workload = record["config"]["workload"]
+    workload["optimizer"]["lr"] = 0.5  # test figures depend neither on it nor on the batch size
+    workload["effective_batch_size"] = 77
+    workload["data"]["path"] = "/old/ratings.csv"
+    (good.parents[1] / "run.json").write_text(json.dumps(record))
+    assert evaluated(good) == 2
+    err = capsys.readouterr().err
+    assert "1 fault in the configuration" in err
+    assert "workload.data.path: is null now and was /old/ratings.csv in the run of the checkpoint. Set it back" in err
+    assert not (good.parents[1] / "evaluation.json").exists()
 
 
 @pytest.mark.simulated(mib=8192, lost_after=100)

@@ -519,6 +519,19 @@ def test_the_way_out_of_many_stays_readable():
     assert "Set loader.skip_ids to what it is, and 77, or repair it." in str(caught.value)
 
 
+class Misspelled(sets.BreakingItems):
+    def breaks(self):
+        return self.no_such_thing
+
+
+def test_an_error_of_the_code_is_not_answered_by_skipping_at_once():
+    for name in ("inline", "processes"):
+        with pytest.raises(DataError, match=r"sample 6 .*AttributeError.*\(test_bad_samples.py:") as caught:
+            taken(loader(Misspelled("", 6), PLANS[name]))
+        told = str(caught.value)
+        assert told.endswith("Then mend the code of the dataset. Otherwise set loader.skip_ids=[6], or repair it.")
+
+
 def test_ranks_cannot_skip():
     with pytest.raises(ValueError, match="max_skipped needs one rank"):
         loader(sets.Fetching(), LoaderSettings(), max_skipped=1, world_size=2)

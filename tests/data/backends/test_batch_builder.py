@@ -1,4 +1,5 @@
 import errno
+import json
 import pickle
 import random
 import sys
@@ -122,6 +123,15 @@ def test_reasons_are_one_line_and_name_the_place():
     assert reason_of(caught.value).startswith("ValueError: first (test_batch_builder.py:")
     assert reason_of(KeyError()) == "KeyError"
     assert len(reason_of(ValueError("x" * 999))) < 250
+
+
+def test_a_reason_names_the_users_line_rather_than_a_librarys():
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3))
+    assert "(test_batch_builder.py:" in reason_of(caught.value)
+    with pytest.raises(ValueError, match="Expecting value") as caught:
+        json.loads("no json")
+    assert "(test_batch_builder.py:" in reason_of(caught.value)
 
 
 def test_an_error_whose_text_fails_is_named_by_its_type():

@@ -70,8 +70,16 @@ def test_a_loss_is_a_number_however_it_is_returned(given: Any) -> None:
 
 
 def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
-    model = Model(lambda each, scores: {"loss": each.mean(), "accuracy": torch.tensor(0.5), "scores": scores})
-    assert set(Loss(model, "none", lambda message: None)(batch()).metrics) == {"accuracy"}
+    """A tensor of one sample's scores is none, or the name would come and go with the size of the batch."""
+    others = {"accuracy": torch.tensor(0.5), "error": 0.25, "hits": 3, "last": True, "name": "a", "one": torch.ones(1)}
+    model = Model(lambda each, scores: {"loss": each.mean(), "scores": scores, **others})
+    metrics = Loss(model, "none", lambda message: None)(batch()).metrics
+    assert {name: float(value) for name, value in metrics.items()} == {"accuracy": 0.5, "error": 0.25, "hits": 3}
+
+
+def test_no_metrics_may_be_none() -> None:
+    model = Model(lambda each, scores: LossOutput(each.mean(), None))  # type: ignore[arg-type]
+    assert Loss(model, "none", lambda message: None)(batch()).metrics == {}
 
 
 @pytest.mark.simulated
@@ -97,6 +105,9 @@ def test_a_metric_of_the_host_is_moved_to_the_device_of_the_loss(value: Any) -> 
         (lambda each, scores: LossOutput(each.mean(), {"err": each}), ["the metric err has shape [8]", "its mean"]),
         (lambda each, scores: LossOutput(each.mean(), {"err": None}), ["the metric err is None", "one number"]),
         (lambda each, scores: LossOutput(each.mean(), {"err": "low"}), ["the metric err is a str"]),
+        (lambda each, scores: LossOutput(each.mean(), {"loss": each.mean()}), ["the name loss", "such as own_loss"]),
+        (lambda each, scores: {"loss": each.mean(), "lr": 0.1}, ["the name lr", "the learning rate is recorded"]),
+        (lambda each, scores: LossOutput(each.mean(), each[0]), ["the metrics are a Tensor", "metrics={'accuracy'"]),
     ],
 )
 def test_what_is_no_loss_is_named(given: Any, parts: list[str]) -> None:

@@ -18,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 Failure = TypeVar("Failure")
 _LISTED = 20
 """Maximum number of indices that advice spells out."""
+_OF_CODE = (TypeError, NameError, AttributeError)
+"""Types of errors that a mistake in the dataset's code raises for each sample, and damaged data at times."""
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
 """Torch's error for CUDA in a process that was forked after CUDA was used."""
 
@@ -88,8 +90,10 @@ class BadSamples:
         place = f"(epoch {epoch}, batch {batch}): {last.reason}"
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
+        if is_of_code := isinstance(last.cause, _OF_CODE):
+            out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise s{out[1:]}"
         if self._most == 0:
-            more = f" loader.max_skipped={len(ids)} leaves out what fails." if self._may_skip else ""
+            more = f" loader.max_skipped={len(ids)} leaves out what fails." if self._may_skip and not is_of_code else ""
             return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {out}{more}")
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(

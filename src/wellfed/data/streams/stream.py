@@ -41,8 +41,12 @@ def has_states(data: Any) -> bool:
     return all(map(callable, methods)) and not isinstance(data, DataLoader)
 
 
+_ARGUMENTS = {"fetch": ("indices, rng",), "on_device": ("batch, rng", "batch, rng, features")}
+"""Method of a dataset -> the arguments that it is called with."""
+
+
 def check_items(dataset: Any, *, by_item: bool) -> None:
-    """Raises a DataError if samples can't be read by index.
+    """Raises a DataError if samples can't be read by index, or ``fetch`` or ``on_device`` lacks an argument.
 
     Args:
         by_item: whether ``fetch`` is left unused.
@@ -55,10 +59,28 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
     elif not hasattr(dataset, "__len__"):
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
     else:
+        for method in ("on_device",) if by_item else _ARGUMENTS:
+            _check_arguments(dataset, method)
         return
     raise DataError(
         f"{name} gives no samples: it has {lacks}. "
         "Give it __getitem__(index), beside fetch if it has that, or __iter__ for a stream."
+    )
+
+
+def _check_arguments(dataset: Any, method: str) -> None:
+    try:
+        signature = inspect.signature(getattr(dataset, method))
+    except (AttributeError, TypeError, ValueError):  # no such method, or compiled code
+        return
+    for arguments in _ARGUMENTS[method]:
+        with suppress(TypeError):
+            signature.bind(*arguments.split(", "))
+            return
+    called = f"{method}({_ARGUMENTS[method][0]})"
+    raise DataError(
+        f"{type(dataset).__name__}.{method}{signature} is called as {called}, which its parameters don't allow. "
+        f"Write def {called.replace('(', '(self, ')}."
     )
 
 

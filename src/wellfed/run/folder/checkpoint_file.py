@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,11 @@ def _is_whole(checkpoint: Path, *_version: int) -> bool:
         return False  # RuntimeError: a damaged flag reads as encryption or an unknown method
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:
     """Returns the content of a checkpoint. Tensors are on the CPU and read from the file when used.
 
     Raises:
-        ConfigError: no such file, not torch's, damaged, or without weights and step.
+        ConfigError: no such file, not torch's, damaged, or without weights and the other ``keys``.
     """
     import torch
 
@@ -73,7 +73,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         why = first_line(error).partition(". ")[0][:200].rstrip(". ")
         raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error
     content: dict[str, Any] = state if isinstance(state, dict) else {}
-    missing = [key for key in _KEYS if key not in content]
+    missing = [key for key in keys if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
         raise _fault(path, f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}.")
     return content

@@ -235,8 +235,12 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
     return holder
 
 
-def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> list[str]:
-    """Checks that the run learns the same as the one that wrote the checkpoint.
+_NOT_EVALUATED = tuple(f"workload.{name}" for name in ("optimizer", "schedule", "effective_batch_size", "drop_last"))
+"""Values that test figures don't depend on."""
+
+
+def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord, *, evaluates: bool = False) -> list[str]:
+    """Checks that the run learns the same as the one that wrote the checkpoint, or evaluates the same.
 
     Returns:
         A line for each file or folder that lies elsewhere now. It is taken for the same if its own name is.
@@ -250,14 +254,19 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> list[s
     for name, *values in differences(then, now):
         if composed.follows_workload(name):  # what it follows is compared itself
             continue
+        if evaluates and name.startswith(_NOT_EVALUATED):
+            continue
         if _is_moved(*values):
             moved.append(f"{name} is {values[1]} now and was {values[0]}: taken for the same.")
             continue
         old, new = ("null" if value is None else value for value in values)
         way_out = f"Leave it at {old}, or start a new run without resume."
-        if old == SECRET_SHOWN:
+        if evaluates:
+            way_out = "Set it back in configs/, or check out the git commit that run.json names."
+        elif old == SECRET_SHOWN:
             way_out = "Type it again (secrets are not written down)."
-        faults.append(Fault(name, f"is {new} now and was {old} in the run to resume.", way_out))
+        run = "of the checkpoint" if evaluates else "to resume"
+        faults.append(Fault(name, f"is {new} now and was {old} in the run {run}.", way_out))
     if faults:
         raise ConfigError(faults)
     return moved

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from wellfed import record
 from wellfed.config.build import build
 from wellfed.config.files import folder_lookup
 from wellfed.config.schema import PathsConfig
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 
 
 def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
@@ -28,7 +28,7 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
             data to get it, as in the run.
 
     Raises:
-        ConfigError, DataError: there is no such run or checkpoint, or its weights don't fit its model.
+        ConfigError, DataError: there is no such run or checkpoint, it is damaged, or its weights don't fit its model.
     """
     path = Path(run)
     if not path.exists():
@@ -37,6 +37,9 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     checkpoint = next((one for name in names if (one := folder / "checkpoints" / name).is_file()), None)
     if checkpoint is None:
         raise DataError(f"{path} has no checkpoint. Name a run folder, or a file of its checkpoints folder.")
+    if not is_readable(checkpoint):
+        raise ConfigError.of(str(checkpoint), "is not a checkpoint that can be read.", WAY_OUT)
+    weights = load_checkpoint(checkpoint, ("state_dict",))["state_dict"]
     try:
         workload = record.RunRecord.read(folder).filled_config()["workload"]
     except (OSError, ValueError, KeyError) as error:
@@ -45,7 +48,6 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
         data = None if workload["data"] is None else build(workload["data"], "workload.data")
         model_args = getattr(data, "model_args", {})
     model: nn.Module = build(workload["model"], "workload.model", **model_args)
-    weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     if not hasattr(model, "training_step"):  # a plain model was trained inside a module of the engine
         weights = {name.removeprefix("model."): value for name, value in weights.items()}
     try:

@@ -20,6 +20,8 @@ from wellfed.errors import ModelError, WellfedError, first_line, is_the_users
 from wellfed.train.memory import oom
 
 _RETURN = "Return the loss as a tensor of one number, a dict with 'loss', or LossOutput(loss, metrics={...})."
+_OWN_FIGURES = {"loss": "the loss", "lr": "the learning rate"}
+"""Names that the engine records itself -> what they mean."""
 _OUT_OF_RANGE = re.compile(r"Target -?\d+ is out of bounds|Class values must be|index out of range in self")
 _NO_SCALAR = "grad can be implicitly created only for scalar outputs"
 _UNPACK = re.compile(r"(too many|not enough) values to unpack")
@@ -33,7 +35,8 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
         needs_gradient: whether a backward pass follows.
 
     Raises:
-        ModelError: the value can't be used as a loss, or a metric beside it is not one number.
+        ModelError: the value can't be used as a loss, or a metric beside it is not one number or has a name of the
+            engine's own.
     """
     output = given if isinstance(given, LossOutput) else _converted(given, name)
     loss = output.loss
@@ -50,12 +53,18 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
             f"{name}: the loss has no gradient. It was computed under torch.no_grad(), from .item(), .detach() or "
             ".data, or by no weight that is trained (requires_grad)."
         )
-    output.metrics = {key: _metric(value, key, loss, name) for key, value in output.metrics.items()}
+    metrics: Any = {} if output.metrics is None else output.metrics
+    if not isinstance(metrics, Mapping):
+        raise ModelError(f"{name}: the metrics are {_kind(metrics)}. Give a dict: metrics={{'accuracy': accuracy}}.")
+    output.metrics = {key: _metric(value, key, loss, name) for key, value in metrics.items()}
     return output
 
 
 def _metric(value: Any, key: str, loss: Tensor, name: str) -> Tensor:
     """Returns a metric as a tensor on the device of the loss."""
+    if key in _OWN_FIGURES:
+        problem = f"a metric has the name {key}, under which {_OWN_FIGURES[key]} is recorded"
+        raise ModelError(f"{name}: {problem}. Leave it out, or rename it, such as own_{key}.")
     is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
     if not is_number:
         kind = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is {_kind(value)}"
@@ -72,13 +81,16 @@ def _converted(given: Any, name: str) -> LossOutput:
         if "loss" not in given:
             keys = ", ".join(map(str, given)) or "nothing"
             raise ModelError(f"{name} returned a dict without 'loss'; it has {keys}. {_RETURN}")
-        figures = {
-            str(key): value
-            for key, value in given.items()
-            if key != "loss" and isinstance(value, Tensor) and value.dim() == 0
-        }
+        figures = {str(key): value for key, value in given.items() if key != "loss" and _is_scalar(value)}
         return LossOutput(given["loss"], metrics=figures)
     raise ModelError(f"{name} returned {_kind(given)}. {_way_out_of(given)}")
+
+
+def _is_scalar(value: Any) -> bool:
+    """Returns whether a value beside the loss is a metric. A tensor of shape [1] may be the scores of one sample."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:
