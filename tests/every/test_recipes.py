@@ -84,6 +84,15 @@ def frozen_layers_stay(project: Path, printed: list[str]) -> None:
     assert has_changed("frozen", "head")
     assert not has_changed("frozen", "body.0")
     assert has_changed("unfrozen", "body.0")
+    for command in (
+        "python src/train.py workload=mine experiment=unfreeze trainer.max_epochs=2 trainer.max_steps=45 logger=none "
+        "hydra.run.dir=logs/mine/runs/within",
+        "python src/train.py resume=logs/mine/runs/within trainer.max_steps=null",
+    ):
+        done = run(command, project)
+        assert done.returncode == 0, done.stderr
+    whole, resumed = (checkpoint(runs / name)["state_dict"] for name in ("unfrozen", "within"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def rare_classes_are_found(project: Path, printed: list[str]) -> None:

@@ -82,6 +82,7 @@ def test_a_ceiling_that_waiting_contradicts_is_marked() -> None:
     ("metrics", "config", "metric"),
     [
         ({"val/a": 1.0, "val/b": 2.0}, {"trainer": {"best_metric": "b"}}, "val/b"),
+        ({"val/a": 1.0, "val/b": 2.0}, {"trainer": {"best_metric": "val_b"}}, "val/b"),
         ({"val/a": 1.0}, {"trainer": {"best_metric": "gone"}}, "val/a"),
         ({"train/loss": 1.0, "test/a": 1.0}, {"trainer": None}, "test/a"),
         ({"train/loss": 1.0}, {}, None),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from tests.kit import sets
 from tests.kit.few import slow
@@ -184,6 +184,50 @@ def test_loaders_in_any_form_are_taken_apart(kind, has_val):
     loader = make_train_loader(given, LoaderSettings(), parts.data)
     assert next(iter(loader)).batch["index"].tolist() == [0, 1, 2, 3, 4]
     assert isinstance(make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
+
+
+class OnDevice(Rows):
+    """Data whose samples are prepared on the device."""
+
+    def on_device(self, batch, rng):
+        return batch
+
+
+class Doubled(Subset):
+    """A part of such data that prepares its own samples."""
+
+    def on_device(self, batch, rng):
+        return batch
+
+
+def parts_of(kind):
+    pair = torch.utils.data.random_split(OnDevice(), [0.5, 0.5])
+    return Datasets(
+        train=Rows(),
+        val={
+            "subset": Subset(OnDevice(), range(0, 12, 2)),
+            "split": pair[0],
+            "joined": ConcatDataset([Rows(), OnDevice()]),
+            "nested": Subset(ConcatDataset(pair), [0]),
+            "own": Doubled(Subset(OnDevice(), [0, 1]), [0]),
+            "plain": Subset(Rows(), [0, 1]),
+            "fetch": Subset(sets.Fetching(), [0, 1]),
+        }[kind],
+    )
+
+
+@pytest.mark.parametrize("kind", ["subset", "split", "joined", "nested"])
+def test_a_method_that_torchs_subset_hides_is_told(kind):
+    with pytest.raises(
+        ConfigError, match=r"val: \w+ hides on_device of OnDevice, .*Select the samples inside OnDevice"
+    ):
+        brought("parts_of", kind=kind)
+
+
+@pytest.mark.parametrize(("kind", "notes"), [("own", 0), ("plain", 0), ("fetch", 1)])
+def test_a_part_that_hides_nothing_that_is_learned_is_fine(kind, notes):
+    parts, _ = brought("parts_of", 4, kind=kind)
+    assert ["Subset hides fetch of Fetching" in note for note in parts.data.notes] == [True] * notes
 
 
 class Redrawn:

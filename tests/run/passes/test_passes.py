@@ -79,7 +79,7 @@ def passes_of(
     tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any
 ) -> tuple[Passes, Journal, Any]:
     more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
-    made = compose([*more, "config.allow_targets=[torch,wellfed,workloads,tests]"])
+    made = compose([*more, "config.allow_targets=[torch,lightning,wellfed,workloads,tests]"])
     workload = replace(
         made.config.workload,
         name="w",
@@ -504,6 +504,48 @@ def test_a_best_metric_that_validation_does_not_give_is_a_fault(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"trainer.best_metric=accuracy.*one of mean, loss; null"):
         fit(passes)
     assert model.sizes == [11]
+
+
+class LogsAccuracy(OwnModule):
+    """A module that logs under the name of the split."""
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("val/acc", self.out(batch["x"]).mean())
+
+
+OWN = {"model": {"_target_": f"{__name__}.LogsAccuracy"}, "optimizer": None}
+
+
+@pytest.mark.parametrize("name", ["val/acc", "val_acc", "acc"])
+def test_the_best_metric_of_a_users_own_module_may_be_named_as_it_is_logged(tmp_path: Path, name: str) -> None:
+    passes, _, _ = passes_of(
+        tmp_path, *ONE_STEP, f"trainer.best_metric={name}", "trainer.best_mode=max", data="three_splits", **OWN
+    )
+    fit(passes)
+    assert (tmp_path / "checkpoints" / "best.ckpt").exists()
+
+
+def test_figures_that_a_users_own_module_does_not_log_are_named_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a warning: a module may log less before training."""
+    monitor = "+callbacks.own={_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val/f1, strict: false}"
+    passes, _, _ = passes_of(
+        tmp_path, *ONE_STEP, "trainer.best_metric=f1", "trainer.best_mode=max", monitor, data="three_splits", **OWN
+    )
+    fit(passes)
+    found = [line for line in caplog.messages if "tried before training" in line]
+    assert ["callbacks.own.monitor=val/f1" in line or "trainer.best_metric=f1" in line for line in found] == [True] * 2
+    assert "Set it to one of val/acc." in found[0]
+    assert "Set trainer.best_metric to one of acc" in found[1]
+
+
+def test_a_best_metric_without_validation_is_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes, _, _ = passes_of(tmp_path, *ONE_STEP, *MAX_ACCURACY)
+    fit(passes)
+    assert any("trainer.best_metric=accuracy has no effect" in line for line in caplog.messages)
 
 
 MAE = {"_target_": "torchmetrics.MeanAbsoluteError"}

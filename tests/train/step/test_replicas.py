@@ -15,7 +15,7 @@ from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.errors import RestartNeeded
+from wellfed.errors import ModelError, RestartNeeded
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
@@ -205,6 +205,38 @@ def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path)
         assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
         assert asked == (True, True, False, 7, True)
         assert gathered == [0, 1]
+
+
+def unfrozen(kind: str, number: int, folder: Path) -> None:
+    """Three steps; the first layer is trainable from the third on."""
+    join(number, folder)
+    model = Masked()
+    model.net[0].requires_grad_(False)
+    wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
+    agrees, loss = kind == "AgreeingReplicas", Loss(model, "none", print)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    ranks = AgreeingReplicas(wrapped, CPU, trained) if agrees else Replicas(wrapped, CPU)
+    step = TrainStep(
+        Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
+        torch.optim.AdamW(model.parameters(), lr=0.1),
+        Fallbacks(MicroBatches(2)),
+        StepSettings(on_oom="retry" if agrees else "raise"),
+    )
+    deliveries = [Delivery((torch.randn(4, 3), torch.ones(4).bool()), epoch=0, index=i, total=8) for i in range(3)]
+    for delivery in deliveries[:2]:
+        step(delivery)
+    model.net[0].requires_grad_(True)
+    with pytest.raises(ModelError) as caught:
+        step(deliveries[2])
+    leave(number, folder, str(caught.value))
+
+
+@pytest.mark.parametrize("kind", ["Replicas", "AgreeingReplicas"])
+def test_a_weight_that_is_unfrozen_later_is_refused_on_several_ranks(tmp_path: Path, kind: str) -> None:
+    """Each rank would train it by its own samples alone."""
+    for message in of_ranks(partial(unfrozen, kind), tmp_path):
+        assert message.startswith("net.0.weight was unfrozen after training began on 2 ranks")
+        assert "trainer.devices=1" in message
 
 
 class Twice(torch.optim.SGD):

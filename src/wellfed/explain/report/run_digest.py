@@ -95,8 +95,9 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
 def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
     trainer = config.get("trainer")
     best = trainer.get("best_metric") if isinstance(trainer, Mapping) else None
-    if f"val/{best}" in metrics:
-        return f"val/{best}"
+    bare = str(best).removeprefix("val/").removeprefix("val_")  # a LightningModule's may have the split's name
+    if f"val/{bare}" in metrics:
+        return f"val/{bare}"
     return next((name for split in ("val/", "test/") for name in metrics if name.startswith(split)), None)
 
 

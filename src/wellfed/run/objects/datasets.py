@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
+from wellfed import batches
 from wellfed.config.build import build
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
@@ -80,6 +81,7 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     """Returns the data with DataLoaders taken apart, streams wrapped, and the model's own collate function."""
     data = without_loaders(data, seed)
     data = replace(data, **{split: _as_stream(data, split) for split in _SPLITS})
+    data = replace(data, notes=(*data.notes, *_slower_splits(data, model)))
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate
         if isinstance(own, Mapping):
@@ -90,6 +92,33 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
     return data
+
+
+def _slower_splits(data: Datasets, model: Any) -> Iterator[str]:
+    """Yields a note for each split with a ``fetch`` that torch's Subset or ConcatDataset hides.
+
+    Raises:
+        ConfigError: they hide a method that decides what a plain model learns.
+    """
+    for split in _SPLITS:
+        dataset = getattr(data, split)
+        for name, owner in _hidden_methods(dataset).items():
+            problem = f"{type(dataset).__name__} hides {name} of {owner}"
+            way_out = f"Select the samples inside {owner}, or write a subclass of {type(dataset).__name__} with {name}."
+            if name == "fetch":
+                yield f"{split}: {problem}, so samples are read one by one. {way_out}"
+            elif not is_lightning_module(model):  # which gets batches as they are
+                raise ConfigError.of("workload.data", f"{split}: {problem}, which would not be called.", way_out)
+
+
+def _hidden_methods(dataset: Any) -> dict[str, str]:
+    """Returns the methods for batches that torch's Subset and ConcatDataset hide, with the classes that have them."""
+    found: dict[str, str] = {}
+    inside = dataset.datasets if isinstance(dataset, ConcatDataset) else ()
+    for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
+        more = [name for name in ("for_features", "fetch") if callable(getattr(inner, name, None))]
+        found |= _hidden_methods(inner) | dict.fromkeys([*batches.methods(inner), *more], type(inner).__name__)
+    return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
 
 
 def _as_stream(data: Datasets, split: str) -> Any:

@@ -39,9 +39,15 @@ def make_metrics(config: RunConfig) -> Any:
         raise ConfigError.of("workload.metrics", problem, way_out) from error
 
 
+def named_best(config: RunConfig, objects: RunObjects) -> str | None:
+    """Returns ``trainer.best_metric`` as in metrics.csv: ``acc`` for the ``val/acc`` that a LightningModule logs."""
+    name = config.trainer.best_metric
+    return name and name.removeprefix("val/").removeprefix("val_") if objects.is_lightning_module else name
+
+
 def searched_metric(config: RunConfig, objects: RunObjects) -> tuple[str, Any]:
     """Returns name and direction of the metric that picks the best checkpoint, before training is set up."""
-    name, mode = config.trainer.best_metric, config.trainer.best_mode
+    name, mode = named_best(config, objects), config.trainer.best_mode
     own: tuple[str, Any] = ("loss", "min")
     if not objects.is_lightning_module:
         from wellfed.train.plain_model.split_metrics import SplitMetrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,8 +10,11 @@ from wellfed.config.build import TARGET, build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault, type_and_line
+from wellfed.run.objects.evaluation import named_best
 from wellfed.run.objects.optimizers import try_schedule
 from wellfed.run.objects.run_objects import RunObjects
+
+_LOG = logging.getLogger(__name__)
 
 
 def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
@@ -53,10 +57,13 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
 
 
 def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: Mapping[str, float]) -> None:
-    """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
-    if split != "val":
+    """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist.
+
+    For a LightningModule it is a warning, since the module may log less before training.
+    """
+    if split != "val" or (objects.is_lightning_module and not metrics):
         return
-    names, best = {f"val/{name}" for name in metrics}, config.trainer.best_metric
+    names, best = {f"val/{name}" for name in metrics}, named_best(config, objects)
     waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     waited["workload.schedule.monitor"] = config.workload.schedule.monitor
     faults = [
@@ -64,13 +71,15 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
         for where, monitor in waited.items()
         if isinstance(monitor, str) and monitor.startswith("val/") and monitor not in names
     ]
-    if faults:
-        raise ConfigError(faults)
     if best is not None and best not in metrics:
         bare = best.removeprefix("val/").removeprefix("val_")
         listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
         way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
-        raise ConfigError.of(f"trainer.best_metric={best}", "validation gives no such metric.", way_out)
+        faults.append(Fault(f"trainer.best_metric={best}", "validation gives no such metric.", way_out))
+    if not objects.is_lightning_module and faults:
+        raise ConfigError(faults)
+    for fault in faults:
+        _LOG.warning("The batches of validation that are tried before training: %s", fault)
 
 
 def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:

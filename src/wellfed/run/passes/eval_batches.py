@@ -36,7 +36,12 @@ class EvalBatches:
         return make_eval_loader(learner.config, learner.plan, learner.objects.data, split, **more)
 
     def check(self) -> None:
-        """Raises the DataError of a split without batches before training instead of after it."""
+        """Raises the DataError of a split without batches before training. Warns of a metric without validation."""
+        best = self._learner.config.trainer.best_metric
+        if best is not None and not self._learner.evaluates("val"):
+            _LOG.warning(
+                "trainer.best_metric=%s has no effect: there is no validation. Give the data a val split.", best
+            )
         for split in ("val", "test"):
             if self._learner.evaluates(split):
                 self._loader(split).close()

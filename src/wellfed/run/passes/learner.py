@@ -12,6 +12,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.objects.evaluation import named_best
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
@@ -129,5 +130,5 @@ class Learner:
 
     def best_metric(self) -> tuple[str, Any]:
         """Returns name and direction of the metric that picks the best checkpoint."""
-        name, mode = self.config.trainer.best_metric, self.config.trainer.best_mode
+        name, mode = named_best(self.config, self.objects), self.config.trainer.best_mode
         return name or self.own_best[0], self.own_best[1] if mode is None else mode.value

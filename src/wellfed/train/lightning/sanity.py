@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from wellfed.batches import Delivery
 from wellfed.observe.loggers.log_media import not_logged
+from wellfed.train.lightning.callbacks.figures import name_in_metrics
 from wellfed.train.lightning.ceiling import put_back, replaced
 from wellfed.train.lightning.module import StepModule
 
@@ -39,7 +40,7 @@ class SanityCheck(pl.Callback):
     ) -> None:
         """
         Args:
-            found: called with the metrics of a few batches of each split of a `StepModule`.
+            found: called with the metrics of a few batches of each split of a `StepModule`, or of a user's validation.
             generators: generators of the user that reading a split draws from.
         """
         self._splits, self._found, self._generators = splits, found, generators
@@ -53,6 +54,8 @@ class SanityCheck(pl.Callback):
     def on_sanity_check_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._until_end.close()
         self._trying = None
+        logged = {name_in_metrics(name, "val"): float(value) for name, value in trainer.callback_metrics.items()}
+        self._found("val", {name[4:]: value for name, value in logged.items() if name.startswith("val/")})
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.global_step > 0:

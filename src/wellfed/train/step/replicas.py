@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from wellfed.errors import ModelError
 from wellfed.ranks import BUCKET_BYTES
 from wellfed.train.step.gradients import ClipByNorm, GradientAverage, as_zeros
 
@@ -123,10 +124,21 @@ class Replicas(_Wrapped):
     def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
         super().__init__(wrapper, device)
         self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
+        self._frozen = [(name, weight) for name, weight in wrapper.named_parameters() if not weight.requires_grad]
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
         """Returns a context in which DDP sums gradients in the last micro-batch only."""
         return None if number == num_parts - 1 else self._wrapper.no_sync()
+
+    def prepare_average(self) -> None:
+        """Raises a ModelError if a weight was unfrozen since, whose gradients no rank sends to the others."""
+        for name, weight in self._frozen:
+            if weight.grad is not None:
+                raise ModelError(
+                    f"{name.removeprefix('module.model.')} was unfrozen after training began on {self.size} ranks, "
+                    "which average the gradients of the weights that were trainable then. It would differ between "
+                    "ranks. Unfreeze it in the model's constructor, or train on one device (trainer.devices=1)."
+                )
 
 
 class StepFailed(Exception):
@@ -172,6 +184,7 @@ class AgreeingReplicas(Replicas):
 
     def prepare_average(self) -> None:
         """Allocates the memory for sums once, and zeros for missing gradients in each step."""
+        super().prepare_average()
         self._has_gradient = self._average.prepare()
 
     def average_gradients(self) -> None:
