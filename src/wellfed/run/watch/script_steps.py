@@ -474,7 +474,7 @@ class ScriptSteps(Harmless):
             self.clock = device_clock(self._record.origin_s, self._gpu, lambda: self._stream)
 
     def _use_stream(self) -> None:
-        """Times steps from the next one on by events on the current stream. Batches may be read and copied on others."""
+        """Times further steps by events on the current stream. Batches may be read and copied on others."""
         if self._gpu is not None:
             self._stream = torch.cuda.current_stream(self._gpu)
 
