@@ -339,8 +339,8 @@ class ScriptSteps(Harmless):
         """Marks that a CUDA graph was replayed, which may hold a whole step."""
         if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
             self._iteration.has_replay = True
-            self._use_stream()
             self._record.note(GRAPHS)
+            self._use_stream()
 
     @harmless
     def saving(self, *, is_done: bool) -> None:
