@@ -33,6 +33,7 @@ def torch_with_cuda(monkeypatch):
             is_initialized=lambda: cuda.is_used,
             device_count=lambda: 1,
             current_device=lambda: 0,
+            current_stream=lambda gpu: gpu,
             memory_stats_as_nested_dict=lambda gpu: {"reserved_bytes": {"all": {"peak": 2**20}}},
             Event=lambda enable_timing: Event(),
             synchronize=lambda gpu: setattr(cuda, "synchronised", cuda.synchronised + 1),

@@ -242,10 +242,11 @@ def gpu_in_use() -> int | None:
     return current if current in used else min(used, default=None)
 
 
-def device_clock(origin_s: float, gpu: int) -> StepClock:
-    """Returns a clock with events of this GPU. An event on another one would take memory there, and time no work."""
+def device_clock(origin_s: float, gpu: int, current_stream: Callable[[], Any] | None = None) -> StepClock:
+    """Returns a clock with events of this GPU, whichever is the current one: an event on another GPU would take memory
+    there, and time no work. ``current_stream``: as `StepClock` takes it; by default the GPU's current one."""
     cuda = sys.modules["torch"].cuda
-    stream = None if gpu == cuda.current_device() else partial(cuda.current_stream, gpu)
+    stream = current_stream or partial(cuda.current_stream, gpu)
     return StepClock(origin_s=origin_s, new_event=partial(cuda.Event, enable_timing=True), current_stream=stream)
 
 

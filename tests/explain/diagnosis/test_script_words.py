@@ -62,7 +62,11 @@ def script(**loader: object) -> RunRecord:
         (
             ("loader.pin_memory=true", "loader.device_prefetch=2"),
             {},
-            ["DataLoader(pin_memory=True)", "x.to(device, non_blocking=True)"],
+            [
+                "DataLoader(pin_memory=True)",
+                "copy the next batch in a torch.cuda.Stream of its own (x.to(device, non_blocking=True) of pinned "
+                "memory), and wait_stream before its step",
+            ],
         ),
         (("gpu.precision=bf16-mixed",), {}, ['torch.autocast("cuda", torch.bfloat16)']),
         (("gpu.compile=reduce-overhead",), {}, ['torch.compile(model, mode="reduce-overhead")']),

@@ -489,6 +489,47 @@ def test_events_are_used_again():
     assert len(host.device.events) == few
 
 
+def test_copies_that_others_make_are_copy_wherever_they_are():
+    """Work between two of a step is compute, and what comes before them is host time."""
+    host, few = Host(has_device=True), 0
+    for step in range(200):
+        num_copies = (0, 3)[step % 2]
+        for is_early in (True, False):
+            for _ in range(num_copies):
+                host.launch(0 if is_early else 5)
+                host.clock.copies(is_done=False)
+                host.clock.copies(is_done=False)  # the one before was a cast on the host
+                host.launch(2)
+                host.clock.copies(is_done=True)
+            if is_early:
+                host.clock.ask(), host.clock.got(), host.clock.copy_begins(epoch=0), host.clock.copied()
+        for phase, ms in ((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5)):
+            host.clock.mark((phase, host.clock.now_s()))
+            host.launch(ms)
+        host.clock.end(step=step, samples=8, micro_batch=8, num_micro=1)
+        host.idle()
+        (row,) = host.rows()
+        assert shares(row) == pytest.approx((0, 12, 45, 5) if num_copies else (0, 0, 35, 0))
+        few = few or (step == 20 and len(host.device.events))
+    assert len(host.device.events) == few
+
+
+@pytest.mark.parametrize("num_copies", [0, 1, 5])
+def test_copies_leave_the_steps_whose_phases_are_timed(num_copies):
+    host, num_timed = Host(has_device=True), 0
+    for _ in range(200):
+        host.clock.ask(), host.clock.got(), host.clock.copy_begins(epoch=0), host.clock.copied()
+        for is_done in num_copies * (False, True):
+            host.clock.copies(is_done=is_done)
+        for phase in (FORWARD, BACKWARD, OPTIMIZER):
+            host.clock.mark((phase, host.clock.now_s()))
+            host.launch(1)
+        host.clock.end(step=1, samples=8, micro_batch=8, num_micro=1)
+        host.idle()
+        num_timed += host.rows()[0].device_forward_ms is not None
+    assert num_timed == pytest.approx(200 / 3, rel=0.1)
+
+
 def test_the_stream_is_found_once_a_step():
     streams = iter("abc")
     host = Host(has_device=True)

@@ -103,6 +103,19 @@ def test_a_training_on_another_gpu_than_the_current_one(
         assert not [event for event in record.events if event["kind"] == "unseen"]
 
 
+def test_another_gpu_is_current_within_a_step(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    step = "model(x).mean().backward()\n        optimizer.step()"
+    moved = "with torch.cuda.device(1):\n            model(x).mean().backward()\n            optimizer.step()"
+    (tmp_path / "train.py").write_text(LOOP.format(before="").replace(step, moved).replace("cuda:1", "cuda:0"))
+    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500)
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **cards)
+    assert (done.returncode, done.stdout) == (0, "57\n"), done.stderr
+    record = record_of(tmp_path)
+    assert record.steps == 60, done.stderr
+    assert record.time is not None
+    assert record.time["compute_frac"] > 0.6
+
+
 def test_times_of_a_model_on_two_gpus_are_those_of_one(tmp_path: Path, fake_driver: FakeDriver) -> None:
     head = LOOP.replace("loader =", "first = torch.nn.Linear(64, 64).cuda()\nloader =")
     (tmp_path / "train.py").write_text(head.format(before="first(x.cuda()).to(1) + "))

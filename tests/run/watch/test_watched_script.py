@@ -21,6 +21,7 @@ from tests.fake_nvml.driver import FakeDriver
 from tests.kit.few import few
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.diagnosis.script_words import OWN_STREAM
 from wellfed.record import RunRecord
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -445,7 +446,8 @@ def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> N
     assert done.returncode == 0, done.stderr
     record = record_of(tmp_path)
     (finding,) = [one for one in record.findings if one["id"] == "slow_copy"]
-    assert finding["change"] == ["DataLoader(pin_memory=True)", "x.to(device, non_blocking=True)"]
+    assert finding["change"][0] == "DataLoader(pin_memory=True)"
+    assert "in a torch.cuda.Stream of its own" in finding["change"][1]
     assert record.time is not None
     assert record.time["copy_frac"] is not None
     assert record.time["copy_frac"] > 0.2
@@ -500,6 +502,102 @@ def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver
     assert record.time["host_frac"] > 0.5
     assert (record.time["copy_frac"] or 0) < 0.2
     assert "slow_callbacks" in findings_of(record)
+
+
+COPIES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(640, 256), torch.randn(640, 256)), batch_size=16, pin_memory=True)
+def train(x, y):
+    loss = (model(x) - y).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.item()
+"""
+AHEAD = """
+side = torch.cuda.Stream()
+class Ahead:
+    def __init__(self):
+        self.batches = iter(loader)
+        self.read()
+    def read(self):
+        self.next = next(self.batches, None)
+        with torch.cuda.stream(side):
+            self.next = self.next and [each.cuda(non_blocking=True) for each in self.next]
+    def __iter__(self):
+        while self.next is not None:
+            torch.cuda.current_stream().wait_stream(side)
+            batch = self.next
+            [each.record_stream(torch.cuda.current_stream()) for each in batch]
+            self.read()
+            yield batch
+for batch in Ahead():
+    train(*batch)
+"""
+EVALUATED = """
+with torch.no_grad():
+    for x, y in loader:
+        found = model(model(model(x.cuda())))
+        (found - y.cuda()).mean().item()
+"""
+AUGMENTED = """
+for x, y in loader:
+    x = x.cuda()
+    for _ in range(40):
+        x = x * 0.9
+    train(x, y.cuda())
+"""
+SHARDED = """
+def shard():
+    batches = iter(loader)
+    current = next(batches)
+    while current is not None:
+        current = [each.cuda() for each in current]
+        following = next(batches, None)
+        yield current
+        current = following
+batches = shard()
+for x, y in batches:
+    parts = [(x, y), *(next(batches) for _ in range({more}))]
+    for x, y in parts[1:]:
+        (model(x) - y).mean().backward()
+    train(*parts[0])
+"""
+
+
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize(
+    ("loop", "copy_frac", "note"),
+    [
+        pytest.param(AHEAD, (0.0, 0.1), OWN_STREAM, id="ahead of its step"),
+        pytest.param(EVALUATED, (0.1, 0.5), None, id="after a pass that is not seen"),
+        pytest.param(AUGMENTED, (0.02, 0.2), None, id="after other work with the batch"),
+        pytest.param(SHARDED.format(more=0), (0.1, 0.5), None, id="before the next is asked for"),
+        pytest.param(SHARDED.format(more=3), (0.1, 0.5), None, id="between the batches of a step"),
+    ],
+)
+def test_a_copy_is_what_copying_takes(
+    loop: str, copy_frac: tuple[float, float], note: str | None, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """Two copies of 1 ms beside kernels of 0.5 ms, wherever the script makes them."""
+    (tmp_path / "train.py").write_text(COPIES + loop)
+    card = on_card(tmp_path, fake_driver, copy_gbps=0.016, kernel_us=500)
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **card)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert record.time is not None
+    assert copy_frac[0] <= (record.time["copy_frac"] or 0.0) <= copy_frac[1], record.time
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert notes == ([] if note is None else [note])
+    parts = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+    rows = rows_of(tmp_path)[4:]
+    spent_ms = sum(float(row[name]) for row in rows[1:] for name in parts)
+    assert spent_ms < 1.1e3 * (float(rows[-1]["time_s"]) - float(rows[0]["time_s"]))
+    if note is not None:
+        assert not any("non_blocking" in text for one in record.findings for text in one["change"])
 
 
 @pytest.mark.usefixtures("fake_cuda")

@@ -16,12 +16,18 @@ _WITHOUT_WORKERS = (
 )
 SPLIT = "split the stream by get_worker_info(), else each worker repeats all samples"
 """Change that more than one worker of an IterableDataset needs. Without it training has other data."""
+OWN_STREAM = "Batches are copied on a stream of their own: that copy is not told apart."
+"""Message of the event `unseen` of a script that copies ahead of its steps."""
 _OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
+_AHEAD = (
+    "copy the next batch in a torch.cuda.Stream of its own (x.to(device, non_blocking=True) of pinned memory), and "
+    "wait_stream before its step"
+)
 _STEP = "workload.effective_batch_size"
 _CODE: Mapping[str, Mapping[str, str]] = {
-    "loader.device_prefetch": {"": "x.to(device, non_blocking=True)"},
+    "loader.device_prefetch": {"": _AHEAD},
     "loader.worker_threads": {"": "torch.set_num_threads(1) in worker_init_fn"},
     "gpu.precision": {
         "bf16-mixed": 'torch.autocast("cuda", torch.bfloat16)',

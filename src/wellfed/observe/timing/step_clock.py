@@ -11,7 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,6 +36,8 @@ MOST_APART = 16
 """Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had changes
 of phase, so that a step has one more event on average; or one step more or less, so that no periodic work is always or
 never timed."""
+_MOST_COPIES = 256
+"""Copies of a step that are timed one by one. From there on what lies between two of them counts as copy, too."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
@@ -133,6 +135,8 @@ class _Marks:
     begin: DeviceEvent
     built: BuildTime | None
     copy_ahead_ms: float | None
+    early: list[DeviceEvent]
+    """Begins and ends of the copies before ``begin``."""
     exchange_ms: float = 0.0
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
@@ -143,6 +147,12 @@ class _Marks:
     """Times of the host."""
     phases: list[tuple[int, DeviceEvent]] | None = None
     """Begin of each phase on the device; None in a step whose phases it does not time."""
+    copies: list[DeviceEvent] = field(default_factory=list)
+    """Begins and ends of the copies after it, see `StepClock.copies`."""
+
+
+def _copied_ms(copies: list[DeviceEvent]) -> float:
+    return sum(begin.elapsed_time(end) for begin, end in zip(copies[::2], copies[1::2], strict=True))
 
 
 class StepClock:
@@ -194,6 +204,8 @@ class StepClock:
         """A step has begun and not ended."""
         self._open: _Marks | None = None
         """Its marks on a device."""
+        self._copies: list[DeviceEvent] = []
+        """Begins and ends of copies since the previous step or since its own begin."""
         self._pending: deque[_Marks] = deque()
         self._rows: list[StepRow] = []
         self._taken_at_s = self._origin_s
@@ -225,9 +237,16 @@ class StepClock:
         if self._new_event is not None:
             if self._current_stream is not None:
                 self._stream = self._current_stream()
-            begin = self._recorded()
+            early = self._taken_copies()
+            if (replaced := self._open) is not None:
+                early = (replaced.early + early)[: 2 * _MOST_COPIES]
+                self._spare += filter(None, (replaced.begin, replaced.copied))
+                self._spare += [event for _, event in replaced.phases or ()]
+            if self._last_end is None:  # the time before is not that of a step
+                self._spare += early
+                early = []
             at = (epoch, self._last_end, self._asked_s, self._got_s)
-            self._open = _Marks(*at, begin, built, copy_ahead_ms, self._exchange_ms)
+            self._open = _Marks(*at, self._recorded(), built, copy_ahead_ms, early, self._exchange_ms)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
@@ -236,11 +255,44 @@ class StepClock:
             return
         self._copied_s, marks = self.now_s(), self._open
         if marks is not None:
+            if marks.copied is not None:
+                self._spare.append(marks.copied)
             marks.copied_s, marks.copied = self._copied_s, self._recorded()
-            if self._untimed_left:
-                self._untimed_left -= 1
-            else:
+            if not self._untimed_left:
                 marks.phases = []
+
+    def copies(self, *, is_done: bool) -> None:
+        """Marks begin or end of each copy that others make, on a GPU: after ``copied``, or before ``ask``.
+
+        Host time then lasts up to the first copy after ``copied``, and work between two of these copies is compute. A
+        begin without an end is none.
+        """
+        if self._new_event is None:
+            return
+        copies, marks = self._copies, self._open
+        if len(copies) % 2:
+            if not is_done:
+                copies[-1].record(self._stream)
+                return
+            copies.append(self._recorded())
+            if marks is not None and len(copies) == 2:
+                marks.copied_s = self._copied_s = self.now_s()
+        elif not is_done and len(copies) < 2 * _MOST_COPIES:
+            copies.append(self._recorded())
+        elif not is_done:
+            self._spare.append(copies.pop())
+
+    @property
+    def has_copies(self) -> bool:
+        """Returns whether the step that has begun has copies, as marked by `copies`."""
+        return len(self._copies) > 1 or (self._open is not None and bool(self._open.early))
+
+    def _taken_copies(self) -> list[DeviceEvent]:
+        """Returns begins and ends of the copies so far, and forgets them."""
+        copies, self._copies = self._copies, []
+        if len(copies) % 2:
+            self._spare.append(copies.pop())
+        return copies
 
     def _mark_on_device(self, mark: Mark) -> None:
         self._marks.append(mark)
@@ -282,8 +334,10 @@ class StepClock:
             if marks.phases and not warmup:
                 apart = min(len(marks.phases), MOST_APART - 1) + self._random.choice((-1, 0, 1))
                 self._untimed_left = max(apart, 1) - 1
+            elif self._untimed_left:
+                self._untimed_left -= 1
             marks.counts, marks.phases_ms = (step, samples, micro_batch, num_micro, warmup), phases_ms
-            marks.end_s, marks.end = end_s, self._recorded()
+            marks.end_s, marks.end, marks.copies = end_s, self._recorded(), self._taken_copies()
             self._last_end = marks.end
             self._pending.append(marks)
             num_rows = len(self._pending)
@@ -323,20 +377,24 @@ class StepClock:
         """
         assert marks.copied is not None
         assert marks.end is not None
-        previous, begin, copied, end = marks.previous, marks.begin, marks.copied, marks.end
+        previous, end, copies = marks.previous, marks.end, marks.copies
+        begin, copied, *more = copies or (marks.begin, marks.copied)
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
         unknown_ms = asked_wait_ms + marks.exchange_ms
-        gap_ms = unknown_ms if previous is None else max(0.0, previous.elapsed_time(begin))
-        exchange_ms, copy_ms = min(gap_ms, marks.exchange_ms), begin.elapsed_time(copied)
+        early_ms, more_ms = _copied_ms(marks.early), _copied_ms(more)
+        gap_ms = unknown_ms if previous is None else max(0.0, previous.elapsed_time(begin) - early_ms)
+        exchange_ms, copy_ms = min(gap_ms, marks.exchange_ms), early_ms + begin.elapsed_time(copied) + more_ms
         wait_ms = min(gap_ms - exchange_ms, asked_wait_ms)
-        phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, 0.0]
+        phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, -more_ms]
         for begun, event in marks.phases or ():
             spent_ms[phase] += since.elapsed_time(event)
             phase, since = begun, event
             self._spare.append(event)
         spent_ms[phase] += since.elapsed_time(end)
         spent_ms[BACKWARD] += exchange_ms
-        self._spare += (begin, copied) if previous is None else (previous, begin, copied)
+        self._spare += (marks.begin, marks.copied, *marks.early, *copies)
+        if previous is not None:
+            self._spare.append(previous)
         is_timed = marks.phases and marks.phases_ms is not _UNKNOWN
         device_ms = (spent_ms[0], spent_ms[1], spent_ms[2]) if is_timed else _UNKNOWN
         step, samples, micro_batch, num_micro, warmup = marks.counts

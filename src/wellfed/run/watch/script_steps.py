@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
+from wellfed.explain.diagnosis.script_words import OWN_STREAM
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import device_clock, gpu_in_use, used_gpus
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
@@ -69,7 +70,6 @@ class Iteration:
     """It follows an ended one with the same batch, for another optimizer. Its time is part of the next step."""
     has_backward: bool = False
     has_replay: bool = False
-    has_copy: bool = False
     is_trained: bool = False
     """A forward pass with gradients, a backward pass or a step of an optimizer has begun."""
     has_pass: bool = False
@@ -94,6 +94,8 @@ class ScriptSteps(Harmless):
         self.clock = StepClock(origin_s=record.origin_s)
         self._gpu: int | None = None
         """GPU whose events time the steps; None = the host's clock does."""
+        self._stream: Any = None
+        """Stream of this GPU that trains."""
         self._is_recording: Callable[[], bool] = lambda: False
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self.level = Level.batches
@@ -217,17 +219,18 @@ class ScriptSteps(Harmless):
 
     @harmless
     def copying(self, *, is_done: bool) -> None:
-        """Marks a copy from host to device."""
+        """Marks a copy from host to device. One after the end of an iteration is part of the next, as Accelerate copies
+        a batch before it asks for another; it is no sign that the training goes on."""
         iteration = self._iteration
-        if iteration is None or iteration.is_ended or not self._is_mine():  # in this order: it belongs to the training
+        if iteration is None or threading.get_ident() != self._thread or self._is_recording():
             return
-        if iteration.is_trained or iteration.has_pass:
+        if not iteration.is_ended and (iteration.is_trained or iteration.has_pass):
             return
-        if is_done:
-            iteration.has_copy = True
-            self.clock.copied()
-        elif not iteration.has_copy:  # what the script did with the batch before is no copy
-            self.clock.copy_begins(iteration.epoch, iteration.took)
+        if self._gpu is not None and torch.cuda.current_stream(self._gpu) != self._stream:
+            if is_done and not iteration.is_ended:
+                self._record.note(OWN_STREAM)
+        else:
+            self.clock.copies(is_done=is_done)
 
     @harmless
     def forward(self, *, is_done: bool = False, is_trained: bool = True) -> None:
@@ -274,7 +277,7 @@ class ScriptSteps(Harmless):
             return
         if not iteration.has_pass:
             iteration.has_pass = True
-            if not iteration.has_copy and phase == FORWARD:
+            if phase == FORWARD and not self.clock.has_copies:
                 self.clock.copied()
         self._mark((OPTIMIZER if iteration.is_updating else OTHER) if is_done else phase)
 
@@ -299,6 +302,7 @@ class ScriptSteps(Harmless):
             self._trained.add(iteration.loader)
             self._record.epochs(self._num_epochs)
         self._resume()
+        self._use_stream()
         self._mark_pass(BACKWARD, is_done=False)
 
     @harmless
@@ -336,6 +340,7 @@ class ScriptSteps(Harmless):
         if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
             self._iteration.has_replay = True
             self._record.note(GRAPHS)
+            self._use_stream()
 
     @harmless
     def saving(self, *, is_done: bool) -> None:
@@ -465,7 +470,13 @@ class ScriptSteps(Harmless):
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
                 self._is_recording = torch.cuda.is_current_stream_capturing
-            self.clock = device_clock(self._record.origin_s, self._gpu)
+            self._use_stream()
+            self.clock = device_clock(self._record.origin_s, self._gpu, lambda: self._stream)
+
+    def _use_stream(self) -> None:
+        """Times further steps by events on the current stream. Batches may be read and copied on others."""
+        if self._gpu is not None:
+            self._stream = torch.cuda.current_stream(self._gpu)
 
     def _mark(self, phase: int) -> None:
         if self._iteration is not None and not self._iteration.is_ended:

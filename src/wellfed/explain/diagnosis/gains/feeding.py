@@ -21,7 +21,7 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Gain
-from wellfed.explain.diagnosis.script_words import is_script
+from wellfed.explain.diagnosis.script_words import OWN_STREAM, is_script
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
@@ -329,13 +329,18 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
     return knobs(evidence, backend="auto", num_workers=None, **restarts)
 
 
+def copies_ahead(evidence: Evidence) -> bool:
+    """Returns whether batches are copied ahead of their steps."""
+    is_own = any(event.get("message") == OWN_STREAM for event in evidence.record.events)
+    return is_own or bool(evidence.value("loader.device_prefetch"))
+
+
 def may_copy_ahead(evidence: Evidence) -> bool:
     """Returns whether batches could be copied ahead, and none are. A script copies them in code of its own."""
-    knob = "loader.device_prefetch"
     has_fetch = evidence.record.loading.get("has_fetch", False) and not has_unused_fetch(evidence)
     is_built_ahead = evidence.num_workers > 0 or has_fetch
-    is_possible = is_built_ahead and knob not in evidence.record.refused
-    return not evidence.value(knob) and (is_possible or is_script(evidence.record))
+    is_possible = is_built_ahead and "loader.device_prefetch" not in evidence.record.refused
+    return not copies_ahead(evidence) and (is_possible or is_script(evidence.record))
 
 
 def workers_take_cores(evidence: Evidence) -> bool:

@@ -9,6 +9,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.device_load import launch_ms
 from wellfed.explain.diagnosis.gains.feeding import (
+    copies_ahead,
     feeding_of,
     has_unused_fetch,
     knobs,
@@ -350,7 +351,7 @@ def slow_copy(evidence: Evidence) -> Finding | None:
     if is_pageable and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
         whys.append("its memory is not page-locked")
-    is_ahead, may_be_ahead = bool(evidence.value("loader.device_prefetch")), may_copy_ahead(evidence)
+    is_ahead, may_be_ahead = copies_ahead(evidence), may_copy_ahead(evidence)
     if may_be_ahead:
         change.append(f"loader.device_prefetch={_AHEAD}")
         whys.append("nothing is copied ahead")

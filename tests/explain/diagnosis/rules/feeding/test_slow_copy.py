@@ -11,6 +11,7 @@ from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.feeding_rules import slow_copy
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.script_words import OWN_STREAM
 
 PAGEABLE = {"loader.pin_memory": False, "loader.device_prefetch": 0}
 
@@ -82,6 +83,18 @@ def test_a_fetch_is_called_ahead_without_workers():
     found = slow_copy(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.num_workers": 0}, loading={"has_fetch": True}))
     assert found is not None
     assert found.change == ("loader.pin_memory=true", "loader.device_prefetch=2")
+
+
+@pytest.mark.parametrize(("is_ahead", "is_advised"), [(False, True), (True, False)])
+def test_a_script_is_told_to_copy_ahead_unless_it_does(is_ahead, is_advised):
+    found = on_card(copy_ms=4.0, plan=PAGEABLE)
+    found.record.config["script"] = "train.py"
+    if is_ahead:
+        found.record.events.append({"kind": "unseen", "message": OWN_STREAM})
+    finding = slow_copy(found)
+    assert finding is not None
+    assert ("loader.device_prefetch=2" in finding.change) == is_advised
+    assert ("nothing is copied ahead" in finding.message) == is_advised
 
 
 def test_nothing_to_set_where_copies_run_ahead():

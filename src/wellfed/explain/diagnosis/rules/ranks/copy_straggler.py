@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.gains.feeding import may_copy_ahead
+from wellfed.explain.diagnosis.gains.feeding import copies_ahead, may_copy_ahead
 from wellfed.explain.diagnosis.ranks.rank_comparison import straggling
 from wellfed.units import MIB, show_ms
 
@@ -17,8 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
     copy_ms, usual_ms = found.ms("copy")
     text = f"each step waits {show_ms(copy_ms)} for its copy to the GPU, that of rank {found.typical['rank']} "
     text += show_ms(usual_ms)
-    is_ahead = bool(evidence.value("loader.device_prefetch"))
-    if not is_ahead and (size := found.rank.get("batch_mib")) and copy_ms > 0:
+    if not copies_ahead(evidence) and (size := found.rank.get("batch_mib")) and copy_ms > 0:
         text += f", which is {size * MIB / 1e6 / copy_ms:.2g} GB/s"
     change = []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
