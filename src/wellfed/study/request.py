@@ -28,7 +28,7 @@ from wellfed.study import ledger
 from wellfed.study.executors.executor import Launch
 from wellfed.study.executors.tasks import shared_key
 from wellfed.study.points import space as spaces
-from wellfed.study.points.grid import Grid, GridPoint, group_of, point_of
+from wellfed.study.points.grid import Grid, GridPoint, group_of, of_one_run, point_of
 from wellfed.study.points.space import Axis, Choices, grid_values, space_of
 from wellfed.units import counted, show_duration
 
@@ -170,7 +170,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
         _check_fork(chosen, "a grid, all in one process.")
     is_named = bool(option or options.name or multirun.typed_dir)
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
-    own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
+    own = tuple(of_one_run(fixed))
     if option:
         _check_option("search", option, multirun, fixed, folder)
     return StudyRequest(name, folder, space, own, way_on, is_named, base.choices)
