@@ -169,6 +169,16 @@ def test_where_configurations_are_searched_is_told_too(tmp_path: Path, capsys: p
     assert "Use it: python src/train.py --config-dir 'my configs' loader=mine" in capsys.readouterr().out
 
 
+def test_the_head_has_the_machine_of_the_row(tmp_path: Path, configs: Path):
+    """The file of the sweep has the machine of its last command."""
+    (point,) = (sweep := made.sweep_file({"seed": ("1",)})).points
+    row = made.row(point, machine="a processor, 4 cores")
+    assert choose_from(made.write(tmp_path / "sweep", sweep, [row])) == 0
+    text = (configs / "loader" / "mine.yaml").read_text()
+    assert f", on a processor, 4 cores; {made.DEVICE}.\n" in text
+    assert made.MACHINE not in text
+
+
 def test_the_options_are_written_where_the_command_searches(
     tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]
 ):

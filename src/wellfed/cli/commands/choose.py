@@ -53,10 +53,12 @@ def main(argv: Sequence[str]) -> int:
     if (found["status"], found["started_at"]) != ("ok", measured_at):
         problem = f"its record is of another attempt ({found['status']}, {found['started_at']}) than the measured one."
         raise ConfigError.of(f"point {entry.point}", problem, way_out)
+    row = entry.row  # old rows have no machine
+    machine = f"{row.machine}; {row.device}" if row.machine else board.file.machine or row.device
     heading = [
         f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
         f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-        f"{score_text(board, entry)}, on {board.file.machine or entry.row.device}.",
+        f"{score_text(board, entry)}, on {machine}.",
     ]
     texts = {path: option_text(group, found, "\n".join(heading)) for group, path in paths.items()}
     way_out = f"Free space, or make {configs} writable."
