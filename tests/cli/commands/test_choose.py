@@ -115,7 +115,7 @@ def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: 
         lines = (configs / group / "mine.yaml").read_text().splitlines()
         assert lines[0] == f"# python -m wellfed choose {folder} --name mine"
         assert lines[1] == f"# Record {BEST.row.folder} of 2026-11-21T18:00:00+00:00: {shlex.join(BEST.overrides)}"
-        assert f"rank {BEST.label} of 17, on {made.MACHINE}." in lines[2]
+        assert f"rank {BEST.label} of 17, on {BEST.row.machine}; {made.DEVICE}." in lines[2]  # not of the last command
         assert all(above.startswith("#") for above, line in pairwise(lines) if line[0] != "#")
     text = (configs / "loader" / "mine.yaml").read_text()
     assert "# measured: why loader.num_workers\nnum_workers: 6\n" in text
@@ -167,16 +167,6 @@ def test_where_configurations_are_searched_is_told_too(tmp_path: Path, capsys: p
     folder = made.write(tmp_path / "sweep", sweep, ROWS)
     assert choose_from(folder) == 0
     assert "Use it: python src/train.py --config-dir 'my configs' loader=mine" in capsys.readouterr().out
-
-
-def test_the_head_has_the_machine_of_the_row(tmp_path: Path, configs: Path):
-    """The file of the sweep has the machine of its last command."""
-    (point,) = (sweep := made.sweep_file({"seed": ("1",)})).points
-    row = made.row(point, machine="a processor, 4 cores")
-    assert choose_from(made.write(tmp_path / "sweep", sweep, [row])) == 0
-    text = (configs / "loader" / "mine.yaml").read_text()
-    assert f", on a processor, 4 cores; {made.DEVICE}.\n" in text
-    assert made.MACHINE not in text
 
 
 def test_the_options_are_written_where_the_command_searches(
