@@ -89,7 +89,7 @@ class SweepStudy(MultirunStudy):
         earlier = self.read_earlier(SweepFile)
         was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
         kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
-        self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
+        self.trials = trials = Trials(kept, self.screen, self.multirun.compose, sources=self.sources)
         self._report_changes(trials, earlier)
         for point in self.points:
             if point.id not in kept.found.latest:
