@@ -256,7 +256,10 @@ def test_a_start_that_can_not_run_ends_it_as_training_would(tmp_path: Path, faul
     assert found.done.code == code, found.done.text
     assert f"The start can't be measured, so there is nothing to tune ({status}): " in found.done.err
     assert words in found.done.err
-    assert "It is: python src/train.py config.allow_targets=[planted,torch] workload=planted" in found.done.err
+    (alone,) = re.findall("It is: python src/train.py (.*)", found.done.err)
+    folder, *typed = shlex.split(alone)
+    assert folder.startswith("--config-path=")
+    assert typed[:2] == ["config.allow_targets=[planted,torch]", "workload=planted"]
     assert "Traceback" not in found.done.text
     assert found.folder.exists() is (code != 2)
     if code != 2:

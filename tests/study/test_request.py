@@ -57,6 +57,25 @@ def test_what_no_search_can_be_made_of(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("group", ["sweep", "search"])
+def test_an_option_that_sets_other_groups_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """Trials of a search would lack it, and so would the commands that a sweep prints."""
+    monkeypatch.chdir(tmp_path)
+    option = tmp_path / "mine" / group / "own.yaml"
+    option.parent.mkdir(parents=True)
+    name = {"sweep": "{trial_steps: 70}", "search": "{max_trials: 5}"}[group]
+    option.write_text(f"# @package _global_\n{group}: {name}\ntrainer: {{max_steps: 9}}\ngpu: {{precision: 32-true}}\n")
+    typed = ["-m", "--config-dir", "mine", f"{group}=own", "trainer.max_steps=9", "seed=1,2"]
+    assert main("train", lambda composed: 0, typed) == 2
+    err = capsys.readouterr().err
+    assert f"{group}=own: sets gpu.precision=32-true" in err
+    assert f"may set only {group}.* and hydra.*. Type gpu.precision on the command line" in err
+    assert "max_steps" not in err
+    assert [*tmp_path.iterdir()] == [tmp_path / "mine"]
+
+
 @pytest.mark.parametrize("option", ["optuna", "grid"])
 def test_a_search_option_needs_multirun(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert main("train", lambda composed: 0, [f"search={option}"]) == 2

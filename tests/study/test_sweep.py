@@ -28,7 +28,12 @@ def good(trial: Trial) -> Row:
     return replace(trial.row, status="ok", samples_per_s=rate, ci95=(rate - 1, rate + 1), device="CPU", seconds=1.0)
 
 
-def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> tuple[PlayedTrials, Ledger]:
+def swept(
+    folder: Path,
+    play: Callable[[Trial], Row] = good,
+    sources: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> tuple[PlayedTrials, Ledger]:
     """What a command ran, and the rows it left."""
     file = made.sweep_file({"loader": tuple(RATES)})
     screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
@@ -36,7 +41,7 @@ def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> 
     asked = StudyRequest("quick", folder, {"loader": Choices(tuple(RATES))}, file.fixed)
     study = SweepStudy(folder, screen, ANY, config, asked, None, None)
     kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
-    trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
+    trials, played = Trials(kept, screen, lambda overrides, own: ANY, sources=sources), PlayedTrials(play)
     study.compose(trials, played)
     study.measure(trials, played)
     return played, kept
@@ -54,6 +59,21 @@ def test_the_three_best_are_measured_again_in_turns(tmp_path: Path) -> None:
     assert [row.folder for row in kept.found.rows[4:6]] == [f"{row.point}.confirm1" for row in kept.found.rows[4:6]]
     again, _ = swept(tmp_path)
     assert again.ran == []
+
+
+@pytest.mark.parametrize(("most", "confirmed"), [(2, 0), (6, 2)])
+def test_once_the_code_has_changed_nothing_more_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, confirmed: int
+) -> None:
+    ended: list[Trial] = []
+
+    def play(trial: Trial) -> Row:
+        ended.append(trial)
+        return good(trial)
+
+    played, _ = swept(tmp_path, play, lambda: len(ended) >= most)
+    assert (len(played.ran), len(loaders(played.ran, "confirm"))) == (most, confirmed)
+    assert capsys.readouterr().out.count("has changed since this command began: no further trial starts.") == 1
 
 
 def test_a_point_that_is_refused_when_it_is_measured_again_is_left_out_of_the_next_rounds(tmp_path: Path) -> None:

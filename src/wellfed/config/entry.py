@@ -233,10 +233,11 @@ def _refuse(error: WellfedError) -> int:
 
 
 def config_flags(argv: Sequence[str]) -> list[str]:
-    """Returns the flags of a command line that choose the primary config and its folders."""
+    """Returns the arguments that choose the primary config and the folders: flags, and ``hydra.searchpath``."""
     args = command_line_parser().parse_intermixed_args(argv)
     named = {"--config-path": args.config_path, "--config-name": args.config_name, "--config-dir": args.config_dir}
-    return [f"{flag}={value}" for flag, value in named.items() if value is not None]
+    flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
+    return [*flags, *(text for text in args.overrides if text.startswith("hydra.searchpath="))]
 
 
 def config_folders(argv: Sequence[str]) -> dict[str, Any]:

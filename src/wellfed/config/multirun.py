@@ -139,15 +139,15 @@ class Multirun:
         add_searchpath(self._loader, repo, self._master.hydra.job.config_name, parsed)
         return repo
 
-    def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-        """Returns the configuration of one point, which writes to ``folder``. Raises all its faults."""
+    def compose(self, overrides: Sequence[str], folder: Path, *, checked: bool = True) -> Composed[RunConfig]:
+        """Returns the configuration of one point, which writes to ``folder``. Raises all its faults, if ``checked``."""
         try:
             cfg = self._loader.load_sweep_config(self._master, list(overrides))
         except COMPOSE_ERRORS as error:
             name = self._master.hydra.job.config_name
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
         with job_of(cfg) as job:
-            return composed_from(job, cfg.hydra, run_dir=str(folder))
+            return composed_from(job, cfg.hydra, run_dir=str(folder), checked=checked)
 
 
 def _varied(parsed: Override) -> Varied:

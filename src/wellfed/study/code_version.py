@@ -51,7 +51,7 @@ def study_code(chosen: Iterable[Path], written: Iterable[Path] = ()) -> str:
     folder, engine = project.root(), engine_state()
     named = {path.resolve() for path in chosen}
     if (state := git_state(folder)) is None:
-        return _with_sources(engine_version(engine), [project.source_digest(), *_texts(sorted(named))])
+        return _with_sources(engine_version(engine), read_by_trials(named))
     try:
         root = Path(git_output(folder, "rev-parse", "--show-toplevel").strip())
         own = [path for path in {path.resolve() for path in written} - named if path.is_relative_to(root)]
@@ -63,6 +63,11 @@ def study_code(chosen: Iterable[Path], written: Iterable[Path] = ()) -> str:
     except (OSError, subprocess.SubprocessError):
         return code_version(state, engine)
     return _with_sources(code_version({**state, "diff": diff, "digest": ""}, engine), texts)
+
+
+def read_by_trials(chosen: Iterable[Path]) -> list[str]:
+    """Returns what trials read when they begin: a digest of the Python files, and the options that are ``chosen``."""
+    return [project.source_digest(), *_texts(sorted({path.resolve() for path in chosen}))]
 
 
 def is_same_code(earlier: str, now: str) -> bool:

@@ -18,7 +18,7 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK
 from wellfed.masking import masked_override
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
-from wellfed.study.code_version import option_files, study_code
+from wellfed.study.code_version import option_files, read_by_trials, study_code
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
@@ -58,9 +58,18 @@ class MultirunStudy(Study):
     @cached_property
     def code(self) -> str:
         """Version of the code."""
+        return study_code(self._options)
+
+    @property
+    def _options(self) -> list[Path]:
+        """Files that options of the points may be in."""
         where = config_folders(typed_arguments())
         folders = [where["config_dir"] or project.configs(), *map(Path, where["extra_dirs"])]
-        return study_code(option_files(folders, self.asked.options))
+        return option_files(folders, self.asked.options)
+
+    def sources(self) -> list[str]:
+        """Returns what trials read when they begin."""
+        return read_by_trials(self._options)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -15,19 +15,20 @@ from wellfed.command_line import command
 from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun, Varied
 from wellfed.config.schema import Accelerator, RunConfig, SearchSampler, SweepObjective
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.nvml.readings import OpenDevice, Power
 from wellfed.observe.nvml.session import NvmlError, NvmlSession, within
 from wellfed.process import MAY_FORK
+from wellfed.record import differences
 from wellfed.run.folder.run_folder import new_name
 from wellfed.study import ledger
 from wellfed.study.executors.executor import Launch
 from wellfed.study.executors.tasks import shared_key
 from wellfed.study.points import space as spaces
-from wellfed.study.points.grid import Grid, GridPoint, group_of, point_of
+from wellfed.study.points.grid import Grid, GridPoint, group_of, of_one_run, point_of
 from wellfed.study.points.space import Axis, Choices, grid_values, space_of
 from wellfed.units import counted, show_duration
 
@@ -128,6 +129,7 @@ def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: boo
         took = show_duration(asked.grid.size * each_s)
         more = f"; at {show_duration(each_s)} each, {basis}, they take {took}"
         raise _too_many(chosen, asked.space, "combination", f"sweep.max_trials={options.max_trials}{more}")
+    _check_option("sweep", option, multirun, fixed, folder)
     if is_here:
         _check_fork("hydra/launcher=wellfed", "all in one process.")
         check_energy(config, varied)
@@ -168,7 +170,9 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
         _check_fork(chosen, "a grid, all in one process.")
     is_named = bool(option or options.name or multirun.typed_dir)
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
-    own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
+    own = tuple(of_one_run(fixed))
+    if option:
+        _check_option("search", option, multirun, fixed, folder)
     return StudyRequest(name, folder, space, own, way_on, is_named, base.choices)
 
 
@@ -228,6 +232,29 @@ def _folder(
         raise ConfigError.of(f"{noun}.name={name}", problem, f"Write {noun}.name=my_{noun}.")
     plural = {"sweep": "sweeps", "search": "searches"}[noun]
     return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / plural / name
+
+
+def _check_option(
+    group: Literal["sweep", "search"], option: str, multirun: Multirun, fixed: Sequence[str], folder: Path
+) -> None:
+    """Checks that an option sets only its own group: points, versions and printed commands leave it out.
+
+    Raises:
+        ConfigError: it sets knobs of other groups.
+    """
+    others = [text for text in fixed if text.partition("=")[0].lstrip("+") != group]
+    without, own = (multirun.compose(typed, folder, checked=False).resolved for typed in (others, fixed))
+    faults = [
+        Fault(
+            f"{group}={option}",
+            f"sets {knob}={value}, and an option of {group} may set only {group}.* and hydra.*.",
+            f"Type {knob} on the command line, or set it in an option of experiment.",
+        )
+        for knob, _, value in differences(without, own)
+        if group_of(knob) != group
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _too_many(chosen: str, space: Mapping[str, Axis], what: str, limit: str) -> ConfigError:

@@ -145,10 +145,15 @@ class Trials:
     way_on: str = SAME_COMMAND
     machine: str = ""
     """Processor and GPUs that timed trials run on; empty until known."""
+    sources: Callable[[], object] = lambda: None
+    """Returns what trials read when they begin; no trial starts once it has changed."""
     ready: dict[str, tuple[GridPoint, Composed[RunConfig]]] = field(default_factory=dict, init=False)
     """Points that compose and were not found infeasible, by id."""
     is_lost: bool = field(default=False, init=False)
-    """Whether no machine could run the rest."""
+    """Whether the rest is not run: no machine can, or the code has changed."""
+
+    def __post_init__(self) -> None:
+        self._sources = self.sources()
 
     def compose(self, point: GridPoint) -> ConfigError | None:
         """Composes a point's configuration; returns its faults if that is impossible."""
@@ -179,7 +184,9 @@ class Trials:
         more: Callable[[], Trial | None] | None = None,
         prune: Callable[[Trial, int, float], str | None] | None = None,
     ) -> Iterator[tuple[Trial, Row]]:
-        """Yields each trial with its row, which is in the ledger by then; ends early where machines are lost.
+        """Yields each trial with its row, which is in the ledger by then.
+
+        Ends early if machines are lost, or the code has changed.
 
         Args:
             executor: runs the trials.
@@ -194,6 +201,13 @@ class Trials:
                 if row.status == "infeasible":
                     self.ready.pop(trial.row.point, None)
                 yield trial, row
+                if row.folder and not self.is_lost and self.sources() != self._sources:
+                    self.is_lost = True
+                    executor.start_no_more()
+                    self.screen.say(
+                        "The code or an option has changed since this command began: no further trial starts. "
+                        f"{self.way_on} again runs what is missing, with the new version."
+                    )
         except ExecutorLost as lost:
             self.is_lost = True
             self.screen.say(f"{lost} {self.way_on} again runs what is missing.")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_type_hints
@@ -19,7 +19,7 @@ from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.points import space as spaces
-from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of
+from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of, of_one_run
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
 from wellfed.study.points.space import Axis
 
@@ -42,7 +42,11 @@ class StudyFile:
     machine: str = ""
     """Processor and GPUs."""
     flags: tuple[str, ...] = ()
-    """Flags of the command line that set where configurations are searched."""
+    """Arguments that set where configurations are searched: flags, and ``hydra.searchpath``."""
+
+    def arguments(self, overrides: Iterable[str]) -> list[str]:
+        """Returns the arguments of ``train.py`` that run a trial of ``overrides`` without the study."""
+        return [*self.flags, *of_one_run(overrides)]
 
     def write(self, folder: Path) -> None:
         """Replaces the file as a whole."""

@@ -89,7 +89,7 @@ class SweepStudy(MultirunStudy):
         earlier = self.read_earlier(SweepFile)
         was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
         kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
-        self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
+        self.trials = trials = Trials(kept, self.screen, self.multirun.compose, sources=self.sources)
         self._report_changes(trials, earlier)
         for point in self.points:
             if point.id not in kept.found.latest:
@@ -206,7 +206,7 @@ class SweepStudy(MultirunStudy):
         codes = {row.code for row in rows if row.status == "ok"}
         if changed := sorted(code for code in codes if not is_same_code(code, file.code)):
             was = ", ".join(changed)
-            say(f"The code has changed since ({was} -> {file.code}): {stay} and marked, not confirmed. {again}")
+            say(f"The code has changed since ({was} -> {file.code}): {stay} and noted, not confirmed. {again}")
         if codes and earlier.trial_steps not in (0, file.trial_steps):
             say(f"sweep.trial_steps was {earlier.trial_steps} and is {file.trial_steps}: {stay}. {again}")
         trials.report_kept("sweep")

@@ -13,8 +13,10 @@ from tests.kit import made
 from tests.kit.few import few
 from wellfed import project
 from wellfed.cli import main as cli
-from wellfed.config.compose import compose
+from wellfed.config.compose import Composed, compose
+from wellfed.config.entry import config_flags, main
 from wellfed.config.files import option_file
+from wellfed.config.schema import RunConfig
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.ranking import leaderboard
@@ -113,7 +115,7 @@ def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: 
         lines = (configs / group / "mine.yaml").read_text().splitlines()
         assert lines[0] == f"# python -m wellfed choose {folder} --name mine"
         assert lines[1] == f"# Record {BEST.row.folder} of 2026-11-21T18:00:00+00:00: {shlex.join(BEST.overrides)}"
-        assert f"rank {BEST.label} of 17, on {made.MACHINE}." in lines[2]
+        assert f"rank {BEST.label} of 17, on {BEST.row.machine}; {made.DEVICE}." in lines[2]  # not of the last command
         assert all(above.startswith("#") for above, line in pairwise(lines) if line[0] != "#")
     text = (configs / "loader" / "mine.yaml").read_text()
     assert "# measured: why loader.num_workers\nnum_workers: 6\n" in text
@@ -165,6 +167,26 @@ def test_where_configurations_are_searched_is_told_too(tmp_path: Path, capsys: p
     folder = made.write(tmp_path / "sweep", sweep, ROWS)
     assert choose_from(folder) == 0
     assert "Use it: python src/train.py --config-dir 'my configs' loader=mine" in capsys.readouterr().out
+
+
+def test_the_options_are_written_where_the_command_searches(
+    tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]
+):
+    other, more = Path(shutil.copytree(configs, tmp_path / "other")), tmp_path / "more"
+    (more / "gpu").mkdir(parents=True)
+    (more / "gpu" / "laptop.yaml").write_text("memory_gib: 3.5\n")
+    typed = [f"--config-path={other}", f"hydra.searchpath=[file://{more}]"]
+    sweep = made.sweep_file(fixed=(*made.FIXED, "gpu=laptop"), flags=config_flags(["-m", *typed, "seed=1,2"]))
+    points = {point.values["loader"]: point for point in sweep.points}
+    folder = made.write(tmp_path / "sweep", sweep, [made.row(points["balanced"])])
+    made.write_record(folder / points["balanced"].id, plan=made.PLAN)
+    assert choose_from(folder) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])[4:]
+    assert words[:4] == [*typed, "loader=mine", "memory=mine"]
+    jobs: list[Composed[RunConfig]] = []
+    assert main("train", lambda composed: jobs.append(composed) or 0, words) == 0
+    assert jobs[0].choices["loader"] == "mine"
+    assert [(each / "loader" / "mine.yaml").is_file() for each in (other, configs)] == [True, False]
 
 
 def test_a_tie_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,7 +1,9 @@
 """The three files of a leaderboard: programs read one, people the others."""
 
 import csv
+import html
 import io
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit import made
-from wellfed.study.board.files import CSV, to_csv, to_markdown, write
+from wellfed.config.compose import Composed
+from wellfed.config.entry import main
+from wellfed.config.schema import RunConfig
+from wellfed.study.board.files import CSV, to_csv, to_html, to_markdown, write
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
@@ -60,6 +65,20 @@ def test_odd_overrides_can_be_pasted_into_a_shell() -> None:
     assert {row["odd"] for row in rows} == set(shown)
     for row in rows:
         assert shlex.split(row["overrides"]) == ["name='a b'", f"odd={shown[row['odd']]}"]
+
+
+def test_printed_commands_compose_and_name_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "my configs").mkdir()
+    fixed = ("sweep=quick", "sweep.trial_steps=20", "workload=recsys", "logger=none")
+    sweep = made.sweep_file({"seed": ("1",)}, fixed, flags=(f"--config-dir={tmp_path / 'my configs'}",))
+    found = board(sweep, [made.failed_row(sweep.points[0], "failed")])
+    (alone,) = re.findall(r"<dt>alone</dt><dd><code>python src/train.py (.*)</code>", html.unescape(to_html(found)))
+    jobs: list[Composed[RunConfig]] = []
+    for typed in (alone, table(found)[0]["overrides"]):
+        assert main("train", lambda composed: jobs.append(composed) or 0, shlex.split(typed)) == 0
+    assert [job.overrides for job in jobs] == [("workload=recsys", "logger=none", "seed=1")] * 2
+    named = write(tmp_path, board(sweep, [made.row(sweep.points[0])]))[-1].read_text()
+    assert f"choose {shlex.quote(str(tmp_path))} --name mine" in html.unescape(named)
 
 
 def test_no_spreadsheet_takes_an_error_for_a_formula() -> None:

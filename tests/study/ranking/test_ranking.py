@@ -300,3 +300,16 @@ def test_a_factor_over_the_baseline_has_an_interval_and_is_not_claimed_among_tie
     tied = board(*rated(100, 101, 102, own=0.2, sweep=sweep), sweep=sweep)
     assert tied.effects.shares == {}
     assert tied.effects.absent == {"loader": "all points tie: no difference of rate is beyond noise"}
+
+
+def test_the_code_is_that_of_the_rows_and_a_later_command_is_noted() -> None:
+    rows = [replace(row, code="abc") for row in rated(10.0, 20.0)]
+    now = replace(FOUR, code="def")
+    found = board(*rows, sweep=now)
+    assert found.code == "abc"
+    assert "All figures are of the code abc; the last command had def." in found.notes
+    assert not told(board(*rows, sweep=replace(FOUR, code="abc, sources 123456")), "the last command")
+    assert board(sweep=now).code == "def"
+    mixed = board(rows[0], replace(rows[1], code="def"), sweep=now)
+    assert (mixed.code, told(mixed, "the last command")) == ("def; abc", False)
+    assert told(mixed, "2 versions of the code")

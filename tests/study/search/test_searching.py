@@ -3,9 +3,10 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -76,6 +77,7 @@ class Searching:
         best_metric: str | None = None,
         shared: Sequence[str] = ("seed=1",),
         metric: str = "score",
+        choices: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         is_grid = space is None
@@ -83,7 +85,7 @@ class Searching:
         sampler = SearchSampler.grid if is_grid else SearchSampler.random
         search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
         config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
-        asked = StudyRequest("mine", folder, space, tuple(shared))
+        asked = StudyRequest("mine", folder, space, tuple(shared), choices=choices)
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
         self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
@@ -156,6 +158,29 @@ def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:
     assert again.run() == 0
     assert [row.overrides[-1] for row in again.played.ran] == [f"{LR}=0.2", f"{LR}=0.3"]
     assert len(again.rows) == 3
+
+
+def test_no_trial_starts_once_an_option_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later trials would be of other code than their rows say."""
+    option = tmp_path / "configs" / "loader" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("num_workers: 1\n")
+    monkeypatch.setattr("sys.argv", ["train.py", f"--config-dir={tmp_path / 'configs'}"])
+
+    def play(trial: Trial) -> Row:
+        if trial.overrides[-1].endswith("0.3"):
+            option.write_text("num_workers: 2\n")
+        return good(trial)
+
+    search = Searching(tmp_path, play, ("0.1", "0.3", "0.2"), choices={"loader": "mine"})
+    assert search.run() == 0
+    assert [value for value, *_ in search.rows] == ["0.1", "0.3"]
+    assert "changed since this command began: no further trial starts. The same command" in capsys.readouterr().out
+    again = Searching(tmp_path, values=("0.1", "0.3", "0.2"), choices={"loader": "mine"})
+    assert again.run() == 0
+    assert len(again.played.ran) == 1
 
 
 def test_a_point_that_does_not_compose_is_a_row_and_the_rest_runs(

@@ -37,9 +37,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--point", metavar="ID", help="another than the best")
     parser.add_argument("--force", action="store_true", help="replace files of that name")
     asked = parser.parse_args(argv)
-    paths = free_paths(asked.name, _GROUPS, project.configs(), flag="--name", may_replace=lambda _: asked.force)
     folder = find(asked.sweep, Path(asked.log_dir), SWEEP)
     board = board_of(folder)
+    flags = board.file.flags
+    configs = config_folders(flags)["config_dir"] or project.configs()
+    paths = free_paths(asked.name, _GROUPS, configs, flag="--name", may_replace=lambda _: asked.force)
     entry = chosen(board, asked.point)
     way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
     try:
@@ -51,18 +53,22 @@ def main(argv: Sequence[str]) -> int:
     if (found["status"], found["started_at"]) != ("ok", measured_at):
         problem = f"its record is of another attempt ({found['status']}, {found['started_at']}) than the measured one."
         raise ConfigError.of(f"point {entry.point}", problem, way_out)
+    row = entry.row  # old rows have no machine
+    machine = f"{row.machine}; {row.device}" if row.machine else board.file.machine or row.device
     heading = [
         f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
         f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-        f"{score_text(board, entry)}, on {board.file.machine or entry.row.device}.",
+        f"{score_text(board, entry)}, on {machine}.",
     ]
     texts = {path: option_text(group, found, "\n".join(heading)) for group, path in paths.items()}
-    way_out = "Free space, or make configs/ writable."
+    way_out = f"Free space, or make {configs} writable."
     write_files(texts, f"--name {asked.name}", way_out, may_replace=lambda path: asked.force)
     shown = [f"{entry.point}: {score_text(board, entry)}", tie_text(board, entry)]
     shown.append(f"Written: {', '.join(map(str, texts))}")
-    settings = [*(f"{group}={asked.name}" for group in _GROUPS), *other_overrides(entry.overrides, _GROUPS)]
-    of_run = [*board.file.flags, *exact(settings, found, config_folders(board.file.flags))]
+    searched = [text for text in flags if text.startswith("hydra.searchpath=")]
+    options = (f"{group}={asked.name}" for group in _GROUPS)
+    settings = exact([*searched, *options, *other_overrides(entry.overrides, _GROUPS)], found, config_folders(flags))
+    of_run = [*(text for text in flags if text not in searched), *settings]
     terminal = Answer()
     print_text(terminal, "\n".join(filter(None, shown)))
     print_command(terminal, "Use it:", f"{command('train')} {shlex.join(of_run)}")

@@ -17,6 +17,7 @@ from wellfed.explain.pages.html_page import code_span, fill_in, plain_line
 from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
+from wellfed.study.points.grid import of_one_run
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.units import spreadsheet_cell
 
@@ -42,7 +43,8 @@ def write(folder: Path, board: Leaderboard) -> list[Path]:
     Raises:
         OSError: one can't be written; it is as it was.
     """
-    for name, text_of in zip(NAMES, (to_csv, to_markdown, to_html), strict=True):
+    texts: list[Callable[[Leaderboard], str]] = [to_csv, to_markdown, partial(to_html, folder=folder)]
+    for name, text_of in zip(NAMES, texts, strict=True):
         # A lone surrogate, as a path on disk may hold, is no UTF-8.
         write_atomically(folder / name, text_of(board).encode("utf-8", errors="replace").decode("utf-8"))
     return [folder / name for name in NAMES]
@@ -58,7 +60,8 @@ def to_csv(board: Leaderboard) -> str:
         figures = _training_figures(entry) if board.is_of_search else _timed_figures(entry)
         is_told = board.is_of_search or entry.row.error is not None
         why = " ".join(entry.why.split()) if is_told else ""
-        cells = [*(figures.get(name, "") for name in own), *entry.values.values(), shlex.join(entry.overrides), why]
+        typed = shlex.join(of_one_run(entry.overrides))
+        cells = [*(figures.get(name, "") for name in own), *entry.values.values(), typed, why]
         writer.writerow(map(spreadsheet_cell, cells))
     return stream.getvalue()
 
@@ -93,12 +96,11 @@ def to_markdown(board: Leaderboard) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def to_html(board: Leaderboard) -> str:
-    """Returns the page in one file. Every text of the user's is escaped."""
+def to_html(board: Leaderboard, folder: Path = Path()) -> str:
+    """Returns the page in one file; its commands name the study's ``folder``. Every text of the user's is escaped."""
     pictures = training_pictures if board.is_of_search else sweep_pictures
-    return _page(
-        "board.html.j2", board, autoescape=True, figure=figure_text, interval=interval, **pictures.figures(board)
-    )
+    more = {"figure": figure_text, "interval": interval, "folder": str(folder), **pictures.figures(board)}
+    return _page("board.html.j2", board, autoescape=True, **more)
 
 
 def _page(
@@ -131,4 +133,4 @@ def _page(
 def again(board: Leaderboard) -> list[str]:
     """Returns the command that trains the best once more; empty without one."""
     best = board.best
-    return [] if best is None else [*command("train").split(), *board.file.flags, *best.overrides]
+    return [] if best is None else [*command("train").split(), *board.file.arguments(best.overrides)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -56,6 +56,11 @@ def point_id(overrides: Sequence[str]) -> str:
     """Returns 10 hex digits; the order of overrides and those of `NO_AXES` don't count."""
     counted = sorted(text for text in overrides if group_of(text) not in NO_AXES)
     return hashlib.sha256("\n".join(counted).encode(errors="surrogatepass")).hexdigest()[:10]
+
+
+def of_one_run(overrides: Iterable[str]) -> list[str]:
+    """Returns the overrides without those of the study, which a single run refuses."""
+    return [text for text in overrides if group_of(text) not in ("sweep", "search", "hydra")]
 
 
 def group_of(override: str) -> str:

@@ -127,6 +127,11 @@ class Leaderboard:
         return self.file.ranked_by
 
     @property
+    def code(self) -> str:
+        """Versions of the code that the ranked entries ran with; that of the last command where none ranks."""
+        return "; ".join(dict.fromkeys(entry.row.code or "unknown" for entry in self.ranked)) or self.file.code
+
+    @property
     def ranked(self) -> list[Entry]:
         """Entries that have a rank, the best first."""
         return [entry for entry in self.entries if entry.rank is not None]

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from wellfed.study import repeats
+from wellfed.study.code_version import is_same_code
 from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
@@ -67,6 +68,14 @@ def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[Cu
     return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked, entries, found)))
 
 
+def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> list[str]:
+    """Returns a note if all ranked entries ran with one version of the code, and the last command had another."""
+    code, *others = {entry.row.code for entry in ranked} or {file.code}
+    if others or not code or is_same_code(code, file.code):
+        return []
+    return [f"All figures are of the code {code}; the last command had {file.code}."]
+
+
 def _point_of(file: SearchFile, row: Row) -> GridPoint:
     typed = dict(text.partition("=")[::2] for text in row.overrides)
     return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
@@ -95,6 +104,7 @@ def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequ
         listed = ", ".join(f"{name} ({counted(number, 'trial')})" for name, number in codes.most_common())
         text = f"The trials ran with {len(codes)} versions of the code, and a difference may be theirs"
         notes.append(f"{text}: {listed}.")
+    notes += _notes_on_code(file, ranked)
     if len(ranked) > 1 and "seed" not in file.space:
         notes.append(
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
@@ -131,7 +141,7 @@ def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
     return Leaderboard(
         file,
         (*rated, *rest),
-        notes=(*apart, *_notes([*rated, *rest], objective, noise, found)),
+        notes=(*_notes_on_code(file, rated), *apart, *_notes([*rated, *rest], objective, noise, found)),
         effects=knob_effects(values, scores, list(file.axes), objective, is_all_tied=is_all_tied),
         noise=noise,
     )

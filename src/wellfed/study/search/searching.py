@@ -176,7 +176,7 @@ class SearchStudy(MultirunStudy):
         self.screen.objective = file.ranked_by
         was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
         kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric, was)
-        self.trials = Trials(kept, self.screen, self.multirun.compose, self.way_on)
+        self.trials = Trials(kept, self.screen, self.multirun.compose, self.way_on, sources=self.sources)
         return self.trials
 
     def propose(self, trials: Trials, *, parallel: int) -> Points:

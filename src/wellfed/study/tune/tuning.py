@@ -272,7 +272,7 @@ class TuneStudy(Study):
             message += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
         if code != EXIT_NOTHING_RUN and row.folder:
             message += f"\nIts folder: {self.folder / row.folder}"
-        retried = " ".join([command("train"), *map(masked_override, self.start.overrides)])
+        retried = f"{command('train')} {shlex.join(self.file.arguments(self.file.start))}"
         message = (
             f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {retried}"
         )
