@@ -96,6 +96,7 @@ class Checkpoints(pl.Callback):
         self._finite.start(trainer)
         last = (self.files.folder / LAST).resolve()
         is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == last
+        self.files.is_last_sound |= is_last
         if is_last and not self._validates:  # the state after that validation is another
             self.files.last_step = trainer.global_step
 
