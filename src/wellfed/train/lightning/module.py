@@ -98,11 +98,16 @@ class StepModule(pl.LightningModule):
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         return AgreeingReplicas(strategy.model, self.device, weights)
 
+    @property
+    def seeds_ranks(self) -> bool:
+        """Whether each rank draws from a seed of its own, so that dropout masks differ. Ranks of sharded models draw
+        alike: they share blocks."""
+        return isinstance(self.trainer.strategy, DDPStrategy)
+
     def on_train_start(self) -> None:
         assert self.step is not None
-        if (rank := self.trainer.global_rank) and isinstance(self.trainer.strategy, DDPStrategy):
-            # With rank 0's seed all ranks draw the same dropout masks. Sharded models need that: they share blocks.
-            generators.seed_all(seed_from(self.plain.options.seed, rank))
+        if (rank := self.trainer.global_rank) and self.seeds_ranks:
+            generators.seed_all(seed_from(self.plain.options.seed, rank, self.trainer.global_step))
         # A checkpoint has the rate of the schedule of its own run.
         for config in self.trainer.lr_scheduler_configs if self.plain.scheduling is None else ():
             scheduler = config.scheduler
