@@ -245,8 +245,15 @@ class StepModule(pl.LightningModule):
     def _evaluate(self, split: str, delivery: Delivery) -> None:
         self.plain.evaluating.take(split, delivery, self.plain.source(), self.device, self.trainer.global_step)
 
+    @property
+    def mean_of_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        """A function that returns the mean of a tensor over all ranks; None with one rank."""
+        strategy = self.trainer.strategy
+        # Sums of a checkpoint lie on the CPU, where NCCL can't reduce them.
+        return None if self.trainer.world_size == 1 else lambda sums: strategy.reduce(sums.to(strategy.root_device))
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.plain.save_to(checkpoint, self.trainer.world_size)
+        self.plain.save_to(checkpoint, self.mean_of_ranks)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.plain.load_from(checkpoint, self.trainer.world_size)
+        self.plain.load_from(checkpoint)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.kit import tiny
+from wellfed.train.lightning.callbacks.figures import Figures
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -38,7 +39,13 @@ def _train(rank: int, world_size: int, folder: Path, name: str, steps: int, chec
     random.seed(rank)
     module = tiny.module(dropout=0.2)
     torch.manual_seed(7 + rank)
-    callbacks = [Draws(folder / f"{name}.{rank}"), tiny.checkpoints(folder / name)]
+
+    def take(split: str, values: dict[str, float], **at: Any) -> None:
+        with (folder / f"{name}.loss").open("a") as stream:
+            stream.write(f"{values['loss']} ")
+
+    figures = Figures(take, every=100, stop_on_nan=False)
+    callbacks = [Draws(folder / f"{name}.{rank}"), figures, tiny.checkpoints(folder / name, every_steps=2)]
     batches = tiny.loader(**ranks)
     options = {"devices": world_size, "strategy": "ddp", "max_steps": steps}
     tiny.fit(module, folder, callbacks, checkpoint=checkpoint, batches=batches, **options)
@@ -64,6 +71,14 @@ def test_each_rank_goes_on_with_its_own_generators(tmp_path: Path) -> None:
     first = _run(tmp_path, "first", 3, None)
     second = _run(tmp_path, "second", 6, tmp_path / "first" / "last.ckpt")
     assert [one + two for one, two in zip(first, second, strict=True)] == unbroken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_means_of_an_epoch_cover_all_of_it_after_a_resume_within(tmp_path: Path) -> None:
+    _run(tmp_path, "unbroken", 3, None)
+    _run(tmp_path, "second", 3, tmp_path / "unbroken" / "last-1.ckpt")
+    unbroken, second = (float((tmp_path / f"{name}.loss").read_text()) for name in ("unbroken", "second"))
+    assert second == pytest.approx(unbroken, rel=1e-9)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
