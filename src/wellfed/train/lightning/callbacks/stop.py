@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning.callbacks.clock import is_within_step, mark_validation, validation_is_due
+from wellfed.train.lightning.callbacks.users import averages_weights
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -109,8 +109,7 @@ class StopAtStepEnd(pl.Callback):
             return
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         is_in_batch_end = progress.completed < progress.processed
-        has_averages = any(isinstance(one, WeightAveraging) for one in trainer.callbacks)
-        if has_averages and (trainer.validating or is_in_batch_end):
+        if averages_weights(trainer) and (trainer.validating or is_in_batch_end):
             return  # the weights may be their average, or the average may lack this step
         if trainer.validating and not validation_is_due(trainer):
             return  # some callbacks have seen its end, and others have not

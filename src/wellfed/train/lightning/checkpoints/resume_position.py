@@ -13,10 +13,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed import generators
 from wellfed.train.lightning.callbacks.clock import mark_validation, validation_is_due
+from wellfed.train.lightning.callbacks.users import averages_weights
 from wellfed.train.lightning.module import StepModule
 
 _LOG = logging.getLogger(__name__)
@@ -55,8 +55,7 @@ class ExactResume(pl.Callback):
             self._state = of_ranks[trainer.global_rank]
         elif trainer.is_global_zero or not (isinstance(module, StepModule) and module.seeds_ranks):
             self._state = checkpoint.get("rng")
-        averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
-        if "current_model_state" in checkpoint and not averages:
+        if "current_model_state" in checkpoint and not averages_weights(trainer):
             # The saved weights are the average, which training does not continue from.
             module.load_state_dict(checkpoint["current_model_state"])
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
