@@ -131,7 +131,7 @@ class StopAtStepEnd(pl.Callback):
 
 
 def ranks_agree_now(trainer: pl.Trainer) -> bool:
-    """Returns whether ranks compare at the end of this batch. Manual optimization may take any number of steps in it."""
+    """Returns whether ranks compare at the end of this batch. By hand it may have any number of optimizer steps."""
     trained: int = trainer.fit_loop.epoch_loop.batch_progress.total.ready // trainer.accumulate_grad_batches
     return trained % AGREE_EVERY_STEPS == 0
 
