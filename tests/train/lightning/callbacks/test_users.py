@@ -201,8 +201,9 @@ def test_what_is_no_callback_is_told() -> None:
     ],
 )
 def test_callbacks_that_do_not_do_here_what_they_promise_are_refused(
-    tmp_path: Path, callback: pl.Callback, way_out: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: pl.Callback, way_out: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them saves its file there
     _, advice = fault_of_callback(callback, "auto") or ("", "")
     assert way_out in advice
     module = tiny.Lightnings(tiny.module())
