@@ -54,14 +54,15 @@ def state(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
-    """Restores the result of `state` for the same ``device``; states of all GPUs only if their number is the same."""
+    """Restores the result of `state`: the state of ``device``, None = those of all GPUs. If it has those of all GPUs of
+    an earlier process, as checkpoints once had, that of the device's number is taken."""
     torch.set_rng_state(saved["torch"].cpu())
     cuda = [each.cpu() for each in saved["cuda"]]
     if cuda and torch.cuda.is_available():
-        if device is not None:
-            torch.cuda.set_rng_state(cuda[0], device)
-        elif len(cuda) == torch.cuda.device_count():
+        if device is None:
             torch.cuda.set_rng_state_all(cuda)
+        elif device.type == "cuda":
+            torch.cuda.set_rng_state(cuda[(device.index or 0) % len(cuda)], device)
     name, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = saved["python"]

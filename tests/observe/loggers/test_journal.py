@@ -239,6 +239,16 @@ def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
     assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["6", "7", "8"]
 
 
+def test_a_disk_that_is_full_again_after_a_resume_is_another_event(tmp_path, caplog):
+    first = journal(tmp_path)
+    first.disk_full(OSError("full"), 3)
+    resumed = Journal(first.record, tmp_path)
+    for step in (7, 8):
+        resumed.disk_full(OSError("full"), step)
+    assert [(event["kind"], event["step"]) for event in resumed.record.events] == [("disk_full", 3), ("disk_full", 7)]
+    assert caplog.text.count("can't be written") == 2
+
+
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     made = journal(tmp_path)
     made.record.steps = 5

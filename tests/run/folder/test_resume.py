@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import os
 import socket
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -458,6 +459,20 @@ def test_auto_says_what_it_passes_over(runs, capsys):
     told = capsys.readouterr().err
     assert f"{busy} is running (process {os.getpid()} on elsewhere)" in told
     assert f"{empty} did not end well, and has no checkpoint; starting afresh." in told
+
+
+def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys):
+    named, dated = run(runs / "my_name"), run(runs / "2026-01-02_00-00-00_aaaa")
+    written = datetime(2026, 1, 1).timestamp()
+    os.utime(named / "run.json", (written, written))
+    assert auto(runs) == dated.name
+    assert capsys.readouterr().err == ""
+    os.utime(named / "run.json", (written + 3 * 86_400,) * 2)
+    assert auto(runs) == "my_name"
+    empty = run(runs / "2026-01-05_00-00-00_aaaa", checkpoints=())
+    assert auto(runs) == "my_name"
+    told = f"resume=auto: {empty} did not end well, and has no checkpoint; going on with {named}."
+    assert told in capsys.readouterr().err
 
 
 def test_auto_takes_a_run_whose_number_another_process_has_now(runs):

@@ -58,6 +58,8 @@ class Journal:
         self._telemetry = CsvTable(path, TELEMETRY_COLUMNS, self.disk_full, line=telemetry_line, flush_s=0)
         # Guards the record's events, also while the record is written. No table's lock is acquired within it.
         self._lock = threading.RLock()
+        self._has_failed = False
+        """Whether `disk_full` has recorded an error."""
 
     def time_s(self) -> float:
         """Returns the seconds since the run first started."""
@@ -222,10 +224,11 @@ class Journal:
             self.disk_full(error)
 
     def disk_full(self, error: BaseException, step: int | None = None) -> None:
-        """Records once that a file of the run could not be written."""
+        """Records once in this process that a file of the run could not be written."""
         with self._lock:
-            if any(event["kind"] == "disk_full" for event in self.record.events):
+            if self._has_failed:
                 return
+            self._has_failed = True
             self.event("disk_full", step, message=str(error))
         _LOG.warning("%s can't be written: %s. Training goes on; what was written before is kept.", self.folder, error)
 

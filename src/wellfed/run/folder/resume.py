@@ -63,9 +63,11 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
         found, passed_over = find_latest(compose(rest).config)
+        why = passed_over or ([] if found else ["no earlier run of this workload to go on from"])
+        if why:
+            next_step = f"going on with {found}" if found else "starting afresh"
+            print(f"resume=auto: {'; '.join(why)}; {next_step}.", file=sys.stderr)
         if found is None:
-            why = "; ".join(passed_over) or "no earlier run of this workload to go on from"
-            print(f"resume=auto: {why}; starting afresh.", file=sys.stderr)
             return rest
         resume = str(found)
     else:
@@ -183,7 +185,7 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
     """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     passed_over: list[str] = []
-    for folder in sorted(runs.glob("*"), reverse=True):
+    for folder in sorted(sorted(runs.glob("*")), key=folder_lookup.RUN.time, reverse=True):
         checkpoints = checkpoints_of(folder)
         try:
             earlier = RunRecord.read(folder)

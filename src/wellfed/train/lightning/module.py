@@ -98,11 +98,16 @@ class StepModule(pl.LightningModule):
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         return AgreeingReplicas(strategy.model, self.device, weights)
 
+    @property
+    def seeds_ranks(self) -> bool:
+        """Whether each rank draws from a seed of its own, so that dropout masks differ. Ranks of sharded models draw
+        alike: they share blocks."""
+        return isinstance(self.trainer.strategy, DDPStrategy)
+
     def on_train_start(self) -> None:
         assert self.step is not None
-        if (rank := self.trainer.global_rank) and isinstance(self.trainer.strategy, DDPStrategy):
-            # With rank 0's seed all ranks draw the same dropout masks. Sharded models need that: they share blocks.
-            generators.seed_all(seed_from(self.plain.options.seed, rank))
+        if (rank := self.trainer.global_rank) and self.seeds_ranks:
+            generators.seed_all(seed_from(self.plain.options.seed, rank, self.trainer.global_step))
         # A checkpoint has the rate of the schedule of its own run.
         for config in self.trainer.lr_scheduler_configs if self.plain.scheduling is None else ():
             scheduler = config.scheduler
@@ -240,8 +245,15 @@ class StepModule(pl.LightningModule):
     def _evaluate(self, split: str, delivery: Delivery) -> None:
         self.plain.evaluating.take(split, delivery, self.plain.source(), self.device, self.trainer.global_step)
 
+    @property
+    def mean_of_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        """A function that returns the mean of a tensor over all ranks; None with one rank."""
+        strategy = self.trainer.strategy
+        # Sums of a checkpoint lie on the CPU, where NCCL can't reduce them.
+        return None if self.trainer.world_size == 1 else lambda sums: strategy.reduce(sums.to(strategy.root_device))
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.plain.save_to(checkpoint, self.trainer.world_size)
+        self.plain.save_to(checkpoint, self.mean_of_ranks)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.plain.load_from(checkpoint, self.trainer.world_size)
+        self.plain.load_from(checkpoint)

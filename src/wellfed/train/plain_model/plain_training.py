@@ -237,17 +237,16 @@ class PlainTraining:
                 self.micro.size,
             )
 
-    def save_to(self, checkpoint: dict[str, Any], world_size: int) -> None:
+    def save_to(self, checkpoint: dict[str, Any], mean_of_ranks: Callable[[Tensor], Tensor] | None) -> None:
         """Adds the lowered micro-batch and the running totals to a checkpoint."""
         if len(self.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
             checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
-        if world_size == 1:
-            checkpoint["totals"] = self.totals.state_dict()
+        checkpoint["totals"] = self.totals.state_dict(mean_of_ranks)
 
-    def load_from(self, checkpoint: Mapping[str, Any], world_size: int) -> None:
+    def load_from(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores what `save_to` has added to a checkpoint."""
         self._lowered = checkpoint.get("micro_batch", {})
-        if world_size == 1 and "totals" in checkpoint:
+        if "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])
 
     @contextmanager

@@ -81,10 +81,15 @@ class Totals:
             total, known = at_once.double().sum(0), self._sums.get(name)
             self._sums[name] = total if known is None else known.to(total.device) + total  # loaded from a checkpoint
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the sums since the last `take`."""
+    def state_dict(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
+        """Returns the sums since the last `take`, reduced over ranks."""
         self._sum_up()
-        return {"sums": dict(self._sums), "count": self.count}
+        if reduce is None or not self._sums:
+            return {"sums": dict(self._sums), "count": self.count}
+        return {"sums": dict(zip(self._sums, reduce(self._stacked()).cpu(), strict=True)), "count": self.count}
+
+    def _stacked(self) -> Tensor:
+        return torch.stack([value.reshape(()) for value in self._sums.values()])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the sums."""
@@ -99,7 +104,7 @@ class Totals:
         self._sum_up()
         if not self._sums or not self.count:
             return {}
-        stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count
+        stacked = self._stacked() / self.count
         means = dict(zip(self._sums, (reduce(stacked) if reduce else stacked).tolist(), strict=True))
         self.forget()
         return means

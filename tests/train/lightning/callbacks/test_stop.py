@@ -21,7 +21,7 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.callbacks.stop import StopAtStepEnd, ranks_agree_now
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.train.lightning.module import StepModule
@@ -211,7 +211,6 @@ def fail_in(module: Any, what: str, step: int) -> None:
             ("on_train_batch_start", 2, True),
             ("on_train_batch_start", 4, False),
             ("on_train_epoch_start", 3, True),
-            ("on_train_epoch_end", 6, True),
             ("on_validation_start", 3, False),
             ("on_validation_batch_end", 6, True),
             ("validation data", 3, False),
@@ -387,15 +386,11 @@ def test_averages_that_may_lack_a_step_are_not_saved(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
-def test_nothing_is_saved_while_callbacks_see_the_end_of_a_validation(tmp_path: Path) -> None:
-    """Those that have seen it would count it twice."""
-
-    class Fails(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-            raise KeyError("at its end")
-
+@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_epoch_end"])
+def test_nothing_is_saved_while_callbacks_see_the_end_of_a_validation_or_an_epoch(tmp_path: Path, hook: str) -> None:
+    """Those that have seen it would count it twice, and a resumed run would skip the rest of it."""
     with pytest.raises(KeyError):
-        with_plateau(tmp_path, [], [Fails()], save_every=2, every=None, monitor="val/loss")
+        with_plateau(tmp_path, [], [fails(hook, 3)], save_every=2, every=None, monitor="val/loss")
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
@@ -449,10 +444,40 @@ def test_a_step_whose_scheduler_failed_is_saved(tmp_path: Path, kind: type) -> N
     assert torch.load(saved, weights_only=True)["global_step"] == 3
 
 
-def test_an_error_of_the_save_does_not_hide_what_came_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(trainer: pl.Trainer) -> None:
+@pytest.mark.parametrize("where", ["the save", "what comes before it"])
+def test_an_error_of_the_save_does_not_hide_what_came_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("can't pickle this")
 
+    loader = tiny.loader()
+    if where != "the save":
+        loader.state_dict = broken
+    at_stop = StopAtStepEnd(StopRequest(), broken)
     with pytest.raises(KeyError):
-        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_start", 2), StopAtStepEnd(StopRequest(), broken)])
+        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_start", 2), at_stop], batches=loader)
     assert "The state after step 2 could not be saved: can't pickle this" in caplog.text
+
+
+class StepsByHand(tiny.Lightnings):
+    """A module with one optimizer step in its first batch, and two in each later one."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.module())
+        self.automatic_optimization = False
+
+    def training_step(self, delivery: Any, batch_idx: int) -> None:
+        for _ in range(1 if self.global_step == 0 else 2):
+            self.optimizers().step()
+
+
+def test_ranks_compare_after_each_tenth_batch_of_manual_optimization(tmp_path: Path) -> None:
+    turns = []
+
+    class Notes(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+            turns.append(ranks_agree_now(trainer))
+
+    tiny.fit(StepsByHand(), tmp_path, [Notes()], max_steps=40)
+    assert [batch for batch, is_turn in enumerate(turns, 1) if is_turn] == [10, 20]

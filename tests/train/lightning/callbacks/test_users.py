@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
     TQDMProgressBar,
 )
@@ -59,6 +60,25 @@ def test_an_error_says_whose_it_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine") as caught:
         trained(tmp_path, [callback])
     assert caught.value.__notes__ == ["In on_train_batch_end of the callback callbacks.mine (Raises)."]
+
+
+def test_an_error_in_on_exception_does_not_hide_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class RaisesTwice(Raises):
+        def on_exception(self, *_: Any) -> None:
+            raise OSError("no connection")
+
+    heard: list[BaseException] = []
+
+    class Hears(pl.Callback):
+        def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+            heard.append(exception)
+
+    callback = RaisesTwice()
+    name_errors(callback, "callbacks.mine")
+    with pytest.raises(ValueError, match="mine") as caught:
+        trained(tmp_path, [callback, Hears()])
+    assert heard == [caught.value]
+    assert "on_exception of the callback callbacks.mine raised OSError: no connection." in caplog.text
 
 
 def test_a_monitor_that_nobody_logs_is_told_with_what_there_is(tmp_path: Path) -> None:
@@ -122,6 +142,23 @@ def test_an_average_is_validated_kept_and_left_in_the_module(tmp_path: Path) -> 
     assert latest["val/loss"] == pytest.approx(sum(losses) / tiny.NUM_SAMPLES)
 
 
+def test_an_average_is_not_saved_as_the_weights_after_a_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the training ends, and has space again when the callbacks have ended it."""
+    save, failures = pl.Trainer.save_checkpoint, [OSError(28, "No space left on device")] * 2
+
+    def full_for_a_while(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
+        if self.global_step == 9 and "last" in path.name and failures:
+            raise failures.pop()
+        save(self, path, *rest, **more)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_for_a_while)
+    trained(tmp_path, [EMAWeightAveraging(decay=0.5)], save_every=7)
+    assert not failures
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 7
+
+
 def test_training_goes_on_from_the_weights_where_they_are_averaged_no_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,11 +194,16 @@ def test_what_is_no_callback_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("callback", "way_out"),
-    [(GradientAccumulationScheduler({0: 2}), "memory.accumulate"), (StochasticWeightAveraging(0.1), "callbacks=ema")],
+    [
+        (GradientAccumulationScheduler({0: 2}), "memory.accumulate"),
+        (StochasticWeightAveraging(0.1), "callbacks=ema"),
+        (OnExceptionCheckpoint("."), "checkpoints/last.ckpt"),
+    ],
 )
 def test_callbacks_that_do_not_do_here_what_they_promise_are_refused(
-    tmp_path: Path, callback: pl.Callback, way_out: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: pl.Callback, way_out: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them saves its file there
     _, advice = fault_of_callback(callback, "auto") or ("", "")
     assert way_out in advice
     module = tiny.Lightnings(tiny.module())

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Container
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,41 @@ def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pyt
     assert step_of(tmp_path / "last.ckpt") == 5
     assert step_of(tmp_path / "last-1.ckpt") == 2
     assert not list(tmp_path.glob(".*"))
+
+
+def _fail_at(steps: Container[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fills the disk for the checkpoints of these steps."""
+    save = pl.Trainer.save_checkpoint
+
+    def full(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
+        if self.global_step in steps:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path, *rest, **more)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full)
+
+
+def test_failed_saves_are_warned_of_until_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fail_at((2, 3, 4, 6), monkeypatch)
+    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path, every_steps=1)], max_steps=7)
+    told = [line for line in caplog.messages if "can't be written" in line]
+    assert [line.partition(" of ")[2].partition("): ")[0] for line in told] == [
+        f"step {step} can't be written (failures in a row: {number}" for step, number in ((2, 1), (3, 2), (6, 1))
+    ]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_damaged_last_replaces_no_sound_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
+    """The run goes on from last-1.ckpt, since last.ckpt is damaged."""
+    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path, every_steps=2)], max_steps=4)
+    last, sound = tmp_path / "last.ckpt", tmp_path / "last-1.ckpt"
+    last.write_bytes(b"damaged")
+    _fail_at((5,) if is_full else (), monkeypatch)
+    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], checkpoint=sound, max_steps=5)
+    assert step_of(sound) == 2
+    assert is_full or step_of(last) == 5
 
 
 def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:

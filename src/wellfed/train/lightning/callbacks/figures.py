@@ -97,8 +97,10 @@ class Figures(pl.Callback):
         step = trainer.global_step
         if step == self.handed_over_step:
             return
-        reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
-        values = module.plain.totals.take(reduce) if isinstance(module, StepModule) else self._logged(trainer, "train")
+        if isinstance(module, StepModule):
+            values = module.plain.totals.take(module.mean_of_ranks)
+        else:
+            values = self._logged(trainer, "train")
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} {between(self.handed_over_step + 1, step)}. {USUAL_CAUSES} "

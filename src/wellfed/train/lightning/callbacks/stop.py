@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning.callbacks.clock import is_within_step, mark_validation, validation_is_due
+from wellfed.train.lightning.callbacks.users import averages_weights
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
 AGREE_EVERY_STEPS = 10
-"""Steps between checks whether a rank must stop; each is a collective and waits for the device."""
+"""Trained batches between checks whether a rank must stop; each is a collective and waits for the device."""
 
 
 class StopAtStepEnd(pl.Callback):
@@ -61,7 +61,7 @@ class StopAtStepEnd(pl.Callback):
         if is_within_step(trainer):
             return
         self._has_stepped = True
-        if self._is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0:
+        if self._is_alone or ranks_agree_now(trainer):
             self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -109,23 +109,31 @@ class StopAtStepEnd(pl.Callback):
             return
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         is_in_batch_end = progress.completed < progress.processed
-        has_averages = any(isinstance(one, WeightAveraging) for one in trainer.callbacks)
-        if has_averages and (trainer.validating or is_in_batch_end):
+        if averages_weights(trainer) and (trainer.validating or is_in_batch_end):
             return  # the weights may be their average, or the average may lack this step
         if trainer.validating and not validation_is_due(trainer):
             return  # some callbacks have seen its end, and others have not
-        is_whole = _is_after_a_whole_step(trainer, module, may_undo)
-        if trainer.world_size > 1:  # saving is a collective
-            is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
-        if not is_whole:
-            return
-        if is_in_batch_end and trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-            mark_validation(trainer, is_due=True)  # the step's validation has not begun
+        epochs = trainer.fit_loop.epoch_progress.current
+        if epochs.completed < epochs.processed:
+            return  # likewise for the end of the epoch, when its schedulers step, too
         try:
+            is_whole = _is_after_a_whole_step(trainer, module, may_undo)
+            if trainer.world_size > 1:  # saving is a collective
+                is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
+            if not is_whole:
+                return
+            if is_in_batch_end and trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+                mark_validation(trainer, is_due=True)  # the step's validation has not begun
             self._stop(trainer)
         except Exception as error:  # noqa: BLE001  the first error is the one to report
             _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
             _LOG.info("saving it", exc_info=True)
+
+
+def ranks_agree_now(trainer: pl.Trainer) -> bool:
+    """Returns whether ranks compare at the end of this batch. By hand it may have any number of optimizer steps."""
+    trained: int = trainer.fit_loop.epoch_loop.batch_progress.total.ready // trainer.accumulate_grad_batches
+    return trained % AGREE_EVERY_STEPS == 0
 
 
 def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:

@@ -12,13 +12,14 @@ from lightning.pytorch.callbacks import (
     Checkpoint,
     EarlyStopping,
     GradientAccumulationScheduler,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from wellfed.errors import ConfigError, WellfedError
+from wellfed.errors import ConfigError, WellfedError, type_and_line
 from wellfed.extras import other_lightning
 from wellfed.observe.timing.wall import Wall, is_within_steps
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
@@ -44,6 +45,9 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
     if isinstance(callback, StochasticWeightAveraging):
         problem = f"{name} sets the average at the end of training, when the last checkpoint is written and validated."
         return problem, "Set callbacks=ema, whose average is validated and saved."
+    if isinstance(callback, OnExceptionCheckpoint):  # Lightning starts from its file, whatever the user asks for
+        problem = f"{name} makes each later run start from its file, even without resume."
+        return problem, "Leave it out: after an error, the state is saved in checkpoints/last.ckpt, for resume=auto."
     if strategy == "fsdp" and isinstance(callback, WeightAveraging):
         return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     return None
@@ -54,8 +58,13 @@ def is_average_beside_model(callback: pl.Callback) -> bool:
     return isinstance(callback, WeightAveraging) and callback._device is None
 
 
+def averages_weights(trainer: pl.Trainer) -> bool:
+    """Returns whether a callback averages the weights, which may stand in their place in validations and at the end."""
+    return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+
+
 def name_errors(callback: pl.Callback, name: str) -> None:
-    """Adds the name of a callback to its later errors."""
+    """Adds the name of a callback to its later errors. Those of ``on_exception`` are only logged."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
         own = getattr(callback, hook)
         if getattr(own, "func", None) not in (_called, _timed):
@@ -65,9 +74,13 @@ def name_errors(callback: pl.Callback, name: str) -> None:
 def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **named: Any) -> Any:
     try:
         return own(*arguments, **named)
-    except WellfedError:
-        raise
     except Exception as error:
+        if hook == "on_exception":  # the first error is the one to report, and the state is saved after this hook
+            _LOG.warning("%s of the callback %s raised %s.", hook, name, type_and_line(error))
+            _LOG.info("calling it", exc_info=True)
+            return None
+        if isinstance(error, WellfedError):
+            raise
         logged = arguments[0].callback_metrics if arguments and isinstance(arguments[0], pl.Trainer) else {}
         monitor = getattr(callback, "monitor", None)
         if isinstance(error, (RuntimeError, MisconfigurationException)) and monitor and monitor not in logged:

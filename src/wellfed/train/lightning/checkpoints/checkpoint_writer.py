@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
+from wellfed.errors import first_line
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
 
@@ -34,6 +35,10 @@ class CheckpointWriter:
         """Error of the latest save of ``last.ckpt``; None if it succeeded."""
         self.last_step = -1
         """Step of ``last.ckpt`` if this process has written or loaded it, else -1."""
+        self.is_last_sound = False
+        """Whether this process has written or loaded ``last.ckpt``. A damaged one is not loaded."""
+        self._failures = 0
+        """Failed saves of ``last.ckpt`` since the last good one."""
         self._keep_last = keep_last
         self._on_disk_error, self._on_saved = on_disk_error, on_saved
 
@@ -54,6 +59,13 @@ class CheckpointWriter:
                     temporary.unlink(missing_ok=True)
         if name == LAST:
             self.failure = failure
+            self._failures = 0 if failure is None else self._failures + 1
+            if self._failures.bit_count() == 1:  # the first, second, fourth and so on: each step may save
+                _LOG.warning(
+                    "%s of step %d can't be written (failures in a row: %d): %s. Earlier checkpoints are kept. "
+                    "Free space on the disk: the next checkpoint tries again.",
+                    *(self.folder / LAST, trainer.global_step, self._failures, first_line(failure)),
+                )
         if failure is not None:
             self._on_disk_error(failure, trainer.global_step)
         is_written: bool = failure is None
@@ -62,7 +74,7 @@ class CheckpointWriter:
         if is_written:
             self.saved[name] = trainer.global_step
             if name == LAST:
-                self.last_step = trainer.global_step
+                self.last_step, self.is_last_sound = trainer.global_step, True
         if is_written and trainer.is_global_zero:
             self._on_saved(trainer.global_step, name)
         return is_written
@@ -77,8 +89,8 @@ class CheckpointWriter:
         return True
 
     def delete_oldest(self) -> None:
-        """Deletes the oldest checkpoint, which the next save of ``last.ckpt`` would replace."""
-        if self._keep_last > 1:
+        """Deletes the oldest checkpoint, which the next save of ``last.ckpt`` would replace, if that one is sound."""
+        if self._keep_last > 1 and self.is_last_sound:
             with suppress(OSError):
                 (self.folder / f"last-{self._keep_last - 1}.ckpt").unlink(missing_ok=True)
 
@@ -105,7 +117,9 @@ class CheckpointWriter:
         return None
 
     def _rotate(self) -> None:
-        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced."""
+        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. A damaged last is not kept."""
+        if not self.is_last_sound:
+            return
         names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep_last))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             if newer.exists():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.train.lightning.callbacks.stop import AGREE_EVERY_STEPS
+from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
 from wellfed.train.lightning.checkpoints.checkpoint_writer import CheckpointWriter
@@ -96,6 +96,7 @@ class Checkpoints(pl.Callback):
         self._finite.start(trainer)
         last = (self.files.folder / LAST).resolve()
         is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == last
+        self.files.is_last_sound |= is_last
         if is_last and not self._validates:  # the state after that validation is another
             self.files.last_step = trainer.global_step
 
@@ -111,8 +112,7 @@ class Checkpoints(pl.Callback):
         is_time = time.monotonic() - self._saved_at_s >= 60 * self._options.minutes
         if self._is_alone:
             return is_time
-        is_turn = trainer.global_step % AGREE_EVERY_STEPS == 0
-        return is_turn and bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
+        return ranks_agree_now(trainer) and bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._options.every_steps is None:

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from wellfed.train.lightning.callbacks.clock import is_within_step
-from wellfed.train.lightning.callbacks.users import monitored
+from wellfed.train.lightning.callbacks.users import averages_weights, monitored
 from wellfed.train.lightning.checkpoints.checkpoints import BestSoFar, Checkpoints
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +76,8 @@ class LateCheckpoints(Checkpoints):
             (self._instead or self.save_last)(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        super().on_train_end(trainer, module)
+        if not averages_weights(trainer):  # else the weights are their average by now, see `BeforeUsers`
+            super().on_train_end(trainer, module)
         names = sorted(name for name in self._metrics if name.startswith("val/"))
         if self.best.value is None and names and f"val/{self.best.metric}" not in names:
             _LOG.warning(

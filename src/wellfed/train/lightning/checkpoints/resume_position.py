@@ -13,10 +13,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed import generators
 from wellfed.train.lightning.callbacks.clock import mark_validation, validation_is_due
+from wellfed.train.lightning.callbacks.users import averages_weights
+from wellfed.train.lightning.module import StepModule
 
 _LOG = logging.getLogger(__name__)
 VALIDATION_IS_DUE = "validation_is_due"
@@ -37,7 +38,7 @@ class ExactResume(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint[VALIDATION_IS_DUE] = validation_is_due(trainer)
-        checkpoint["rng"] = own = self._before_validation or generators.state()
+        checkpoint["rng"] = own = self._before_validation or generators.state(trainer.strategy.root_device)
         if trainer.world_size > 1:  # all ranks save, and one writes
             of_ranks: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(of_ranks, own)
@@ -50,33 +51,35 @@ class ExactResume(pl.Callback):
         if trainer.state.fn != "fit":
             return
         of_ranks = checkpoint.get("rng_of_ranks", ())
-        self._state = of_ranks[trainer.global_rank] if len(of_ranks) == trainer.world_size else checkpoint.get("rng")
-        averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
-        if "current_model_state" in checkpoint and not averages:
+        if len(of_ranks) == trainer.world_size:
+            self._state = of_ranks[trainer.global_rank]
+        elif trainer.is_global_zero or not (isinstance(module, StepModule) and module.seeds_ranks):
+            self._state = checkpoint.get("rng")
+        if "current_model_state" in checkpoint and not averages_weights(trainer):
             # The saved weights are the average, which training does not continue from.
             module.load_state_dict(checkpoint["current_model_state"])
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._restore()  # before draws at the start of an epoch
+        self._restore(trainer)  # before draws at the start of an epoch
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._state is not None:  # for a resume within an epoch
-            self._restore()
+            self._restore(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         if not trainer.sanity_checking:
-            self._restore()
-            self._before_validation = generators.state()
+            self._restore(trainer)
+            self._before_validation = generators.state(trainer.strategy.root_device)
             mark_validation(trainer, is_due=True)
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._before_validation = None
         mark_validation(trainer, is_due=False)
 
-    def _restore(self) -> None:
+    def _restore(self, trainer: pl.Trainer) -> None:
         if self._state is not None:
-            generators.restore(self._state)
+            generators.restore(self._state, trainer.strategy.root_device)
             self._state = None
 
 
