@@ -55,14 +55,15 @@ class Read:
         """The last trial of each point."""
         return {row.point: row for row in self.rows if row.kind == "trial"}
 
-    def confirms(self, point: str, *, anywhere: bool = False) -> list[Row]:
-        """Returns the rows that confirm the last trial of a point.
+    def confirms(self, point: str, kind: RowKind = "confirm", *, anywhere: bool = False) -> list[Row]:
+        """Returns the rows of this kind that confirm the last trial of a point.
 
         They come after it and have its code, its device and its kind of machine. A run that ended before its device
         was recorded counts as failed.
 
         Args:
             point: id of the point.
+            kind: kind of the rows.
             anywhere: also returns those on another device or machine, which confirm nothing.
         """
         own = self._by_point.get(point, [])
@@ -70,7 +71,7 @@ class Read:
         return [
             row
             for row in own[last + 1 :]
-            if row.kind == "confirm"
+            if row.kind == kind
             and is_same_code(own[last].code, row.code)
             and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
             and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
@@ -171,6 +172,14 @@ class Ledger:
     def _again(self) -> set[str]:
         """Statuses whose runs are run again."""
         return {"invalid", "infeasible", "interrupted", *self.retry}
+
+    def repeats(self, point: str) -> list[Row]:
+        """Returns the rows that repeat the last trial of a point, without those that are to be run again.
+
+        Those that are ok always count: where trials that are ok are run again, the last trial was, before them.
+        """
+        again = self._again - {"ok"}
+        return [row for row in self.found.confirms(point, "repeat", anywhere=True) if row.status not in again]
 
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
