@@ -10,6 +10,7 @@ import pytest
 from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SweepConfig
+from wellfed.errors import ConfigError
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.space import Choices
@@ -40,6 +41,18 @@ def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> 
     study.compose(trials, played)
     study.measure(trials, played)
     return played, kept
+
+
+def test_the_folder_of_a_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    (tmp_path / "search.json").write_text("{}")
+    file = made.sweep_file({"loader": tuple(RATES)})
+    screen = StudyScreen(file.ranked_by, file.axis_names)
+    asked = StudyRequest("quick", tmp_path, {"loader": Choices(tuple(RATES))}, ())
+    study = SweepStudy(tmp_path, screen, ANY, RunConfig(), asked, None, None)
+    with pytest.raises(ConfigError, match=r"holds a search; this is a sweep.*hydra\.sweep\.dir="):
+        study.go()
+    assert not (tmp_path / "sweep.json").exists()
 
 
 def loaders(rows: list[Row], kind: str) -> list[str]:
