@@ -59,10 +59,10 @@ def loaders(rows: list[Row], kind: str) -> list[str]:
     return [row.overrides[-1].partition("=")[2] for row in rows if row.kind == kind]
 
 
-def test_the_three_best_are_measured_again_in_turns(tmp_path: Path) -> None:
+def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: Path) -> None:
     played, kept = swept(tmp_path)
     assert loaders(played.ran, "trial") == [*RATES]
-    turn = ["aggressive", "balanced", "conservative"]
+    turn = ["aggressive", "balanced", "conservative", "baseline"]
     assert loaders(played.ran, "confirm") == [*turn, *turn[::-1], *turn]
     assert [row.folder for row in kept.found.rows[4:6]] == [f"{row.point}.confirm1" for row in kept.found.rows[4:6]]
     again, _ = swept(tmp_path)
@@ -78,8 +78,8 @@ def test_a_point_that_is_refused_when_it_is_measured_again_is_left_out_of_the_ne
         return good(trial)
 
     played, kept = swept(tmp_path, play)
-    turn = ["aggressive", "conservative"]
-    assert loaders(played.ran, "confirm") == [turn[0], "balanced", turn[1], *turn[::-1], *turn]
+    turn = ["aggressive", "conservative", "baseline"]
+    assert loaders(played.ran, "confirm") == [turn[0], "balanced", *turn[1:], *turn[::-1], *turn]
     assert {row.status for row in kept.found.rows} == {"ok"}
 
 

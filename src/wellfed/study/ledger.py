@@ -29,7 +29,7 @@ _LONGEST_LINE = 2**20
 """Characters of a row; a longer line is cut, and so no row."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 CONFIRMED = 3
-"""Points measured again, the best of them."""
+"""Points measured again, the best of them; beside them the baseline of the first."""
 CONFIRM_ROUNDS = 3
 """Rounds of these measurements, interleaved so that drift of the machine hits all points alike."""
 
@@ -196,16 +196,21 @@ class Ledger:
         """Returns the row that would be first."""
         return next(iter(self.best_first()), None)
 
-    def to_confirm(self, among: Collection[str]) -> list[str]:
-        """Returns the best in turns, a round after the other; empty where there is nothing to compare.
+    def to_confirm(self, among: Collection[str], baselines: Mapping[str, str] = {}) -> list[str]:
+        """Returns the best and the baseline of the first, in turns; empty where there is nothing to compare.
 
         Nothing confirms a trial of other code. A run on another device or machine confirms nothing, and is made up for
         as often as there are rounds: all later ones may be on it too.
+
+        Args:
+            among: ids of the points that can be run.
+            baselines: as `baselines_of` returns them.
         """
-        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code)]
-        best = [point for point in own if point in among][:CONFIRMED]
+        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code) and row.point in among]
+        best = own[:CONFIRMED]
         if len(best) < 2:
             return []
+        best += [point for point in own[CONFIRMED:] if point == baselines.get(best[0])]
 
         def number_of(point: str, *, anywhere: bool) -> int:
             return sum(row.status not in self._again for row in self.found.confirms(point, anywhere=anywhere))

@@ -150,10 +150,11 @@ def test_a_signal_under_another_launcher_keeps_the_trials_that_have_ended(tmp_pa
         record(tmp_path / "b", "interrupted", 130, "2026-01-02T00:00:01+00:00")
         raise stop
 
-    settings, ended = made_settings(tmp_path), list[tuple[str, str]]()
+    settings = made_settings(tmp_path)
+    ended = OtherLauncher(settings, launch).run(map(made_trial, "abc"))
+    trial, row = next(ended)
+    assert (trial.key, row.status) == ("a", "ok")
     with pytest.raises(Stopped) as caught:
-        for trial, row in OtherLauncher(settings, launch).run(map(made_trial, "abc")):
-            ended.append((trial.key, row.status))
-    assert ended == [("a", "ok")]
+        next(ended)
     assert caught.value.signum == signal.SIGINT
     assert settings.stop.signum == (signal.SIGINT if isinstance(stop, SystemExit) else None)  # else its handler sets it
