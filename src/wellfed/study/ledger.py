@@ -176,7 +176,7 @@ class Ledger:
     def repeats(self, point: str) -> list[Row]:
         """Returns the rows that repeat the last trial of a point, without those that are to be run again.
 
-        Those that are ok always count: where trials that are ok are run again, the last trial was, before them.
+        A repeat with the status ok counts even with ``retry=[ok]``: the trial before it was run again already.
         """
         again = self._again - {"ok"}
         return [row for row in self.found.confirms(point, "repeat", anywhere=True) if row.status not in again]
