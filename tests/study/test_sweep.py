@@ -10,6 +10,7 @@ import pytest
 from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SweepConfig
+from wellfed.errors import ConfigError
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.space import Choices
@@ -47,14 +48,26 @@ def swept(
     return played, kept
 
 
+def test_the_folder_of_a_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    (tmp_path / "search.json").write_text("{}")
+    file = made.sweep_file({"loader": tuple(RATES)})
+    screen = StudyScreen(file.ranked_by, file.axis_names)
+    asked = StudyRequest("quick", tmp_path, {"loader": Choices(tuple(RATES))}, ())
+    study = SweepStudy(tmp_path, screen, ANY, RunConfig(), asked, None, None)
+    with pytest.raises(ConfigError, match=r"holds a search; this is a sweep.*hydra\.sweep\.dir="):
+        study.go()
+    assert not (tmp_path / "sweep.json").exists()
+
+
 def loaders(rows: list[Row], kind: str) -> list[str]:
     return [row.overrides[-1].partition("=")[2] for row in rows if row.kind == kind]
 
 
-def test_the_three_best_are_measured_again_in_turns(tmp_path: Path) -> None:
+def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: Path) -> None:
     played, kept = swept(tmp_path)
     assert loaders(played.ran, "trial") == [*RATES]
-    turn = ["aggressive", "balanced", "conservative"]
+    turn = ["aggressive", "balanced", "conservative", "baseline"]
     assert loaders(played.ran, "confirm") == [*turn, *turn[::-1], *turn]
     assert [row.folder for row in kept.found.rows[4:6]] == [f"{row.point}.confirm1" for row in kept.found.rows[4:6]]
     again, _ = swept(tmp_path)
@@ -85,8 +98,8 @@ def test_a_point_that_is_refused_when_it_is_measured_again_is_left_out_of_the_ne
         return good(trial)
 
     played, kept = swept(tmp_path, play)
-    turn = ["aggressive", "conservative"]
-    assert loaders(played.ran, "confirm") == [turn[0], "balanced", turn[1], *turn[::-1], *turn]
+    turn = ["aggressive", "conservative", "baseline"]
+    assert loaders(played.ran, "confirm") == [turn[0], "balanced", *turn[1:], *turn[::-1], *turn]
     assert {row.status for row in kept.found.rows} == {"ok"}
 
 

@@ -29,7 +29,7 @@ _LONGEST_LINE = 2**20
 """Characters of a row; a longer line is cut, and so no row."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 CONFIRMED = 3
-"""Points measured again, the best of them."""
+"""Points measured again, the best of them; beside them the baseline of the first."""
 CONFIRM_ROUNDS = 3
 """Rounds of these measurements, interleaved so that drift of the machine hits all points alike."""
 
@@ -55,14 +55,15 @@ class Read:
         """The last trial of each point."""
         return {row.point: row for row in self.rows if row.kind == "trial"}
 
-    def confirms(self, point: str, *, anywhere: bool = False) -> list[Row]:
-        """Returns the rows that confirm the last trial of a point.
+    def confirms(self, point: str, kind: RowKind = "confirm", *, anywhere: bool = False) -> list[Row]:
+        """Returns the rows of this kind that confirm the last trial of a point.
 
         They come after it and have its code, its device and its kind of machine. A run that ended before its device
         was recorded counts as failed.
 
         Args:
             point: id of the point.
+            kind: kind of the rows.
             anywhere: also returns those on another device or machine, which confirm nothing.
         """
         own = self._by_point.get(point, [])
@@ -70,7 +71,7 @@ class Read:
         return [
             row
             for row in own[last + 1 :]
-            if row.kind == "confirm"
+            if row.kind == kind
             and is_same_code(own[last].code, row.code)
             and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
             and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
@@ -172,6 +173,14 @@ class Ledger:
         """Statuses whose runs are run again."""
         return {"invalid", "infeasible", "interrupted", *self.retry}
 
+    def repeats(self, point: str) -> list[Row]:
+        """Returns the rows that repeat the last trial of a point, without those that are to be run again.
+
+        A repeat with the status ok counts even with ``retry=[ok]``: the trial before it was run again already.
+        """
+        again = self._again - {"ok"}
+        return [row for row in self.found.confirms(point, "repeat", anywhere=True) if row.status not in again]
+
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
         statuses = [row.status for row in self.latest.values() if row.point not in but]
@@ -187,16 +196,21 @@ class Ledger:
         """Returns the row that would be first."""
         return next(iter(self.best_first()), None)
 
-    def to_confirm(self, among: Collection[str]) -> list[str]:
-        """Returns the best in turns, a round after the other; empty where there is nothing to compare.
+    def to_confirm(self, among: Collection[str], baselines: Mapping[str, str] = {}) -> list[str]:
+        """Returns the best and the baseline of the first, in turns; empty where there is nothing to compare.
 
         Nothing confirms a trial of other code. A run on another device or machine confirms nothing, and is made up for
         as often as there are rounds: all later ones may be on it too.
+
+        Args:
+            among: ids of the points that can be run.
+            baselines: as `baselines_of` returns them.
         """
-        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code)]
-        best = [point for point in own if point in among][:CONFIRMED]
+        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code) and row.point in among]
+        best = own[:CONFIRMED]
         if len(best) < 2:
             return []
+        best += [point for point in own[CONFIRMED:] if point == baselines.get(best[0])]
 
         def number_of(point: str, *, anywhere: bool) -> int:
             return sum(row.status not in self._again for row in self.found.confirms(point, anywhere=anywhere))

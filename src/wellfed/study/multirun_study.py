@@ -14,7 +14,7 @@ from wellfed.command_line import typed_arguments
 from wellfed.config.entry import config_flags, config_folders
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_OK
+from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.masking import masked_override
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
@@ -23,7 +23,7 @@ from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
 from wellfed.study.study import Study
-from wellfed.study.study_files import SearchFile, SweepFile
+from wellfed.study.study_files import SEARCH, SWEEP, SearchFile, SweepFile
 
 File = TypeVar("File", SweepFile, SearchFile)
 
@@ -83,7 +83,15 @@ class MultirunStudy(Study):
         }
 
     def read_earlier(self, kind: type[File]) -> File | None:
-        """Returns what the folder holds; None if that is nothing, or unknown, which is reported."""
+        """Returns what the folder holds; None if that is nothing, or unknown, which is reported.
+
+        Raises:
+            ConfigError: it holds the other kind of study, whose rows would be taken for its own.
+        """
+        (other,) = {SWEEP, SEARCH} - {kind.folder_kind}
+        if (self.folder / other.marker).exists():
+            problem = f"holds a {other.noun}; this is a {kind.folder_kind.noun}, and each needs a folder of its own."
+            raise ConfigError.of(str(self.folder), problem, f"Set another: hydra.sweep.dir={self.folder}_2")
         try:
             return kind.read(self.folder)
         except FileNotFoundError:

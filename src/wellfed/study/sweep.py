@@ -26,7 +26,7 @@ from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
-from wellfed.study.points.grid import GridPoint
+from wellfed.study.points.grid import GridPoint, baselines_of
 from wellfed.study.points.space import grid_values
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
@@ -101,7 +101,7 @@ class SweepStudy(MultirunStudy):
             if self.launcher is None:  # it prepares while the points are composed
                 entered.enter_context(executor)
             self.compose(trials, executor)
-            if not (kept.missing(trials.ready) or (self._measures_again and kept.to_confirm(trials.ready))):
+            if not (kept.missing(trials.ready) or (self._measures_again and self._to_confirm(trials))):
                 return
             if not kept.missing(trials.ready):
                 self._announce()
@@ -151,6 +151,10 @@ class SweepStudy(MultirunStudy):
         """Whether the best are measured again; another launcher may run trials at the same time."""
         return self.launcher is None or is_remote(self.launcher)
 
+    def _to_confirm(self, trials: Trials) -> list[str]:
+        baselines = baselines_of({point.id: point.values for point in self.points})
+        return trials.ledger.to_confirm(trials.ready, baselines)
+
     def measure(self, trials: Trials, executor: Executor) -> None:
         """Runs what is missing, then the best again in turns."""
         kept, options = trials.ledger, self.config.sweep
@@ -160,7 +164,7 @@ class SweepStudy(MultirunStudy):
         self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}", kept.best())
         if not self._run(trials, executor, missing, "trial") or not self._measures_again:
             return
-        again = kept.to_confirm(trials.ready)
+        again = self._to_confirm(trials)
         number = len(set(again))
         title = f"Measuring the best again, in turn: {len(again)}, in {self.folder}"
         self.screen.begin(len(again), title, kept.best())

@@ -125,6 +125,14 @@ def test_a_second_call_adds_no_trial_that_is_there(folder: Path):
     assert before == {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
 
 
+@pytest.mark.slow
+def test_a_copy_that_was_cut_short_is_made_again(folder: Path):
+    (folder / SLOW.id / "wandb" / "offline-run-20261121_180000-cutshort").mkdir(parents=True)
+    put(folder, ROWS[:1])
+    assert len(runs_in(folder / SLOW.id)) == 2
+    assert record.read(folder / SLOW.id)["wandb"]["id"] != "cutshort"
+
+
 def test_what_is_published_is_known_by_the_number_of_rows(folder: Path):
     assert not is_published(folder, 4)
     put(folder)

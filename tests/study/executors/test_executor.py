@@ -1,6 +1,7 @@
 """What is made of a trial's end, and what other machines are asked for."""
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.kit.made_trials import made_settings, made_trial
 from tests.run.folder.test_lock import holder
+from wellfed.process import Stopped
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import TrialEnd
 from wellfed.study.executors.launchers import OtherLauncher
@@ -139,3 +141,20 @@ def test_a_trial_whose_folder_is_held_fails_alone_under_another_launcher(
     assert launched == ["hydra.sweep.subdir=b"]
     assert rows["a"].status == "failed"
     assert f"another process is writing to it (process {other.pid} on " in (rows["a"].error or {})["message"]
+
+
+@pytest.mark.parametrize("stop", [SystemExit(130), Stopped(signal.SIGINT)], ids=["in_a_trial", "between_trials"])
+def test_a_signal_under_another_launcher_keeps_the_trials_that_have_ended(tmp_path: Path, stop: BaseException) -> None:
+    def launch(jobs: list[list[str]]) -> None:
+        record(tmp_path / "a", "ok", 0, "2026-01-02T00:00:00+00:00")
+        record(tmp_path / "b", "interrupted", 130, "2026-01-02T00:00:01+00:00")
+        raise stop
+
+    settings = made_settings(tmp_path)
+    ended = OtherLauncher(settings, launch).run(map(made_trial, "abc"))
+    trial, row = next(ended)
+    assert (trial.key, row.status) == ("a", "ok")
+    with pytest.raises(Stopped) as caught:
+        next(ended)
+    assert caught.value.signum == signal.SIGINT
+    assert settings.stop.signum == (signal.SIGINT if isinstance(stop, SystemExit) else None)  # else its handler sets it

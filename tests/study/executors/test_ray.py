@@ -1,5 +1,6 @@
 """Trials as tasks of a real Ray cluster on this machine, whose nodes claim GPUs that are not there."""
 
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from wellfed.study.executors.ray import RayExecutor
 from wellfed.study.row import Row
 
 pytestmark = [pytest.mark.guests, pytest.mark.slow]
+CPUS = sorted(os.sched_getaffinity(0))
 VISIBLE = "os.environ.get('CUDA_VISIBLE_DEVICES')"
 SPAN = "(time.time(), time.sleep(1), time.time())"
 
@@ -58,6 +60,15 @@ def test_each_trial_has_its_gpus_and_what_no_machine_has_is_not_started(tmp_path
     assert sorted(rows["two"].device.split(",")) == ["0", "1"]
     assert (rows["cpu"].status, rows["three"].status) == ("ok", "infeasible")
     assert "no machine there has more GPUs than 2." in (rows["three"].error or {})["message"]
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU can't be shared")
+def test_each_gpu_has_an_even_share_of_the_cpus(tmp_path: Path, address: str) -> None:
+    affinity = f"({VISIBLE}, sorted(os.sched_getaffinity(0)), time.sleep(1))"
+    rows = Machines(tmp_path, address).run([made_trial(str(number), affinity) for number in range(3)])
+    half = len(CPUS) // 2
+    shares = [("0", CPUS[:half]), ("0", CPUS), ("1", CPUS[half : 2 * half])]  # the second machine has one GPU
+    assert sorted(eval(row.device)[:2] for row in rows.values()) == shares
 
 
 def test_trials_on_processors_are_one_a_machine_at_a_time(tmp_path: Path, address: str) -> None:

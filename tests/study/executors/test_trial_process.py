@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from wellfed.study.executors import trial_process
-from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, run_process
+from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, keep_to_share, run_process
+
+CPUS = sorted(os.sched_getaffinity(0))
 
 EVALUATE = "import os, sys; answer = str(eval(sys.stdin.buffer.read())); sys.stdout.buffer.write(answer.encode())"
 
@@ -50,6 +52,36 @@ def test_variables_that_would_make_a_trial_a_rank_of_another_run_are_removed(
 def test_a_process_that_ends_without_an_answer(tmp_path: Path, trial: bytes, problem: str, is_unfit: bool) -> None:
     answer = run_process(start(tmp_path), trial)
     assert (answer.content, answer.problem, answer.is_unfit) == (None, problem, is_unfit)
+
+
+@pytest.mark.skipif(CPUS[1:] == [], reason="one CPU can't be shared")
+@pytest.mark.parametrize(
+    ("gpus", "number", "cpus"),
+    [
+        ([0], 2, CPUS[: len(CPUS) // 2]),
+        (["1"], 2, CPUS[len(CPUS) // 2 : len(CPUS) // 2 * 2]),
+        ([1, 0], 2, CPUS[: len(CPUS) // 2 * 2]),
+        ([1], len(CPUS), CPUS[1:2]),
+        ([], 2, CPUS),  # it trains on the processor
+        ([0], 1, CPUS),
+        ([0], 1 + len(CPUS), CPUS),
+        ([2], 2, CPUS),
+        (["GPU-7f2d"], 2, CPUS),
+    ],
+)
+def test_a_trial_keeps_to_the_cpus_of_its_gpus(
+    tmp_path: Path, gpus: list[object], number: int, cpus: list[int]
+) -> None:
+    found = []
+
+    def run() -> None:
+        keep_to_share(gpus, number)
+        found.append(run_process(start(tmp_path), b"sorted(os.sched_getaffinity(0))").content)
+
+    thread = threading.Thread(target=run)  # the CPUs of this test's own thread stay
+    thread.start()
+    thread.join()
+    assert found == [str(cpus).encode()]
 
 
 def test_a_machine_without_the_folder_or_the_code_is_unfit(tmp_path: Path) -> None:

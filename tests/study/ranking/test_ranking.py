@@ -286,17 +286,25 @@ def test_a_row_with_a_status_of_a_later_version_is_left_out_with_its_line(tmp_pa
     assert told(found, "line 1")
 
 
-def test_a_factor_over_the_baseline_has_an_interval_and_is_not_claimed_among_ties() -> None:
+def test_a_factor_over_the_baseline_has_an_interval_where_both_were_measured_again() -> None:
     sweep = made.sweep_file({"loader": ("baseline", "slow", "fast")})
-    shown = {}
-    for own in (0.01, 0.2, None):
-        found = board(*rated(100, 122, 300, own=own, sweep=sweep), sweep=sweep)
+
+    def shown(*rows: Row) -> dict[str, str]:
+        found = board(*rows, sweep=sweep)
         (column,) = [column for column in columns(found) if column.head == "vs baseline"]
-        shown[own] = {entry.values["loader"]: column.text(entry) for entry in found.entries}
         assert found.effects.shares.keys() == {"loader"}
-    assert shown[0.01] == {"baseline": "1x", "slow": "1.22x (1.20 to 1.24)", "fast": "3.00x (2.96 to 3.04)"}
-    assert shown[0.2]["slow"] == "tied"
-    assert shown[None]["slow"] == "1.22x?"
+        return {entry.values["loader"]: column.text(entry) for entry in found.entries}
+
+    for own, slow, fast in (
+        (0.01, "1.22x (1.21 to 1.23)", "3.00x (2.97 to 3.03)"),
+        (0.2, "tied", "3.00x (2.46 to 3.66)"),
+    ):
+        rows = rated(100, 122, 300, own=own, sweep=sweep)
+        again = [replace(row, kind="confirm") for row in rows]
+        once = {"baseline": "1x", "slow": "1.22x?", "fast": "3.00x?"}
+        assert shown(*rows) == shown(*rows, *again[1:]) == shown(*rows, again[0]) == once
+        assert shown(*rows, again[0], again[2]) == {**once, "fast": fast}
+        assert shown(*rows, *again) == {**once, "slow": slow, "fast": fast}
     tied = board(*rated(100, 101, 102, own=0.2, sweep=sweep), sweep=sweep)
     assert tied.effects.shares == {}
     assert tied.effects.absent == {"loader": "all points tie: no difference of rate is beyond noise"}

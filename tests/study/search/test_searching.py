@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from tests.kit import machines
+from tests.kit import machines, made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
 from wellfed.errors import ConfigError
@@ -338,6 +338,13 @@ def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touche
     assert told in str(caught.value)
     assert "search.name=mine_2" in str(caught.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_folder_of_a_sweep_is_refused(tmp_path: Path) -> None:
+    made.write(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds a sweep; this is a search.*hydra\.sweep\.dir="):
+        Searching(tmp_path, values=("0.1", "0.2"))
+    assert not (tmp_path / "search.json").exists()
 
 
 def test_sampler_pruner_and_the_most_trials_may_change(tmp_path: Path) -> None:

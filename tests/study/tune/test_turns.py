@@ -128,6 +128,22 @@ def test_a_start_that_failed_is_run_again(tmp_path: Path) -> None:
     assert again.measure(()).status == "ok"
 
 
+def test_repeats_of_an_earlier_trial_and_those_to_retry_are_measured_anew(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {OTHER: ["ok", "ok", "killed"]}
+    assert machine.trials.measure((OTHER,)).status == "ok"
+    assert [machine.trials.measure_again((OTHER,), number).status for number in (1, 2)] == ["ok", "killed"]
+    same = Machine(tmp_path)
+    assert [same.trials.measure_again((OTHER,), number).status for number in (1, 2)] == ["ok", "killed"]
+    retried = Machine(tmp_path, retry=("killed",))
+    assert [retried.trials.measure_again((OTHER,), number).attempt for number in (1, 2)] == [1, 3]
+    anew = Machine(tmp_path, retry=("ok",))
+    anew.ends = {OTHER: ["ok", "ok", "failed"]}
+    assert anew.trials.measure((OTHER,)).attempt == 2
+    repeats = [anew.trials.measure_again((OTHER,), number) for number in (1, 2, 1)]
+    assert [(row.attempt, row.status) for row in repeats] == [(4, "ok"), (5, "failed"), (4, "ok")]
+
+
 def test_start_and_result_run_in_turn_and_go_on_where_they_were(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     trials = machine.trials

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
+from wellfed.study.points.grid import BASELINE
 from wellfed.study.points.space import show_value
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
-from wellfed.study.ranking.ranking import BASELINE
 from wellfed.study.study_files import SearchFile, SweepFile
 from wellfed.units import show_count, show_duration, show_gib, show_percent
 
@@ -62,7 +62,7 @@ def _of_timed(file: SweepFile) -> list[Column]:
         Column(
             "vs baseline",
             f"{objective.noun} {turned} of the same settings with loader=baseline, and its 95 % interval; tied: noise "
-            "may explain it; ?: its noise is unknown",
+            "may explain it; ?: its noise is unknown, since one of the two was measured once",
             _of_baseline,
         ),
         measured(SAMPLES_PER_S),

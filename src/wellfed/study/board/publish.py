@@ -73,7 +73,7 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         run_id=None,
         beside_others=True,
     )
-    new = [row for row in rows if row.folder and not (folder / row.folder / "wandb").exists()]
+    new = [row for row in rows if row.folder]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         for first in range(0, len(new), _AT_A_TIME):
             opened = [_opened(folder, row, open_run) for row in new[first : first + _AT_A_TIME]]
@@ -97,11 +97,13 @@ class _OpenTrial:
 
 
 def _opened(study: Path, row: Row, open_run: Callable[..., WandbSink]) -> _OpenTrial | None:
-    """Returns the run of a trial; None where the trial left no record."""
+    """Returns the run of a trial; None where the trial left no record, or is in wandb as a whole."""
     trial = study / row.folder
     try:
         made, found = record.RunRecord.read(trial), record.read(trial)
     except (OSError, ValueError):
+        return None
+    if found.get("wandb"):  # `_close` writes it last
         return None
     sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):

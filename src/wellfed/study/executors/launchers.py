@@ -8,6 +8,7 @@ from typing import Any
 
 from wellfed.config.quoting import assigned
 from wellfed.errors import ConfigError
+from wellfed.process import STOPS, Stopped, exit_code_of
 from wellfed.run.folder.lock import held_by
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, Launch, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.local import FREE_WITHIN_S, LocalExecutor, open_trial_folder
@@ -71,9 +72,21 @@ class OtherLauncher(Executor):
         sweep_dir = assigned("hydra.sweep.dir", str(self.settings.folder.absolute()))
         trials: list[Trial] = list(self._running.values())
         self._running.clear()
-        self._launch([[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials])
+        stopped: Stopped | None = None
+        try:
+            self._launch([[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials])
+        except Stopped as error:  # between two trials
+            stopped = error
+        except SystemExit as error:  # a trial in this process got the signal: see `wellfed.config.entry`
+            signum = next((each for each in STOPS if exit_code_of(each) == error.code), None)
+            if signum is None:
+                raise
+            stopped, self.settings.stop.signum = Stopped(signum), signum
         for trial in trials:
-            yield trial, self._row(trial, self._end(trial))
+            if stopped is None or complete_record(self.settings.folder / trial.row.folder) is not None:
+                yield trial, self._row(trial, self._end(trial))
+        if stopped is not None:
+            raise stopped
 
     def _end(self, trial: Trial) -> TrialEnd:
         """Returns how a trial has ended, by its record."""

@@ -16,7 +16,7 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.study.executors import trial_process
 from wellfed.study.executors.executor import TICK_S, ExecutorLost, StudySettings
 from wellfed.study.executors.remote import RemoteExecutor, Sent
-from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, run_process
+from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, keep_to_share, run_process
 
 _REACH_S = 10
 _STORE_BYTES = 78643200
@@ -116,9 +116,15 @@ class RayExecutor(RemoteExecutor):
         elif self._unfit:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self._unfit)})"}
 
+        has_own_cpus = "num_cpus" in self._remote
+
         def run_there(start: ProcessStart, order: bytes) -> tuple[str, ProcessAnswer]:
             """Runs in a worker of Ray, and is sent there by value since it is no function of a module."""
-            return ray.get_runtime_context().get_node_id(), run_process(start, order)
+            own = ray.get_runtime_context().get_node_id()
+            if not has_own_cpus:
+                (there,) = [each["Resources"] for each in ray.nodes() if each["NodeID"] == own]
+                keep_to_share(ray.get_gpu_ids(), int(there.get("GPU", 0)))
+            return own, run_process(start, order)
 
         task = ray.remote(**{**options, **self._remote})(run_there)
         self._running[task.remote(self._process, sent.order)] = sent

@@ -78,6 +78,20 @@ def run_process(start: ProcessStart, trial: bytes) -> ProcessAnswer:
     return ProcessAnswer(host, content)
 
 
+def keep_to_share(gpus: Sequence[object], number: int) -> None:
+    """Keeps this thread, and the processes that it starts, to the CPUs of its GPUs; each of the machine's has as many.
+
+    Does nothing where a GPU's number is not below ``number``: CUDA_VISIBLE_DEVICES names others there.
+    """
+    if number < 2 or not hasattr(os, "sched_setaffinity"):
+        return
+    cpus, named = sorted(os.sched_getaffinity(0)), set(map(str, gpus))
+    size = len(cpus) // number
+    share = {cpu for gpu in range(number) if str(gpu) in named for cpu in cpus[gpu * size : (gpu + 1) * size]}
+    if share and len(share) == size * len(named):
+        os.sched_setaffinity(0, share)
+
+
 def own_environment(python_path: Sequence[str]) -> dict[str, str]:
     """Returns the variables of a process that trains by itself, where this process may be a rank of another run.
 

@@ -14,6 +14,10 @@ NO_AXES = (*OF_THE_SWEEP, "paths")
 """Groups in which points never differ: they are no axes, and no part of a point's id."""
 
 
+BASELINE = "baseline"
+"""The option of the group ``loader`` that others are compared with: torch's DataLoader with its defaults."""
+
+
 @dataclass(frozen=True)
 class GridPoint:
     """One combination."""
@@ -50,6 +54,21 @@ def point_of(values: Mapping[str, str], fixed: Sequence[str]) -> GridPoint:
     """Returns the point of these values behind the overrides that all share."""
     overrides = (*fixed, *(f"{axis}={value}" for axis, value in values.items()))
     return GridPoint(point_id(overrides), values, overrides)
+
+
+def baselines_of(points: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Returns the ids of points, each with the id of the one that has ``loader=baseline`` and equals it in all else.
+
+    Args:
+        points: id -> values. A point without an axis ``loader``, or without such another, is left out.
+    """
+    ids = {frozenset(values.items()): point for point, values in points.items()}
+    found = {
+        point: ids.get(frozenset({**values, "loader": BASELINE}.items()))
+        for point, values in points.items()
+        if "loader" in values
+    }
+    return {point: baseline for point, baseline in found.items() if baseline is not None}
 
 
 def point_id(overrides: Sequence[str]) -> str:

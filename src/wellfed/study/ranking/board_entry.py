@@ -57,7 +57,7 @@ class Entry:
     of_baseline: float | None = None
     """Factor by which it is better than the point that has ``loader=baseline`` and equals this one in all else."""
     of_baseline_ci95: tuple[float, float] | None = None
-    """None: one of the two has no interval, or this is the baseline."""
+    """None: one of the two has no interval or was measured once, or this is the baseline."""
     readiness_frac: float | None = None
     ceiling_frac: float | None = None
     """Rate over the rate of the same steps on batches that are on the device."""

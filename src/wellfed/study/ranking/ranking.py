@@ -19,16 +19,13 @@ from wellfed.study.code_version import is_same_code
 from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
-from wellfed.study.points.grid import GridPoint
+from wellfed.study.points.grid import GridPoint, baselines_of
 from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, pending
 from wellfed.study.ranking.knob_effects import knob_effects
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of
 from wellfed.units import counted, show_percent
-
-BASELINE = "baseline"
-"""The option of the group ``loader`` that others are compared with: torch's DataLoader with its defaults."""
 
 
 def board_of(folder: Path) -> Leaderboard:
@@ -250,7 +247,7 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
 def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
     """Returns the entries with the figures that compare them to each other."""
     vertical = objective.against_memory
-    points = {frozenset(entry.values.items()): entry.point for entry in ranked}
+    baselines = baselines_of({entry.point: entry.values for entry in ranked})
     places = {
         entry.point: (vertical.goodness(figure), -entry.peak_memory_gib)
         for entry in ranked
@@ -264,8 +261,8 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
     halves = {entry.point: _relative_half(entry) for entry in ranked}
     compared = []
     for entry in ranked:
-        mine, baseline = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
-        of_baseline = mine / good[baseline] if "loader" in entry.values and baseline is not None else None
+        mine, baseline = good[entry.point], baselines.get(entry.point)
+        of_baseline = None if baseline is None else mine / good[baseline]
         ci95 = None
         if of_baseline is not None and baseline is not None and baseline != entry.point:
             own, its = halves[entry.point], halves[baseline]
@@ -285,8 +282,11 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
 
 
 def _relative_half(entry: Entry) -> float | None:
-    """Returns half of the 95 % interval of the score, over the score."""
-    if entry.ci95 is None or not entry.score:
+    """Returns half of the 95 % interval of the score, over the score; None for a point that was measured once.
+
+    Its trial may have run under other conditions: first, on a cold page cache, or beside trials on other GPUs.
+    """
+    if entry.ci95 is None or not entry.score or entry.runs < 2:
         return None
     return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
 

@@ -49,12 +49,13 @@ class TuneTrials:
         return self.latest(overrides)
 
     def measure_again(self, overrides: Sequence[str], number: int) -> Row:
-        """Returns the row of the n-th measurement beyond the trial."""
+        """Returns the row of the n-th measurement beyond the last trial, or of the one that failed now."""
         point = self.point(overrides)
-        if len(self.ledger.found.of(point.id, "repeat")) < number:
-            self._run(point, "repeat")
-        rows = self.ledger.found.of(point.id, "repeat")
-        return rows[number - 1] if len(rows) >= number else self.latest(overrides)
+        if len(known := self.ledger.repeats(point.id)) >= number:
+            return known[number - 1]
+        before = len(self.ledger.found.rows)
+        self._run(point, "repeat")
+        return self.ledger.found.rows[-1] if len(self.ledger.found.rows) > before else self.latest(overrides)
 
     def _known(self, point: GridPoint) -> Row | None:
         """Returns a trial that need not be run. A start that failed is always run again: the tune needs it."""
