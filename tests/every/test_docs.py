@@ -382,10 +382,10 @@ def test_the_changelog_has_a_place_for_the_next_line():
 
 
 _FAMILIES = ROOT / "src/wellfed/explain/diagnosis/rules"
-RULES = {path.stem: "ranks" for path in _FAMILIES.glob("ranks/[!_]*.py")} | {
+RULES = {
     name: path.stem
     for path in _FAMILIES.glob("*_rules.py")
-    for name in re.findall(r'\bFinding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+    for name in re.findall(r'\b[Ff]inding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
 }
 """Ids of findings, with the files of their rules."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wellfed.record import regular
+from wellfed.explain.diagnosis.run_tables import metric_curves
 
 
 @dataclass(frozen=True)
@@ -23,24 +21,14 @@ class CurvePoint:
 
 def read_curve(folder: Path, metric: str) -> list[CurvePoint]:
     """Returns the metric at each validation, in order; empty where nothing was validated or the file is unreadable."""
-    found: dict[int, float] = {}
-    with suppress(OSError, ValueError, TypeError, KeyError, csv.Error):  # a line cut by a kill ends the curve
-        for row in _validations(folder):
-            if row.get("name") == metric:
-                found[int(row["step"])] = float(row["value"])
+    steps, values = metric_curves(folder).get(("val", metric), ((), ()))
+    found = {int(step): float(value) for step, value in zip(steps, values, strict=True) if math.isfinite(step)}
     return [CurvePoint(step, value) for step, value in sorted(found.items())]
 
 
 def reported_metrics(folder: Path) -> list[str]:
     """Returns the names of all metrics of validation."""
-    with suppress(OSError, ValueError, KeyError, csv.Error):
-        return sorted({str(row["name"]) for row in _validations(folder)})
-    return []
-
-
-def _validations(folder: Path) -> Iterator[dict[str, str]]:
-    with regular(folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
-        yield from (row for row in csv.DictReader(stream) if row.get("split") == "val")
+    return sorted(name for split, name in metric_curves(folder) if split == "val")
 
 
 def best_point(curve: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint | None:

@@ -16,11 +16,11 @@ import wellfed
 from tests.kit.wandb_files import stored
 from wellfed.observe.loggers import sink as guard
 from wellfed.observe.loggers import wandb_sink as room
-from wellfed.observe.loggers.csv_table import cut_after
+from wellfed.observe.loggers.csv_table import CsvTable
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.wandb_sink import WandbSink, decide_mode, is_logged_in, open_run
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.metrics import GPU_METRICS, HOST_METRICS
+from wellfed.observe.telemetry.metrics import COLUMNS, GPU_METRICS, HOST_METRICS
 from wellfed.observe.telemetry.series import Sample
 from wellfed.record import RunRecord
 
@@ -300,7 +300,7 @@ def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_
                 break
         process.send_signal(signal.SIGKILL)
         last = int([line, *process.stdout][-1])  # what the pipe still holds was done, too
-    cut_after(tmp_path / "telemetry.csv", "step", 10**9)
+    CsvTable(tmp_path / "telemetry.csv", COLUMNS, [].append).cut_after("step", 10**9)
     with (tmp_path / "telemetry.csv").open(newline="") as stream:
         rows = [(int(row["step"]), int(row["gpu"]), float(row["util_pct"])) for row in csv.DictReader(stream)]
     num_rounds = len(rows) // 2

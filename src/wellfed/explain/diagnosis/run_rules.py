@@ -11,18 +11,8 @@ from wellfed.explain.diagnosis.rules import compute_rules as compute
 from wellfed.explain.diagnosis.rules import feeding_rules as feeding
 from wellfed.explain.diagnosis.rules import memory_rules as memory
 from wellfed.explain.diagnosis.rules import pause_rules as pause
+from wellfed.explain.diagnosis.rules import rank_rules as ranks
 from wellfed.explain.diagnosis.rules import verdict_rules as verdicts
-from wellfed.explain.diagnosis.rules.ranks import (
-    compute_straggler,
-    copy_straggler,
-    host_straggler,
-    input_straggler,
-    slow_gpu,
-    slow_link,
-    slow_machine,
-    uneven_memory,
-    uneven_shares,
-)
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
@@ -33,17 +23,7 @@ OF_EVENTS: tuple[Rule, ...] = (
     memory.host_memory_full,
 )  # fmt: skip
 """Rules on events and the end of a run, valid for any number of steps."""
-OF_RANKS: tuple[Rule, ...] = (
-    input_straggler.check,
-    copy_straggler.check,
-    host_straggler.check,
-    compute_straggler.check,
-    uneven_shares.check,
-    slow_gpu.check,
-    slow_machine.check,
-    slow_link.check,
-    uneven_memory.check,
-)
+OF_RANKS: tuple[Rule, ...] = (ranks.straggler, ranks.slow_link, ranks.uneven_memory)
 """Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
 wait. So these findings come first, unless another one wins back twice as much."""
 OF_STEPS: tuple[Rule, ...] = (

@@ -62,14 +62,33 @@ class CsvTable:
             self._flush()
 
     def cut_after(self, column: str, last: float) -> int:
-        """Calls the function `cut_after` for this file, under the lock."""
+        """Drops rows whose ``column`` is above ``last``, and an incomplete last line. A resumed run writes them again.
+
+        Returns the number of other damaged lines, which are dropped too. A table of an earlier version is rewritten
+        with these columns.
+        """
         with self._lock:
-            return cut_after(self.path, column, last, self._columns)
+            lines, torn = _cells_of(self.path)
+            if not lines:
+                return 0
+            damaged, names = 0, lines[0]
+            if _is_damaged(names, self._columns, column):
+                damaged, names = 1, list(self._columns)
+            index = names.index(column)
+            whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[index]) is not None]
+            damaged += len(lines) - 1 - len(whole)
+            kept = [line for line in whole if (_figure(line[index]) or 0) <= last]
+            if names != list(self._columns):
+                rows = [dict(zip(names, line, strict=True)) for line in kept]
+                names, kept = list(self._columns), [[row.get(name, "") for name in self._columns] for row in rows]
+            if damaged or torn or len(kept) < len(lines) - 1 or names != lines[0]:
+                write_atomically(self.path, _lines([names, *kept]))
+            return damaged
 
     def drop(self, columns: tuple[str, ...], keys: set[tuple[str, ...]]) -> None:
         """Drops written rows whose cells in ``columns`` are one of ``keys``."""
         with self._lock:
-            lines, _ = _cells_of(self.path) if self.path.exists() else ([], False)
+            lines, _ = _cells_of(self.path)
             if not lines or not set(columns) <= set(lines[0]):
                 return
             size, indices = len(lines[0]), [lines[0].index(name) for name in columns]
@@ -114,42 +133,12 @@ class CsvTable:
         return columns + _lines([[cell(row.get(name)) for name in self._columns] for row in self._rows])
 
 
-def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> int:
-    """Drops rows whose ``column`` is above ``last``, and an incomplete last line. A resumed run writes them again.
-
-    Returns the number of other damaged lines, which are dropped too. With ``columns``, a table of an earlier version is
-    rewritten with these columns.
-    """
-    if not path.exists():
-        return 0
-    lines, torn = _cells_of(path)
-    if not lines:
-        return 0
-    damaged, names = 0, lines[0]
-    if columns is None and column not in names:
-        return 0
-    if columns is not None and _is_damaged(names, columns, column):
-        damaged, names = 1, list(columns)
-    index = names.index(column)
-    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[index]) is not None]
-    damaged += len(lines) - 1 - len(whole)
-    kept = [line for line in whole if (_figure(line[index]) or 0) <= last]
-    if columns is not None and names != list(columns):
-        rows = [dict(zip(names, line, strict=True)) for line in kept]
-        names, kept = list(columns), [[row.get(name, "") for name in columns] for row in rows]
-    if damaged or torn or len(kept) < len(lines) - 1 or names != lines[0]:
-        write_atomically(path, _lines([names, *kept]))
-    return damaged
-
-
 def column(path: Path, name: str) -> list[float]:
     """Returns a column's finite numbers; empty if the file or column is missing.
 
     Raises:
         OSError: the file can't be read.
     """
-    if not path.exists():
-        return []
     lines, _ = _cells_of(path)
     if not lines or name not in lines[0]:
         return []
@@ -166,6 +155,8 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
     """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows."""
+    if not path.exists():
+        return [], False
     text = regular(path).read_bytes().decode("utf-8", errors="replace")
     *lines, torn = text.split("\n")  # an incomplete line may lack digits
     return [_cells(line) for line in lines], bool(torn)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,10 +14,6 @@ from wellfed.record import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 _PLACES = {name: place for place, name in enumerate(StepRow._fields)}
-_WHOLE = frozenset({"step", "epoch", "samples", "micro_batch", "num_micro", "slowest_index"})
-"""Columns of whole numbers."""
-_BLOCK = 64
-"""Rows that are made of the array at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ class StepSummary:
         return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
-class StepTable(Sequence[StepRow]):
+class StepTable:
     """Rows of the latest steps, held as one array: a run of many steps keeps no object for each figure."""
 
     def __init__(self, most: int) -> None:
@@ -118,26 +113,12 @@ class StepTable(Sequence[StepRow]):
     def __len__(self) -> int:
         return min(self._end, self._most)
 
-    def __reversed__(self) -> Iterator[StepRow]:
-        for end in range(len(self), 0, -_BLOCK):
-            yield from map(_row, self.figures[max(0, end - _BLOCK) : end][::-1].tolist())
 
-    def __getitem__(self, index: Any) -> Any:
-        found = self.figures[index].tolist()
-        return [_row(each) for each in found] if isinstance(index, slice) else _row(found)
+Rows = Sequence[StepRow] | StepTable
 
 
 def _figures(rows: Iterable[StepRow]) -> Column:
     return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
-
-
-def _row(figures: Sequence[float]) -> StepRow:
-    cells: dict[str, Any] = {
-        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
-        for name, figure in zip(_PLACES, figures, strict=True)
-    }
-    cells["warmup"] = bool(cells["warmup"])
-    return StepRow(**cells)
 
 
 class StepColumns:
@@ -148,7 +129,7 @@ class StepColumns:
         self._figures = figures
 
     @classmethod
-    def of(cls, rows: Sequence[StepRow]) -> StepColumns:
+    def of(cls, rows: Rows) -> StepColumns:
         """Returns the columns of rows."""
         return cls(rows.figures if isinstance(rows, StepTable) else _figures(rows))
 
@@ -208,7 +189,7 @@ class StepColumns:
         return means
 
 
-def summarise(rows: Sequence[StepRow] | StepColumns) -> StepSummary | None:
+def summarise(rows: Rows | StepColumns) -> StepSummary | None:
     """Returns the figures of the rows that are not warm-up; None if there are none."""
     every = rows if isinstance(rows, StepColumns) else StepColumns.of(rows)
     kept = every.steady()

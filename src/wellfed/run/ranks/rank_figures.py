@@ -19,8 +19,7 @@ import psutil
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
-from wellfed.observe.timing.readiness import StepColumns, summarise
-from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.readiness import Rows, StepColumns, summarise
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
 from wellfed.run.outcome import RankEnded
@@ -125,7 +124,7 @@ class RankFigures:
         about: dict[str, Any] | None,
         others: SharedFigures,
         *,
-        rows: Callable[[], Sequence[StepRow]],
+        rows: Callable[[], Rows],
         peak_gib: Callable[[], float | None],
         record: Callable[[Sequence[RankEntry]], None],
         now_s: Callable[[], float] = time.monotonic,

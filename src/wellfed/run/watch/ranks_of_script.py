@@ -23,6 +23,7 @@ from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.telemetry.machines import named, of_node
+from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.ranks import Launch, launched
 from wellfed.record import RankEntry
@@ -200,7 +201,7 @@ class RankOfScript:
             return gib(max(0.0, peak_rss_bytes() - self._rss_before))
         return gib(torch.cuda.max_memory_reserved(gpu))
 
-    def _rows(self) -> Sequence[StepRow]:
+    def _rows(self) -> Rows:
         return self._latest_rows
 
     def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:

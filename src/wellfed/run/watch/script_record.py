@@ -32,7 +32,7 @@ from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
-from wellfed.observe.timing.readiness import StepColumns
+from wellfed.observe.timing.readiness import Rows, StepColumns
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
@@ -330,7 +330,7 @@ class ScriptRecord(RankOfScript):
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))
         return int(samples) if samples.is_integer() else None
 
-    def _rows(self) -> Sequence[StepRow]:
+    def _rows(self) -> Rows:
         return self.journal.rows
 
     def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:

@@ -118,12 +118,9 @@ def _residual(columns: Sequence[Sequence[str]], logs: NDArray[np.float64]) -> tu
         np.add.at(sums, own, logs)
         for other in numbers:
             np.add.at(pairs, (own, other), 1.0)
-    sizes, directions = np.linalg.eigh(pairs)
-    is_known = sizes > _EPSILON * sizes[-1]
-    known = directions[:, is_known]
-    solution = known @ (known.T @ sums / sizes[is_known])
+    solution, _, rank, _ = np.linalg.lstsq(pairs, sums, rcond=_EPSILON)
     rest = logs - sum(solution[own] for own in numbers)
-    return float((rest**2).sum()), int(is_known.sum())
+    return float((rest**2).sum()), int(rank)
 
 
 def _notes(

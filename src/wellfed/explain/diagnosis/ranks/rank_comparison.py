@@ -51,7 +51,7 @@ Cause = Literal[
     "slow_gpu",
     "slow_machine",
 ]
-"""Ids of the rules that report them."""
+"""Ids of their findings."""
 _NAMES: dict[Part, str] = {
     **{"wait": "waiting for data", "copy": "copy to the GPU", "host": "time between two steps"},
     **{"forward": "forward pass", "optimizer": "optimizer", "compute": "computing"},
@@ -148,12 +148,6 @@ class Straggler:
                 f"({show_factor(gain.low)} to {show_factor(gain.high)}), predicted."
             )
         return Finding(cause, text + prospect, self.figures | figures, change, gain=gain, prospect=prospect)
-
-
-def straggling(evidence: Evidence, cause: Cause) -> Straggler | None:
-    """Returns the straggler of a run if this is its cause, else None."""
-    found = straggler_of(evidence)
-    return found if found is not None and cause_of(evidence, found) == cause else None
 
 
 def compared_ranks(evidence: Evidence) -> list[RankEntry]:
