@@ -198,6 +198,47 @@ for epoch in range(2):
     assert record_of(tmp_path).config["workload"] == {"sample_unit": "samples", "effective_batch_size": 12}
 
 
+@pytest.mark.parametrize("in_step", ["replay(x)", "whole(x)"])
+def test_a_graph_that_is_replayed_within_a_pass_is_no_step(in_step: str, tmp_path: Path) -> None:
+    """As those of torch.compile(mode="reduce-overhead"). A script's own graph may hold a whole step."""
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from contextlib import suppress
+from torch.utils.data import DataLoader, TensorDataset
+w = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([w], lr=0.1)
+def whole(x):
+    with suppress(AttributeError):  # a graph that was never recorded
+        torch.cuda.CUDAGraph.replay(None)
+class Graphed(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, w):
+        context.save_for_backward(x)
+        whole(x)
+        return x @ w
+    @staticmethod
+    def backward(context, gradient):
+        whole(gradient)
+        return None, gradient @ context.saved_tensors[0]
+def replay(x):
+    Graphed.apply(x, w).mean().backward()
+loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
+for i, (x,) in enumerate(loader):
+    replay(x) if i < 4 else {in_step}
+    if i % 4 == 3 and (i < 4 or {in_step == "replay(x)"}):
+        optimizer.step()
+        optimizer.zero_grad()
+        if i > 4:  # a validation
+            with torch.no_grad():
+                Graphed.apply(x, w)
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    samples = [row["samples"] for row in rows_of(tmp_path)]
+    assert samples[1:] == (["16"] * 29 if in_step == "replay(x)" else ["4"] * 116)
+
+
 def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
     """As transformers and datasets do."""
     (tmp_path / "train.py").write_text(

@@ -155,7 +155,7 @@ class ScriptSteps(Harmless):
         self._set_aside = None
         iteration = self._iteration
         if iteration is not None:
-            is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
+            is_used = iteration.is_ended or iteration.has_backward or iteration.has_replay or iteration.is_evaluated
             if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
@@ -332,9 +332,10 @@ class ScriptSteps(Harmless):
 
     @harmless
     def replayed(self) -> None:
-        """Marks that a CUDA graph was replayed, which may hold a whole step."""
+        """Marks that a CUDA graph was replayed, which may hold a whole step. Code of torch.compile disables gradients
+        before it replays one, since the graph holds a single pass."""
         if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
-            self._iteration.has_replay = True
+            self._iteration.has_replay |= torch.is_grad_enabled()
             self._record.note(GRAPHS)
 
     @harmless
