@@ -524,6 +524,35 @@ for _ in range(20):
     assert record_of(tmp_path).config["gpu"].get("precision") == precision
 
 
+@pytest.mark.parametrize(
+    ("setting", "tf32"),
+    [
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+        pytest.param("torch.backends.cuda.matmul.fp32_precision = 'ieee'", False, marks=pytest.mark.slow),
+        pytest.param("torch.set_float32_matmul_precision('high')", True, marks=pytest.mark.slow),
+        pytest.param("", False, marks=pytest.mark.slow),
+    ],
+)
+def test_tf32_is_seen_however_it_is_set(setting: str, tf32: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+{setting}
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert record.config["gpu"] == {"precision": "32-true", "tf32": tf32, "compile": "none"}
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert [note[:26] for note in notes] == ["No DataLoader was iterated"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
 def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:

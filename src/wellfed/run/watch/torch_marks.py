@@ -40,6 +40,7 @@ UNTRAINED = "Untrained models are not watched where code is compiled: their forw
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+NO_SETTINGS = "How the script computes (precision, TF32, compilation) could not be read."
 MANY_OPTIMIZERS = (
     f"More than {_MOST_SEARCHES} optimizers step: forward passes of what only later ones train may be unseen."
 )
@@ -233,10 +234,13 @@ class TorchMarks:
                     self._find_modules(optimizer)
                 else:
                     self._record.note(MANY_OPTIMIZERS)
-            if self._num_steps == _DESCRIBED_AT:
-                self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
             self._record.note(f"{NO_MODULE} ({type_and_line(error)})")
+        try:
+            if self._num_steps == _DESCRIBED_AT:
+                self._describe(optimizer)
+        except Exception as error:  # noqa: BLE001  likewise
+            self._record.note(f"{NO_SETTINGS} ({type_and_line(error)})")
 
     # Outermost modules
 
@@ -281,7 +285,7 @@ class TorchMarks:
         gpu = {
             # Sharded weights of float32 may compute in another type, which no autocast shows.
             **({} if is_float32 and self._is_sharded else {"precision": "32-true" if is_float32 else "mixed"}),
-            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "tf32": _multiplies_in_tf32(),
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
         sizes = [one.numel() for one in parameters]
@@ -410,6 +414,12 @@ def _has_compiled() -> bool:
     """Returns whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
+
+
+def _multiplies_in_tf32() -> bool:
+    """Returns whether matrix products of float32 may use TF32. The older function raises after the newer setting."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")  # torch >= 2.9
+    return newer != "ieee" if newer != "none" else torch.get_float32_matmul_precision() != "highest"
 
 
 def _parameters(optimizer: Any) -> list[Any]:
