@@ -553,6 +553,37 @@ for _ in range(5):
     assert [note[:26] for note in notes] == ["No DataLoader was iterated"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "layer", "tf32"),
+    [
+        ("", "torch.nn.Conv2d(3, 4, 3)", None),  # a convolution alone may use TF32, as by default
+        ("torch.backends.cudnn.allow_tf32 = False", "torch.nn.Conv2d(3, 4, 3)", False),
+        pytest.param("", "torch.nn.Conv2d(3, 4, 3, stride=3)", False, marks=pytest.mark.slow),  # patches
+        pytest.param(
+            *("torch.set_float32_matmul_precision('high')", "torch.nn.Conv2d(3, 4, 3)", True), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_tf32_of_convolutions_is_a_setting_of_its_own(
+    setting: str, layer: str, tf32: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+{setting}
+model = torch.nn.Sequential({layer}, torch.nn.Flatten(), torch.nn.LazyLinear(1))
+model(torch.zeros(1, 3, 9, 9))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 3, 9, 9)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path).config["gpu"].get("tf32") is tf32
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
 def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:

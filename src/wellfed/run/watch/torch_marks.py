@@ -72,7 +72,7 @@ class TorchMarks:
         self._trained: set[type] = set()
         """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._here = _OfThread()
-        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = False
+        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = self._convolves = False
         self._num_steps = 0
 
     def install(self) -> None:
@@ -277,15 +277,19 @@ class TorchMarks:
             if isinstance(part, torch.nn.DataParallel):
                 self._record.data_parallel(name or type(part).__name__, len(part.device_ids))
             self._is_sharded |= any(kind.__name__ in _SHARDED for kind in type(part).__mro__)
+            if isinstance(part, torch.nn.modules.conv._ConvNd):  # of patches: a product, and the least of its model's
+                self._convolves |= part.kernel_size != part.stride
 
     def _describe(self, optimizer: Any) -> None:
         """Records how the script computes, by the names that configurations have for it."""
         parameters = _parameters(optimizer)
         is_float32 = all(one.dtype == torch.float32 for one in parameters) and not self._has_autocast
+        tf32 = _multiplies_in_tf32()
         gpu = {
             # Sharded weights of float32 may compute in another type, which no autocast shows.
             **({} if is_float32 and self._is_sharded else {"precision": "32-true" if is_float32 else "mixed"}),
-            "tf32": _multiplies_in_tf32(),
+            # Convolutions have a setting of their own: where they alone may use TF32, neither value is true.
+            **({"tf32": tf32} if tf32 or not (self._convolves and _convolves_in_tf32()) else {}),
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
         sizes = [one.numel() for one in parameters]
@@ -420,6 +424,12 @@ def _multiplies_in_tf32() -> bool:
     """Returns whether matrix products of float32 may use TF32. The older function raises after the newer setting."""
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")  # torch >= 2.9
     return newer != "ieee" if newer != "none" else torch.get_float32_matmul_precision() != "highest"
+
+
+def _convolves_in_tf32() -> bool:
+    """Returns whether convolutions of float32 may use TF32, as they do unless a script forbids it."""
+    convolution = getattr(torch.backends.cudnn, "conv", None)  # torch >= 2.9
+    return torch.backends.cudnn.allow_tf32 if convolution is None else convolution.fp32_precision == "tf32"
 
 
 def _parameters(optimizer: Any) -> list[Any]:
