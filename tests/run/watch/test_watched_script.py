@@ -175,20 +175,37 @@ def test_other_settings_are_tried(starved: tuple[Path, subprocess.CompletedProce
     assert float(best[1]) > 1.5
 
 
-def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
+@pytest.mark.parametrize(
+    "loop",
+    [
         """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
-for epoch in range(2):
     for i, (x,) in enumerate(loader):
         model(x).mean().backward()
         if i % 3 == 2:
             optimizer.step()
             optimizer.zero_grad()
+""",
+        """
+    batches = iter(loader)
+    while read := list(itertools.islice(batches, 3)):  # as transformers' Trainer reads the batches of a step
+        for (x,) in read:
+            model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ],
+    ids=["in turn", "read ahead"],
+)
+def test_accumulated_gradients_are_one_step(loop: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import itertools, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
+for epoch in range(2):
+{loop}
 """
     )
     assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
@@ -237,6 +254,32 @@ for i, (x,) in enumerate(loader):
     assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
     samples = [row["samples"] for row in rows_of(tmp_path)]
     assert samples[1:] == (["16"] * 29 if in_step == "replay(x)" else ["4"] * 116)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ("torch.zeros(50, 8), torch.zeros(8)", {"8"}),  # as pad_sequence makes it
+        pytest.param("torch.zeros(5, 8), torch.zeros(8)", {"8"}, marks=pytest.mark.slow),
+        pytest.param("torch.zeros(1000, 4), torch.zeros(8)", {"8"}, marks=pytest.mark.slow),  # points of clouds
+        ("torch.zeros(len(found), 4), torch.zeros(len(found))", {"8", "4"}),
+    ],
+)
+def test_samples_of_batches_of_any_layout(batch: str, samples: set[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from torch.utils.data import DataLoader
+w = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for x, y in DataLoader(range(100), batch_size=8, collate_fn=lambda found: ({batch})):
+    (w * x.sum()).backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {row["samples"] for row in rows_of(tmp_path)} == samples
 
 
 def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
