@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.run.ranks.test_rank_figures import rows
-from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
+from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of, rows_of
 from wellfed import AccelerateWatch
 from wellfed.ranks import Launch
 from wellfed.run.ranks import rank_figures
@@ -107,6 +107,36 @@ def test_a_watch_within_a_process_that_the_script_has_spawned(number: str, tmp_p
     assert done.returncode == 0, done.stderr
     assert "no training was seen" not in done.stderr
     assert record_of(tmp_path).steps == 30
+
+
+@pytest.mark.parametrize("split", ["", pytest.param("split_batches=True", marks=pytest.mark.slow)])
+def test_batches_that_rank_0_reads_for_all_ranks_count_once(split: str, tmp_path: Path) -> None:
+    """As Accelerate reads an IterableDataset: two batches a step, or one that it splits."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(
+        f"""
+import accelerate, torch
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(320, 4)
+settings = accelerate.utils.DataLoaderConfiguration({split})
+accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+model = torch.nn.Linear(4, 1)
+parts = model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(Stream(), batch_size=4)
+model, optimizer, loader = accelerator.prepare(*parts)
+for batch in loader:
+    accelerator.backward(model(batch).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    each = 4 if split else 8
+    steps = [(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows_of(tmp_path)]
+    assert len(steps) == 320 // each
+    assert set(steps[1:-1]) == {(str(each), str(each // 2), "1")}
+    assert record_of(tmp_path).config["workload"]["effective_batch_size"] == each
 
 
 # Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.

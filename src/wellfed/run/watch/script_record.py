@@ -60,6 +60,8 @@ class SeenLoader:
         self.batch_size = getattr(loader, "batch_size", None)
         self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
         """It reads an IterableDataset, of which each worker has a copy."""
+        self.is_dispatched = False
+        """Rank 0 reads its batches for all ranks."""
         self.loader = _without_workers(loader) if is_kept else None
         """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
@@ -328,6 +330,8 @@ class ScriptRecord(RankOfScript):
         if not isinstance(size, int) or not len(parts):
             return None
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))
+        if self._seen is not None and self._seen.is_dispatched:  # of all ranks, or of each one
+            samples = float(np.median(parts.column("samples")))
         return int(samples) if samples.is_integer() else None
 
     def _rows(self) -> Sequence[StepRow]:

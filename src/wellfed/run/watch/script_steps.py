@@ -440,6 +440,8 @@ class ScriptSteps(Harmless):
         self._rows.num_ended += 1
         is_whole = iteration.has_step or iteration.has_replay or self.level < Level.optimizer
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
+        if iteration.loader is not None and iteration.loader.is_dispatched:
+            samples = -(-samples // world_size())  # of this rank; a share that is smaller is filled up
         num_micro = max(1, min(iteration.batches, iteration.num_backward))
         micro_batch = samples if num_micro == 1 else min(iteration.largest, -(-samples // num_micro))
         is_due = self.clock.end(step=0, samples=samples, micro_batch=micro_batch, num_micro=num_micro * is_whole)

@@ -46,6 +46,8 @@ MANY_OPTIMIZERS = (
 )
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 """Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
+_DISPATCHER = "DataLoaderDispatcher.__iter__"
+"""Function of Accelerate that reads batches on rank 0 and sends each rank its share."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 """Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
@@ -117,7 +119,7 @@ class TorchMarks:
         def iterate(loader: Any) -> Any:
             if self._steps.is_off:
                 return original(loader)
-            known = self._begun(loader)
+            known = self._begun(loader, sys._getframe(1).f_code.co_qualname)
             found = original(loader)
             try:
                 if known is not None:
@@ -128,13 +130,14 @@ class TorchMarks:
 
         return iterate
 
-    def _begun(self, loader: Any) -> SeenLoader | None:
-        """Marks that a pass over a DataLoader begins. Returns None if it cannot be recognised."""
+    def _begun(self, loader: Any, caller: str) -> SeenLoader | None:
+        """Marks that a function begins a pass over a DataLoader. Returns None if that cannot be recognised."""
         try:
             self._watch_copies()
             known = self._seen.get(loader)
             if known is None:
                 known = self._seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+                known.is_dispatched = caller == _DISPATCHER
         except Exception as error:  # noqa: BLE001  a subclass of any kind, and the script must not end by this
             self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
             return None
