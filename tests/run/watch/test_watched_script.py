@@ -627,6 +627,32 @@ for _ in range(5):
     assert record_of(tmp_path).config["gpu"].get("tf32") is tf32
 
 
+@pytest.mark.usefixtures("fake_cuda")
+def test_the_peak_of_memory_is_that_of_the_training(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also where a script resets torch's own figure, as at the end of each epoch."""
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+large = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+del large, model, optimizer
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+print(torch.cuda.max_memory_reserved() >> 20)
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 512
+    record = record_of(tmp_path)
+    assert "GPU" in record.memory["device"]
+    assert record.memory["measured_peak_gib"] == pytest.approx(0.5, abs=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_cuda")
 def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:

@@ -23,7 +23,6 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
-from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
@@ -37,7 +36,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, fullest_gpu, unknown_ranks
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
 
@@ -281,15 +280,16 @@ class ScriptRecord(RankOfScript):
         trained_s = self.progress.trained_s(0.0, until_s)
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
-        gpu = fullest_gpu()
+        gpu = self.fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
-        record.memory = {
-            "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
-            "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
-            "predicted_peak_gib": None,
-            "measured_peak_gib": self.peak_gib(),
-            "may_lower": [],
-        }
+        if (peak_gib := self.peak_gib()) is not None:
+            record.memory = {
+                "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
+                "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
+                "predicted_peak_gib": None,
+                "measured_peak_gib": peak_gib,
+                "may_lower": [],
+            }
         record.host = {
             "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / passed_s,
             "rss_gib": gib(psutil.Process().memory_info().rss),
@@ -316,7 +316,7 @@ class ScriptRecord(RankOfScript):
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
-        accelerator = "gpu" if used_gpus() else "cpu"
+        accelerator = "cpu" if self.fullest_gpu() is None else "gpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
         workload = {"sample_unit": self._unit, "effective_batch_size": self._effective_batch_size()}
@@ -344,10 +344,10 @@ class ScriptRecord(RankOfScript):
             self.journal.save()
 
     def _read(self, samples: Sequence[Sample]) -> None:
-        if any(not is_host(one.gpu) and one.gpu not in self._gpus for one in samples):
-            self._gpus |= used_gpus()
-            if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
-                self._gpus |= {*range(self.store.launch.devices)}
+        self._note_peaks()
+        self._gpus |= self._peaks.keys()
+        if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
+            self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
             self.journal.telemetry(used)
             self._late += used
