@@ -25,6 +25,7 @@ from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.nvml.visible import same_uuid
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import spent_cpu_s
 from wellfed.observe.telemetry.machines import is_host
@@ -96,6 +97,8 @@ class ScriptRecord(RankOfScript):
         self._watching = ExitStack()
         self._gpus: set[int] = set()
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
+        self._numbers: dict[int, int] | None = None
+        """CUDA's numbers of the watched GPUs where they may be others than NVML's; None = they are the same."""
         self._late: deque[Sample] = deque(maxlen=_MOST_LATE)
         """Readings after the latest sign of the training."""
 
@@ -119,7 +122,9 @@ class ScriptRecord(RankOfScript):
         self.journal = Journal(self.record, self.folder)
         self.journal.origin_s = self.origin_s
         self.progress = Progress(time_s=self.journal.time_s)
-        facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        self._facts = facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        self._unsure = [warning for warning in facts.warnings if warning.startswith("NVML: ")]
+        """Warnings that NVML's numbers may be others than CUDA's, until CUDA has begun."""
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
         self.journal.save()
@@ -346,12 +351,39 @@ class ScriptRecord(RankOfScript):
     def _read(self, samples: Sequence[Sample]) -> None:
         self._note_peaks()
         self._gpus |= self._peaks.keys()
+        if self._gpus and self._unsure:
+            self._number_by_torch()
+        if self._numbers is not None:
+            samples = [
+                one if is_host(one.gpu) else replace(one, gpu=self._numbers[one.gpu])
+                for one in samples
+                if is_host(one.gpu) or one.gpu in self._numbers
+            ]
         if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
             self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
             self.journal.telemetry(used)
             self._late += used
             self._add_readings()
+
+    def _number_by_torch(self) -> None:
+        """Numbers the GPUs as torch does, by their UUIDs. One that NVML showed under no number is not read."""
+        unsure, self._unsure = self._unsure, []
+        devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        uuids = [str(getattr(device, "uuid", "")) for device in devices]
+        pairs = [
+            (gpu, number)
+            for number, uuid in enumerate(uuids)
+            for gpu in self._facts.gpus
+            if gpu.uuid is not None and same_uuid(gpu.uuid, uuid)
+        ]
+        if all(uuids):
+            self._numbers = {gpu.index: number for gpu, number in pairs}
+            numbered = tuple(replace(gpu, index=number) for gpu, number in pairs)
+            self.record.machine = replace(self._facts, gpus=numbered).entry()
+        if len(pairs) < len(devices):
+            for warning in unsure:
+                self.note(warning)
 
     def _add_readings(self) -> None:
         """Counts the readings up to the latest sign of the training: what the script does later is none of it."""
