@@ -139,6 +139,44 @@ for batch in loader:
     assert record_of(tmp_path).config["workload"]["effective_batch_size"] == each
 
 
+@pytest.mark.parametrize(
+    ("how", "samples"),
+    [
+        ('parallelize_module(model, mesh, {"0": ColwiseParallel()})', "4"),
+        pytest.param("fully_shard(model, mesh=mesh)", "8", marks=pytest.mark.slow),
+    ],
+)
+def test_samples_of_ranks_that_share_batches_count_once(how: str, samples: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils.data import DataLoader
+torch.distributed.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+{how}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(torch.ones(80, 4), batch_size=4):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+    )
+    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["samples"] for row in rows_of(tmp_path)] == 20 * [samples]
+    record = record_of(tmp_path)
+    assert record.samples == 20 * int(samples)
+    assert record.config["workload"]["effective_batch_size"] == (8 if samples == "8" else None)
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert ["Ranks share batches" in note for note in notes] == ([] if samples == "8" else [True])
+
+
 # Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("leaves early", 0), ("raises", 1), ("exits", 1), ("ends late", 0)])

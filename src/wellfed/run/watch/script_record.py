@@ -47,6 +47,7 @@ _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _MOST_LATE = 10_000
 """Maximum number of readings after the latest sign of the training that count once there is another one."""
+SHARED = "Ranks share batches (tensor parallelism): samples are those of rank 0. Over all ranks they are unknown."
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -85,8 +86,8 @@ class ScriptRecord(RankOfScript):
         keeps_loader: bool = False,
     ) -> None:
         super().__init__(origin_s=origin_s, store=store)
-        self._has_launch = False
-        """The record has the number of ranks."""
+        self._has_launch = self._is_shared = False
+        """The record has the number of ranks; these train on the same batches."""
         self.script, self.keeps_loader, self._log_dir = script, keeps_loader, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
@@ -211,7 +212,8 @@ class ScriptRecord(RankOfScript):
         Args:
             ranks: number of processes that train together, as if each had as many samples.
         """
-        rows = [row._replace(samples=ranks * row.samples) for row in rows] if ranks > 1 else rows
+        if ranks > 1 and not self._is_shared:
+            rows = [row._replace(samples=ranks * row.samples) for row in rows]
         before = self.record.steps
         self.record.steps = rows[-1].step
         self.record.samples += sum(row.samples for row in rows)
@@ -227,6 +229,16 @@ class ScriptRecord(RankOfScript):
             self.journal.save()
             return True
         return is_long
+
+    def shares_batches(self) -> None:
+        """Counts the samples of this rank alone, also of the steps so far: other ranks have the same ones."""
+        if not self._is_shared:
+            self._is_shared = True
+            rows = [row._replace(samples=row.samples // self.world_size) for row in self.journal.rows]
+            self.journal.rewind(0, 0.0)
+            self.journal.steps(rows)
+            self.record.samples = sum(row.samples for row in rows)
+            self.note(SHARED)
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
@@ -332,7 +344,7 @@ class ScriptRecord(RankOfScript):
     def _effective_batch_size(self) -> int | None:
         """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
         size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
-        if not isinstance(size, int) or not len(parts):
+        if not isinstance(size, int) or not len(parts) or self._is_shared:
             return None
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))
         if self._seen is not None and self._seen.is_dispatched:  # of all ranks, or of each one

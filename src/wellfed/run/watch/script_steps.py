@@ -518,8 +518,9 @@ def _size(batch: Any, loader: SeenLoader) -> int:
     if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
         size, shape = loader.batch_size, first.shape
         # Sequences as [time, batch], and the points of all clouds in one tensor.
-        is_other = isinstance(size, int) and (shape[0] > size or (len(shape) > 1 and shape[0] != size == shape[1]))
-        return size if is_other else shape[0]
+        if isinstance(size, int) and (shape[0] > size or (len(shape) > 1 and shape[0] != size == shape[1])):
+            return size
+        return shape[0]
     try:
         return batch_size(batch)
     except Exception:  # noqa: BLE001  a batch of any type

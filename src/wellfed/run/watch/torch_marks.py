@@ -29,7 +29,7 @@ from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import uses_cuda
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.script_record import SeenLoader
-from wellfed.run.watch.script_steps import ScriptSteps
+from wellfed.run.watch.script_steps import ScriptSteps, world_size
 
 _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
@@ -273,6 +273,8 @@ class TorchMarks:
                 self._watch_calls(kind)
         if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
+        if world_size() > 1 and _sharded_dimensions(_parameters(optimizer)) > self._is_sharded:
+            self._record.shares_batches()
 
     def _see_wrappers(self, module: Any) -> None:
         """Notes how a trained module is shared out among GPUs or ranks."""
@@ -421,6 +423,12 @@ def _has_compiled() -> bool:
     """Returns whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
+
+
+def _sharded_dimensions(parameters: list[Any]) -> int:
+    """Returns over how many dimensions of a mesh of ranks DTensors are sharded: FSDP's one, tensor parallelism's."""
+    placements = [getattr(one, "placements", ()) for one in parameters]
+    return max((sum(not one.is_replicate() for one in each) for each in placements), default=0)
 
 
 def _multiplies_in_tf32() -> bool:
