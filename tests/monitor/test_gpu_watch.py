@@ -101,6 +101,18 @@ def test_a_swing_comes_first(fake_driver: FakeDriver, capsys: pytest.CaptureFixt
     assert "swings between" in capsys.readouterr().out
 
 
+def test_numbers_of_cards_that_differ_are_doubted_before_cuda_begins(
+    fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    cards = Scenario(gpus=[FakeGpu(name="one"), FakeGpu("GPU-aaaa1111-0000-0000-0000-000000000002", name="other")])
+    with fake_driver.load(cards), GPUWatch(interval_s=0.1) as watch:
+        for _ in watch.batches(Loader(10)):
+            time.sleep(0.002)
+    assert "NVML: the cards differ (one, other)" in capsys.readouterr().out.replace("\n", " ")
+
+
 @pytest.mark.usefixtures("no_nvml")
 def test_without_nvml_steps_are_timed_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with GPUWatch(interval_s=0.1) as watch:

@@ -134,6 +134,8 @@ class LoopWatch:
         self._gpus = [gpu.index for gpu in gpus]
         if not gpus:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")
+        elif not uses_cuda():  # so that its numbers are those of the environment
+            self._notes += [warning for warning in facts.warnings if warning.startswith("NVML: ")]
         if any(gpu.is_simulated for gpu in facts.gpus):
             self._notes.append("A simulated GPU: figures of speed and utilisation are of no real card.")
         self._sampler = Sampler(

@@ -97,6 +97,10 @@ def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert record.phases["validate"]["times"] == 2
     assert record.phases["checkpoint"]["times"] >= 2
     assert sum(int(row["samples"]) for row in rows[1:]) == pytest.approx(2 * 160, abs=16)
+    # All batches of a step are read before its passes, and another one at the begin of an epoch.
+    steps = [(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]]
+    assert set(steps) == {("8", "4", "2"), ("12", "4", "2"), ("4", "4", "1")}
+    assert steps.count(("8", "4", "2")) >= 35
     assert is_starved(record)
     assert "Report" in capsys.readouterr().err
 

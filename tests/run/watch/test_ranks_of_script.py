@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.run.ranks.test_rank_figures import rows
-from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
+from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of, rows_of
 from wellfed import AccelerateWatch
 from wellfed.ranks import Launch
 from wellfed.run.ranks import rank_figures
@@ -107,6 +107,74 @@ def test_a_watch_within_a_process_that_the_script_has_spawned(number: str, tmp_p
     assert done.returncode == 0, done.stderr
     assert "no training was seen" not in done.stderr
     assert record_of(tmp_path).steps == 30
+
+
+@pytest.mark.parametrize("split", ["", pytest.param("split_batches=True", marks=pytest.mark.slow)])
+def test_batches_that_rank_0_reads_for_all_ranks_count_once(split: str, tmp_path: Path) -> None:
+    """As Accelerate reads an IterableDataset: two batches a step, or one that it splits."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(
+        f"""
+import accelerate, torch
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(320, 4)
+settings = accelerate.utils.DataLoaderConfiguration({split})
+accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+model = torch.nn.Linear(4, 1)
+parts = model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(Stream(), batch_size=4)
+model, optimizer, loader = accelerator.prepare(*parts)
+for batch in loader:
+    accelerator.backward(model(batch).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    each = 4 if split else 8
+    steps = [(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows_of(tmp_path)]
+    assert len(steps) == 320 // each
+    assert set(steps[1:-1]) == {(str(each), str(each // 2), "1")}
+    assert record_of(tmp_path).config["workload"]["effective_batch_size"] == each
+
+
+@pytest.mark.parametrize(
+    ("how", "samples"),
+    [
+        ('parallelize_module(model, mesh, {"0": ColwiseParallel()})', "4"),
+        pytest.param("fully_shard(model, mesh=mesh)", "8", marks=pytest.mark.slow),
+    ],
+)
+def test_samples_of_ranks_that_share_batches_count_once(how: str, samples: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils.data import DataLoader
+torch.distributed.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+{how}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(torch.ones(80, 4), batch_size=4):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+    )
+    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["samples"] for row in rows_of(tmp_path)] == 20 * [samples]
+    record = record_of(tmp_path)
+    assert record.samples == 20 * int(samples)
+    assert record.config["workload"]["effective_batch_size"] == (8 if samples == "8" else None)
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert ["Ranks share batches" in note for note in notes] == ([] if samples == "8" else [True])
 
 
 # Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml.driver import FakeDriver
+from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
 from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, on_card, record_of
 from wellfed.explain.diagnosis.evidence import Evidence
 
@@ -123,3 +123,32 @@ def test_times_of_a_model_on_two_gpus_are_those_of_one(tmp_path: Path, fake_driv
     assert done.returncode == 0, done.stderr
     notes = [event["message"] for event in record_of(tmp_path).events if event["kind"] == "unseen"]
     assert notes == ["Several GPUs are used: steps are timed on GPU 0 alone, and may end later on others."]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ({}, {"0": "the fast one"}),
+        # NVML's order makes it the slow one, which the script does not use.
+        pytest.param({"CUDA_VISIBLE_DEVICES": "0"}, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_gpus_are_numbered_as_torch_does_where_cards_differ(
+    visible: dict[str, str], gpus: dict[str, str], tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """CUDA numbers the fastest first, NVML by their slots."""
+    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500)
+    slots = [
+        FakeGpu(f"GPU-aaaa1111-0000-0000-0000-{card + 1:012d}", name, total_gib=2, util=Wave(1.0), simulated_card=card)
+        for card, name in ((1, "the slow one"), (0, "the fast one"))
+    ]
+    cards |= {"FAKE_NVML_SCENARIO": fake_driver.environment(Scenario(slots))["FAKE_NVML_SCENARIO"]} | visible
+    (tmp_path / "train.py").write_text(LOOP.format(before="").replace("cuda:1", "cuda:0"))
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **cards)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    names = {str(gpu["index"]): gpu["name"] for gpu in record.machine["gpus"]}
+    assert {number: names[number] for number in record.gpus} == gpus
+    assert all(one["util_pct"]["max"] > 30 for one in record.gpus.values())
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert ["the cards differ" in note for note in notes] == ([] if gpus else [True])

@@ -176,20 +176,37 @@ def test_other_settings_are_tried(starved: tuple[Path, subprocess.CompletedProce
     assert float(best[1]) > 1.5
 
 
-def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
+@pytest.mark.parametrize(
+    "loop",
+    [
         """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
-for epoch in range(2):
     for i, (x,) in enumerate(loader):
         model(x).mean().backward()
         if i % 3 == 2:
             optimizer.step()
             optimizer.zero_grad()
+""",
+        """
+    batches = iter(loader)
+    while read := list(itertools.islice(batches, 3)):  # as transformers' Trainer reads the batches of a step
+        for (x,) in read:
+            model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ],
+    ids=["in turn", "read ahead"],
+)
+def test_accumulated_gradients_are_one_step(loop: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import itertools, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
+for epoch in range(2):
+{loop}
 """
     )
     assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
@@ -197,6 +214,73 @@ for epoch in range(2):
     assert len(rows) == 80
     assert {(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]} == {("12", "4", "3")}
     assert record_of(tmp_path).config["workload"] == {"sample_unit": "samples", "effective_batch_size": 12}
+
+
+@pytest.mark.parametrize("in_step", ["replay(x)", "whole(x)"])
+def test_a_graph_that_is_replayed_within_a_pass_is_no_step(in_step: str, tmp_path: Path) -> None:
+    """As those of torch.compile(mode="reduce-overhead"). A script's own graph may hold a whole step."""
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from contextlib import suppress
+from torch.utils.data import DataLoader, TensorDataset
+w = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([w], lr=0.1)
+def whole(x):
+    with suppress(AttributeError):  # a graph that was never recorded
+        torch.cuda.CUDAGraph.replay(None)
+class Graphed(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, w):
+        context.save_for_backward(x)
+        whole(x)
+        return x @ w
+    @staticmethod
+    def backward(context, gradient):
+        whole(gradient)
+        return None, gradient @ context.saved_tensors[0]
+def replay(x):
+    Graphed.apply(x, w).mean().backward()
+loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
+for i, (x,) in enumerate(loader):
+    replay(x) if i < 4 else {in_step}
+    if i % 4 == 3 and (i < 4 or {in_step == "replay(x)"}):
+        optimizer.step()
+        optimizer.zero_grad()
+        if i > 4:  # a validation
+            with torch.no_grad():
+                Graphed.apply(x, w)
+"""
+    )
+    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
+    samples = [row["samples"] for row in rows_of(tmp_path)]
+    assert samples[1:] == (["16"] * 29 if in_step == "replay(x)" else ["4"] * 116)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ("torch.zeros(50, 8), torch.zeros(8)", {"8"}),  # as pad_sequence makes it
+        pytest.param("torch.zeros(5, 8), torch.zeros(8)", {"8"}, marks=pytest.mark.slow),
+        pytest.param("torch.zeros(1000, 4), torch.zeros(8)", {"8"}, marks=pytest.mark.slow),  # points of clouds
+        ("torch.zeros(len(found), 4), torch.zeros(len(found))", {"8", "4"}),
+    ],
+)
+def test_samples_of_batches_of_any_layout(batch: str, samples: set[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+from torch.utils.data import DataLoader
+w = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for x, y in DataLoader(range(100), batch_size=8, collate_fn=lambda found: ({batch})):
+    (w * x.sum()).backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {row["samples"] for row in rows_of(tmp_path)} == samples
 
 
 def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
@@ -483,6 +567,92 @@ for _ in range(20):
     done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver))
     assert done.returncode == 0, done.stderr
     assert record_of(tmp_path).config["gpu"].get("precision") == precision
+
+
+@pytest.mark.parametrize(
+    ("setting", "tf32"),
+    [
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+        pytest.param("torch.backends.cuda.matmul.fp32_precision = 'ieee'", False, marks=pytest.mark.slow),
+        pytest.param("torch.set_float32_matmul_precision('high')", True, marks=pytest.mark.slow),
+        pytest.param("", False, marks=pytest.mark.slow),
+    ],
+)
+def test_tf32_is_seen_however_it_is_set(setting: str, tf32: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+{setting}
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert record.config["gpu"] == {"precision": "32-true", "tf32": tf32, "compile": "none"}
+    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
+    assert [note[:26] for note in notes] == ["No DataLoader was iterated"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "layer", "tf32"),
+    [
+        ("", "torch.nn.Conv2d(3, 4, 3)", None),  # a convolution alone may use TF32, as by default
+        ("torch.backends.cudnn.allow_tf32 = False", "torch.nn.Conv2d(3, 4, 3)", False),
+        pytest.param("", "torch.nn.Conv2d(3, 4, 3, stride=3)", False, marks=pytest.mark.slow),  # patches
+        pytest.param(
+            *("torch.set_float32_matmul_precision('high')", "torch.nn.Conv2d(3, 4, 3)", True), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_tf32_of_convolutions_is_a_setting_of_its_own(
+    setting: str, layer: str, tf32: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+{setting}
+model = torch.nn.Sequential({layer}, torch.nn.Flatten(), torch.nn.LazyLinear(1))
+model(torch.zeros(1, 3, 9, 9))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 3, 9, 9)).mean().backward()
+    optimizer.step()
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path).config["gpu"].get("tf32") is tf32
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_the_peak_of_memory_is_that_of_the_training(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also where a script resets torch's own figure, as at the end of each epoch."""
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+large = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+del large, model, optimizer
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+print(torch.cuda.max_memory_reserved() >> 20)
+"""
+    )
+    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 512
+    record = record_of(tmp_path)
+    assert "GPU" in record.memory["device"]
+    assert record.memory["measured_peak_gib"] == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.slow

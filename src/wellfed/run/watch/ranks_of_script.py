@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -148,6 +149,8 @@ class RankOfScript:
         self._known, self._at_the_end = set[int](), set[int]()
         """Ranks whose figures rank 0 has, and those that have left their last ones."""
         self._rss_before = peak_rss_bytes()
+        self._peaks: dict[int, int] = {}
+        """Most bytes that torch has reserved on each GPU. A script may reset torch's own figure at any time."""
 
     def begin(self) -> None:
         """Begins to measure, once."""
@@ -158,7 +161,7 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = _nothing
+    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = shares_batches = _nothing
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Notes the parameters that the optimizer has."""
@@ -195,11 +198,24 @@ class RankOfScript:
             self._at_the_end = {*self._known}
             self._figures.record_latest()
 
-    def peak_gib(self) -> float:
-        """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth."""
-        if (gpu := fullest_gpu()) is None:
+    def peak_gib(self) -> float | None:
+        """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth.
+        None if the script has an allocator of its own, which does not count it."""
+        if (gpu := self.fullest_gpu()) is None:
             return gib(max(0.0, peak_rss_bytes() - self._rss_before))
-        return gib(torch.cuda.max_memory_reserved(gpu))
+        return gib(self._peaks[gpu]) if self._peaks[gpu] else None
+
+    def fullest_gpu(self) -> int | None:
+        """Returns the number of the GPU on which torch has held most memory in this process; None if on none."""
+        self._note_peaks()
+        peaks = self._peaks.copy()  # readings in another thread add to it
+        return max(peaks, key=peaks.__getitem__, default=None)
+
+    def _note_peaks(self) -> None:
+        for gpu in used_gpus():
+            before = self._peaks.setdefault(gpu, 0)
+            with suppress(RuntimeError):  # an allocator of the script's own
+                self._peaks[gpu] = max(before, torch.cuda.max_memory_reserved(gpu))
 
     def _rows(self) -> Rows:
         return self._latest_rows
@@ -221,6 +237,7 @@ class RankOfScript:
     def _report(self, step: int, ranks: int) -> bool:
         """Leaves figures of this rank if that is due. Rank 0 reads those of all with its next steps. Returns whether
         rank 0 has recorded new ones."""
+        self._note_peaks()
         self.world_size = max(self.world_size, ranks)
         if self._figures is None or self.world_size == 1:  # scripts that train apart
             return False
@@ -229,7 +246,7 @@ class RankOfScript:
         return self._figures.stepped(step)
 
     def _note_gpu(self) -> None:
-        gpu = fullest_gpu()
+        gpu = self.fullest_gpu()
         assert self.store is not None
         if gpu is not None and torch.cuda.device_count() >= self.store.launch.devices:  # else each has its own numbers
             self._about["gpu"] = str(named(of_node(self._about["node"], gpu)))
@@ -248,8 +265,3 @@ def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore 
         return None
     shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (" and more" if len(missing) > _MOST_NAMED else "")
     return f"The last figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
-
-
-def fullest_gpu() -> int | None:
-    """Returns the number of the GPU on which torch has held most memory in this process; None if on none."""
-    return max(used_gpus(), key=torch.cuda.max_memory_reserved, default=None)

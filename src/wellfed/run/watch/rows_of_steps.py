@@ -53,7 +53,7 @@ def _joined(rows: Sequence[StepRow], step: int) -> StepRow:
             sums[name] = sum(known) if known else None
     samples = sum(row.samples for row in rows)
     micro_batch = max(row.micro_batch for row in rows)
-    num_micro = sum(row.samples > 0 for row in rows) or 1
+    num_micro = sum(max(1, row.num_micro) for row in rows if row.samples > 0) or 1
     return last._replace(
         **sums, step=step, samples=samples, micro_batch=micro_batch, num_micro=num_micro, warmup=warmup
     )

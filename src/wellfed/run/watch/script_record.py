@@ -23,9 +23,9 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
-from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.nvml.visible import same_uuid
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import spent_cpu_s
 from wellfed.observe.telemetry.machines import is_host
@@ -37,7 +37,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.page_renewal import PageRenewal
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, fullest_gpu, unknown_ranks
+from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
 
@@ -47,6 +47,7 @@ _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _MOST_LATE = 10_000
 """Maximum number of readings after the latest sign of the training that count once there is another one."""
+SHARED = "Ranks share batches (tensor parallelism): samples are those of rank 0. Over all ranks they are unknown."
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -60,6 +61,8 @@ class SeenLoader:
         self.batch_size = getattr(loader, "batch_size", None)
         self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
         """It reads an IterableDataset, of which each worker has a copy."""
+        self.is_dispatched = False
+        """Rank 0 reads its batches for all ranks."""
         self.loader = _without_workers(loader) if is_kept else None
         """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
@@ -83,8 +86,8 @@ class ScriptRecord(RankOfScript):
         keeps_loader: bool = False,
     ) -> None:
         super().__init__(origin_s=origin_s, store=store)
-        self._has_launch = False
-        """The record has the number of ranks."""
+        self._has_launch = self._is_shared = False
+        """The record has the number of ranks; these train on the same batches."""
         self.script, self.keeps_loader, self._log_dir = script, keeps_loader, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
@@ -95,6 +98,8 @@ class ScriptRecord(RankOfScript):
         self._watching = ExitStack()
         self._gpus: set[int] = set()
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
+        self._numbers: dict[int, int] | None = None
+        """CUDA's numbers of the watched GPUs where they may be others than NVML's; None = they are the same."""
         self._late: deque[Sample] = deque(maxlen=_MOST_LATE)
         """Readings after the latest sign of the training."""
 
@@ -118,7 +123,9 @@ class ScriptRecord(RankOfScript):
         self.journal = Journal(self.record, self.folder)
         self.journal.origin_s = self.origin_s
         self.progress = Progress(time_s=self.journal.time_s)
-        facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        self._facts = facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        self._unsure = [warning for warning in facts.warnings if warning.startswith("NVML: ")]
+        """Warnings that NVML's numbers may be others than CUDA's, until CUDA has begun."""
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
         self.journal.save()
@@ -205,7 +212,8 @@ class ScriptRecord(RankOfScript):
         Args:
             ranks: number of processes that train together, as if each had as many samples.
         """
-        rows = [row._replace(samples=ranks * row.samples) for row in rows] if ranks > 1 else rows
+        if ranks > 1 and not self._is_shared:
+            rows = [row._replace(samples=ranks * row.samples) for row in rows]
         before = self.record.steps
         self.record.steps = rows[-1].step
         self.record.samples += sum(row.samples for row in rows)
@@ -221,6 +229,16 @@ class ScriptRecord(RankOfScript):
             self.journal.save()
             return True
         return is_long
+
+    def shares_batches(self) -> None:
+        """Counts the samples of this rank alone, also of the steps so far: other ranks have the same ones."""
+        if not self._is_shared:
+            self._is_shared = True
+            rows = [row._replace(samples=row.samples // self.world_size) for row in self.journal.rows]
+            self.journal.rewind(0, 0.0)
+            self.journal.steps(rows)
+            self.record.samples = sum(row.samples for row in rows)
+            self.note(SHARED)
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
@@ -279,15 +297,16 @@ class ScriptRecord(RankOfScript):
         trained_s = self.progress.trained_s(0.0, until_s)
         record.gpus = self._summary.entry(record.samples, trained_s)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
-        gpu = fullest_gpu()
+        gpu = self.fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
-        record.memory = {
-            "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
-            "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
-            "predicted_peak_gib": None,
-            "measured_peak_gib": self.peak_gib(),
-            "may_lower": [],
-        }
+        if (peak_gib := self.peak_gib()) is not None:
+            record.memory = {
+                "device": "cpu" if gpu is None else torch.cuda.get_device_name(gpu),
+                "budget_gib": None if gpu is None else gib(torch.cuda.get_device_properties(gpu).total_memory),
+                "predicted_peak_gib": None,
+                "measured_peak_gib": peak_gib,
+                "may_lower": [],
+            }
         record.host = {
             "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / passed_s,
             "rss_gib": gib(psutil.Process().memory_info().rss),
@@ -314,7 +333,7 @@ class ScriptRecord(RankOfScript):
         plan: dict[str, PlanEntry] = {
             f"loader.{name}": {"value": value, "because": because, "source": "set"} for name, value in found.items()
         }
-        accelerator = "gpu" if used_gpus() else "cpu"
+        accelerator = "cpu" if self.fullest_gpu() is None else "gpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
         workload = {"sample_unit": self._unit, "effective_batch_size": self._effective_batch_size()}
@@ -325,9 +344,11 @@ class ScriptRecord(RankOfScript):
     def _effective_batch_size(self) -> int | None:
         """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
         size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
-        if not isinstance(size, int) or not len(parts):
+        if not isinstance(size, int) or not len(parts) or self._is_shared:
             return None
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))
+        if self._seen is not None and self._seen.is_dispatched:  # of all ranks, or of each one
+            samples = float(np.median(parts.column("samples")))
         return int(samples) if samples.is_integer() else None
 
     def _rows(self) -> Rows:
@@ -340,14 +361,41 @@ class ScriptRecord(RankOfScript):
             self.journal.save()
 
     def _read(self, samples: Sequence[Sample]) -> None:
-        if any(not is_host(one.gpu) and one.gpu not in self._gpus for one in samples):
-            self._gpus |= used_gpus()
-            if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
-                self._gpus |= {*range(self.store.launch.devices)}
+        self._note_peaks()
+        self._gpus |= self._peaks.keys()
+        if self._gpus and self._unsure:
+            self._number_by_torch()
+        if self._numbers is not None:
+            samples = [
+                one if is_host(one.gpu) else replace(one, gpu=self._numbers[one.gpu])
+                for one in samples
+                if is_host(one.gpu) or one.gpu in self._numbers
+            ]
+        if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
+            self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
             self.journal.telemetry(used)
             self._late += used
             self._add_readings()
+
+    def _number_by_torch(self) -> None:
+        """Numbers the GPUs as torch does, by their UUIDs. One that NVML showed under no number is not read."""
+        unsure, self._unsure = self._unsure, []
+        devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        uuids = [str(getattr(device, "uuid", "")) for device in devices]
+        pairs = [
+            (gpu, number)
+            for number, uuid in enumerate(uuids)
+            for gpu in self._facts.gpus
+            if gpu.uuid is not None and same_uuid(gpu.uuid, uuid)
+        ]
+        if all(uuids):
+            self._numbers = {gpu.index: number for gpu, number in pairs}
+            numbered = tuple(replace(gpu, index=number) for gpu, number in pairs)
+            self.record.machine = replace(self._facts, gpus=numbered).entry()
+        if len(pairs) < len(devices):
+            for warning in unsure:
+                self.note(warning)
 
     def _add_readings(self) -> None:
         """Counts the readings up to the latest sign of the training: what the script does later is none of it."""

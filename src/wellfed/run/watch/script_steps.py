@@ -68,7 +68,12 @@ class Iteration:
     has_step: bool = False
     is_more: bool = False
     """It follows an ended one with the same batch, for another optimizer. Its time is part of the next step."""
-    has_backward: bool = False
+    batches: int = 1
+    """Batches of its loader: several if they are read ahead of the passes."""
+    largest: int = 0
+    """Samples of the largest of these batches."""
+    num_backward: int = 0
+    """Backward passes with these batches so far."""
     has_replay: bool = False
     is_trained: bool = False
     """A forward pass with gradients, a backward pass or a step of an optimizer has begun."""
@@ -157,7 +162,7 @@ class ScriptSteps(Harmless):
         self._set_aside = None
         iteration = self._iteration
         if iteration is not None:
-            is_used = iteration.is_ended or iteration.has_backward or iteration.is_evaluated
+            is_used = iteration.is_ended or iteration.num_backward or iteration.has_replay or iteration.is_evaluated
             if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
                 # Several loaders, as in zip(a, b), or batches that are read ahead.
                 others = iteration.loader not in self._aside
@@ -185,7 +190,7 @@ class ScriptSteps(Harmless):
             return
         self._asked_by = None
         size, iteration = _size(batch, loader), self._iteration
-        begun = Iteration(loader, size, self._epochs.get(loader, 0), took)
+        begun = Iteration(loader, size, self._epochs.get(loader, 0), took, largest=size)
         if self._is_aside:
             self._set_aside = begun if loader in self._aside else None
             return
@@ -195,7 +200,8 @@ class ScriptSteps(Harmless):
             if not self._record.has_batch:
                 self._record.batch(bytes_by_dtype(batch))
         elif iteration.loader is loader:
-            iteration.samples += size
+            iteration.samples, iteration.batches = iteration.samples + size, iteration.batches + 1
+            iteration.largest = max(iteration.largest, size)
         else:  # of loops within one another, the inner one's batches are trained with
             iteration.samples = min(iteration.samples, size)
         self._record.received(batch, size)
@@ -295,7 +301,8 @@ class ScriptSteps(Harmless):
         if self._iteration is None and self._set_aside is not None:
             self._take_back(self._set_aside)
         iteration = self._training_iteration()
-        iteration.has_backward = iteration.is_trained = True
+        iteration.num_backward += 1
+        iteration.is_trained = True
         self._raise_to(Level.backward)
         if iteration.loader is not None and iteration.loader is not self._feeds:
             self._feeds = iteration.loader
@@ -336,9 +343,10 @@ class ScriptSteps(Harmless):
 
     @harmless
     def replayed(self) -> None:
-        """Marks that a CUDA graph was replayed, which may hold a whole step."""
+        """Marks that a CUDA graph was replayed, which may hold a whole step. Code of torch.compile disables gradients
+        before it replays one, since the graph holds a single pass."""
         if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
-            self._iteration.has_replay = True
+            self._iteration.has_replay |= torch.is_grad_enabled()
             self._record.note(GRAPHS)
             self._use_stream()
 
@@ -424,7 +432,7 @@ class ScriptSteps(Harmless):
             self._steps_of_iterations.append(iteration.num_steps)
         if iteration.is_ended:
             return
-        if iteration.has_step or iteration.has_backward or iteration.has_replay or self.level == Level.batches:
+        if iteration.has_step or iteration.num_backward or iteration.has_replay or self.level == Level.batches:
             self._end(iteration)
         elif iteration.loader is not None:
             # A batch without any pass, as of a loader that is looked at or skips batches, is no validation.
@@ -437,7 +445,11 @@ class ScriptSteps(Harmless):
         self._rows.num_ended += 1
         is_whole = iteration.has_step or iteration.has_replay or self.level < Level.optimizer
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
-        is_due = self.clock.end(step=0, samples=samples, micro_batch=samples, num_micro=int(is_whole))
+        if iteration.loader is not None and iteration.loader.is_dispatched:
+            samples = -(-samples // world_size())  # of this rank; a share that is smaller is filled up
+        num_micro = max(1, min(iteration.batches, iteration.num_backward))
+        micro_batch = samples if num_micro == 1 else min(iteration.largest, -(-samples // num_micro))
+        is_due = self.clock.end(step=0, samples=samples, micro_batch=micro_batch, num_micro=num_micro * is_whole)
         if iteration.loader is not None:
             self._fed.add(iteration.loader)
             self._record.trained_with(iteration.loader, iteration.samples)
@@ -515,7 +527,11 @@ def _size(batch: Any, loader: SeenLoader) -> int:
     """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
-        return len(first)
+        size, shape = loader.batch_size, first.shape
+        # Sequences as [time, batch], and the points of all clouds in one tensor.
+        if isinstance(size, int) and (shape[0] > size or (len(shape) > 1 and shape[0] != size == shape[1])):
+            return size
+        return shape[0]
     try:
         return batch_size(batch)
     except Exception:  # noqa: BLE001  a batch of any type

@@ -29,7 +29,7 @@ from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import uses_cuda
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.script_record import SeenLoader
-from wellfed.run.watch.script_steps import ScriptSteps
+from wellfed.run.watch.script_steps import ScriptSteps, world_size
 
 _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
@@ -40,11 +40,14 @@ UNTRAINED = "Untrained models are not watched where code is compiled: their forw
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
+NO_SETTINGS = "How the script computes (precision, TF32, compilation) could not be read."
 MANY_OPTIMIZERS = (
     f"More than {_MOST_SEARCHES} optimizers step: forward passes of what only later ones train may be unseen."
 )
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 """Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
+_DISPATCHER = "DataLoaderDispatcher.__iter__"
+"""Function of Accelerate that reads batches on rank 0 and sends each rank its share."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 """Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
@@ -71,7 +74,7 @@ class TorchMarks:
         self._trained: set[type] = set()
         """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._here = _OfThread()
-        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = False
+        self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = self._convolves = False
         self._num_steps = 0
 
     def install(self) -> None:
@@ -116,7 +119,7 @@ class TorchMarks:
         def iterate(loader: Any) -> Any:
             if self._steps.is_off:
                 return original(loader)
-            known = self._begun(loader)
+            known = self._begun(loader, sys._getframe(1).f_code.co_qualname)
             found = original(loader)
             try:
                 if known is not None:
@@ -127,13 +130,14 @@ class TorchMarks:
 
         return iterate
 
-    def _begun(self, loader: Any) -> SeenLoader | None:
-        """Marks that a pass over a DataLoader begins. Returns None if it cannot be recognised."""
+    def _begun(self, loader: Any, caller: str) -> SeenLoader | None:
+        """Marks that a function begins a pass over a DataLoader. Returns None if that cannot be recognised."""
         try:
             self._watch_copies()
             known = self._seen.get(loader)
             if known is None:
                 known = self._seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+                known.is_dispatched = caller == _DISPATCHER
         except Exception as error:  # noqa: BLE001  a subclass of any kind, and the script must not end by this
             self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
             return None
@@ -233,10 +237,13 @@ class TorchMarks:
                     self._find_modules(optimizer)
                 else:
                     self._record.note(MANY_OPTIMIZERS)
-            if self._num_steps == _DESCRIBED_AT:
-                self._describe(optimizer)
         except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
             self._record.note(f"{NO_MODULE} ({type_and_line(error)})")
+        try:
+            if self._num_steps == _DESCRIBED_AT:
+                self._describe(optimizer)
+        except Exception as error:  # noqa: BLE001  likewise
+            self._record.note(f"{NO_SETTINGS} ({type_and_line(error)})")
 
     # Outermost modules
 
@@ -266,6 +273,8 @@ class TorchMarks:
                 self._watch_calls(kind)
         if not any(is_trained for _, is_trained in found):
             self._record.note(NO_MODULE)
+        if world_size() > 1 and _sharded_dimensions(_parameters(optimizer)) > self._is_sharded:
+            self._record.shares_batches()
 
     def _see_wrappers(self, module: Any) -> None:
         """Notes how a trained module is shared out among GPUs or ranks."""
@@ -273,15 +282,19 @@ class TorchMarks:
             if isinstance(part, torch.nn.DataParallel):
                 self._record.data_parallel(name or type(part).__name__, len(part.device_ids))
             self._is_sharded |= any(kind.__name__ in _SHARDED for kind in type(part).__mro__)
+            if isinstance(part, torch.nn.modules.conv._ConvNd):  # of patches: a product, and the least of its model's
+                self._convolves |= part.kernel_size != part.stride
 
     def _describe(self, optimizer: Any) -> None:
         """Records how the script computes, by the names that configurations have for it."""
         parameters = _parameters(optimizer)
         is_float32 = all(one.dtype == torch.float32 for one in parameters) and not self._has_autocast
+        tf32 = _multiplies_in_tf32()
         gpu = {
             # Sharded weights of float32 may compute in another type, which no autocast shows.
             **({} if is_float32 and self._is_sharded else {"precision": "32-true" if is_float32 else "mixed"}),
-            "tf32": torch.get_float32_matmul_precision() != "highest",
+            # Convolutions have a setting of their own: where they alone may use TF32, neither value is true.
+            **({"tf32": tf32} if tf32 or not (self._convolves and _convolves_in_tf32()) else {}),
             "compile": "default" if self._is_compiled or _has_compiled() else "none",
         }
         sizes = [one.numel() for one in parameters]
@@ -410,6 +423,24 @@ def _has_compiled() -> bool:
     """Returns whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
+
+
+def _sharded_dimensions(parameters: list[Any]) -> int:
+    """Returns over how many dimensions of a mesh of ranks DTensors are sharded: FSDP's one, tensor parallelism's."""
+    placements = [getattr(one, "placements", ()) for one in parameters]
+    return max((sum(not one.is_replicate() for one in each) for each in placements), default=0)
+
+
+def _multiplies_in_tf32() -> bool:
+    """Returns whether matrix products of float32 may use TF32. The older function raises after the newer setting."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")  # torch >= 2.9
+    return newer != "ieee" if newer != "none" else torch.get_float32_matmul_precision() != "highest"
+
+
+def _convolves_in_tf32() -> bool:
+    """Returns whether convolutions of float32 may use TF32, as they do unless a script forbids it."""
+    convolution = getattr(torch.backends.cudnn, "conv", None)  # torch >= 2.9
+    return torch.backends.cudnn.allow_tf32 if convolution is None else convolution.fp32_precision == "tf32"
 
 
 def _parameters(optimizer: Any) -> list[Any]:
