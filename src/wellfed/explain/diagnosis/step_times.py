@@ -82,8 +82,8 @@ _PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of the steps of a run. The warm-up and, as in the record's figures, the steps before the last resume are left
-    out, except where a name begins with ``all``."""
+    """Times of the steps of a run. The warm-up and the steps before the last resume are left out, as in the record's
+    figures, except where a name begins with ``all``."""
 
     record: RunRecord
     all: Mapping[str, Series]
