@@ -149,9 +149,14 @@ class Evidence:
         return int(self.value("loader.num_workers") or 0)
 
     @property
+    def num_devices(self) -> int:
+        """Planned ranks of each node."""
+        return int(self.value("trainer.devices") or 1)
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the run: as planned, or as many as have reported."""
-        planned = int(self.value("trainer.devices") or 1) * int(self.value("trainer.num_nodes") or 1)
+        planned = self.num_devices * int(self.value("trainer.num_nodes") or 1)
         return max(planned, len(self.record.ranks))
 
     @property
