@@ -19,7 +19,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.record import WallEntry
-from wellfed.units import counted, show_percent
+from wellfed.units import counted, show_count, show_percent
 
 
 def too_few_steps(evidence: Evidence) -> Finding | None:
@@ -147,9 +147,9 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     low, high = (throughput["ci95"] or (rate, rate)) if throughput else (0.0, 0.0)
     if throughput and (high - low) / 2 > limits.WIDEST_HALF_FRAC * rate:
         text = (
-            f"Unknown whether it could be faster: steps varied too much. {rate:,.0f} {throughput['sample_unit']}/s has "
-            f"a 95 % interval from {max(0.0, low):,.0f} to {high:,.0f}. More steps (trainer.max_steps), and nothing "
-            "else at work on the machine, make it narrower"
+            f"Unknown whether it could be faster: steps varied too much. {show_count(rate)} "
+            f"{throughput['sample_unit']}/s has a 95 % interval from {show_count(max(0.0, low))} to {show_count(high)}. "
+            "More steps (trainer.max_steps), and nothing else at work on the machine, make it narrower"
         )
         return text, {"ci95_low": low, "ci95_high": high}
     if factor is None:
