@@ -165,7 +165,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
         )
         return text, figures
     data_frac = evidence.wait_frac + evidence.copy_frac
-    if data_frac > 1 - limits.LEAST_AT_CEILING_FRAC:
+    if data_frac > (limits.WAIT_FRAC if factor <= 1 else 1 - limits.LEAST_AT_CEILING_FRAC):
         text = (
             f"Unknown whether it could be faster: {show_percent(data_frac)} of a step went into data, and yet the same "
             f"steps without data were only {factor:.2f} times as fast. Either may be off; more steps "
@@ -200,6 +200,8 @@ def healthy(evidence: Evidence) -> Finding | None:
     if factor is None or frac is None or frac < limits.LEAST_AT_CEILING_FRAC:
         return None
     if factor <= 1:
+        if evidence.wait_frac + evidence.copy_frac > limits.WAIT_FRAC:  # `unknown` reports the contradiction
+            return None
         text = "Stop tuning: this run is as fast as with all its data on the device"
     else:
         text = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
