@@ -143,6 +143,10 @@ class Evidence:
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
+    def num_events(self, kind: str) -> int:
+        """Returns the number of events of a kind, those that the record leaves out included."""
+        return sum(1 + event.get("left_out", 0) for event in self.record.events if event["kind"] == kind)
+
     @property
     def num_workers(self) -> int:
         """Threads or processes that build batches; 0 = the training process does."""

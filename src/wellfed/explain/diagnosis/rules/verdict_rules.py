@@ -148,8 +148,8 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     if throughput and (high - low) / 2 > limits.WIDEST_HALF_FRAC * rate:
         text = (
             f"Unknown whether it could be faster: steps varied too much. {show_count(rate)} "
-            f"{throughput['sample_unit']}/s has a 95 % interval from {show_count(max(0.0, low))} to {show_count(high)}. "
-            "More steps (trainer.max_steps), and nothing else at work on the machine, make it narrower"
+            f"{throughput['sample_unit']}/s has a 95 % interval from {show_count(max(0.0, low))} to {show_count(high)}."
+            " More steps (trainer.max_steps), and nothing else at work on the machine, make it narrower"
         )
         return text, {"ci95_low": low, "ci95_high": high}
     if factor is None:
@@ -265,11 +265,11 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
         return None
     evidence_: Figures = {}
     if events:
-        step = int(events[0].get("step") or 0)
-        text = f"The loss was not finite in {counted(len(events), 'step')}, first in step {step}"
+        step, number = int(events[0].get("step") or 0), evidence.num_events("nan")
+        text = f"The loss or gradients were not finite in {counted(number, 'step')}, first in step {step}"
         if events[-1].get("action") == "raise":
             text = f"The loss was not finite by step {step}, which ended the run"
-        evidence_ |= {"non_finite_steps": len(events)}
+        evidence_ |= {"non_finite_steps": number}
     else:
         assert at is not None
         step, median = int(steps[at]), float(np.median(values[max(0, at - limits.LOSS_WINDOW) : at]))
