@@ -56,7 +56,7 @@ def cpu_seconds() -> tuple[float, float | None]:
 
 def spent_cpu_s() -> float:
     """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
-    found = [os.times()]
+    found: list[Any] = [os.times()]
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
