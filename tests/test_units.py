@@ -75,7 +75,18 @@ def test_no_part_of_a_duration_reaches_the_next_unit(seconds):
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"), [(0, "0"), (7, "7"), (10, "10"), (12.5, "12.5"), (99.999, "100"), (12345.6, "12,346")]
+    ("number", "shown"),
+    [
+        (0, "0"),
+        (0.00423, "0.00423"),
+        (0.25, "0.25"),
+        (-0.5, "-0.5"),
+        (7, "7"),
+        (10, "10"),
+        (12.5, "12.5"),
+        (99.999, "100"),
+        (12345.6, "12,346"),
+    ],
 )
 def test_counts(number, shown):
     assert show_count(number) == shown

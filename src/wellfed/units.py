@@ -44,7 +44,9 @@ def show_gib(num_gib: float) -> str:
 
 
 def show_count(number: float) -> str:
-    """Returns a count with thousands separators; decimals only below 100."""
+    """Returns a count with thousands separators; decimals only below 100, three significant digits below 1."""
+    if abs(number) < 1:
+        return f"{number:.3g}"
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:,.2f}".rstrip("0").rstrip(".")
 
 

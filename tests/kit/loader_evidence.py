@@ -29,6 +29,7 @@ def fed_by(
     loading: dict[str, Any] | None = None,
     epoch: Series | None = None,
     on_gpu: bool = False,
+    plan: dict[str, Any] | None = None,
     **more: Any,
 ) -> Evidence:
     """Steps of ``step_ms`` beside waiting; by default they wait as long as building over all workers takes longer.
@@ -66,7 +67,7 @@ def fed_by(
         copy_ms=0.0 if on_gpu else None,
         cores=cores,
         columns=columns,
-        plan={f"loader.{name}": value for name, value in given.items()},
+        plan={f"loader.{name}": value for name, value in given.items()} | (plan or {}),
         config={"loader": given},
         curves={HOST: curves},
         loading=loading or {},

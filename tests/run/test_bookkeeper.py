@@ -176,6 +176,19 @@ def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
     assert books.record.events[0]["step"] == 6
 
 
+@pytest.mark.parametrize("measured", [None, 90.0])
+def test_a_resumed_run_keeps_no_ceiling_of_an_earlier_process_beside_its_own_rate(tmp_path, measured):
+    record = replace(RunRecord.start("r"), ceiling={"samples_per_s": 500.0}, throughput=THROUGHPUT)
+    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config)
+    books.saved(6, "last.ckpt", {})
+    assert recorded(tmp_path)["ceiling"] == {"samples_per_s": 500.0}, "nor has it a rate of its own so far"
+    times = {"wait_ms": 1.0, "copy_ms": 1.0, "compute_ms": 2.0, "host_ms": 0.0, "asked_wait_ms": 1.0}
+    books.journal.steps(StepRow(step, 0.0, 0, 8, 8, 1, **times) for step in range(7, 40))
+    books.ceiling(measured)
+    books.finish(OK, {})
+    assert recorded(tmp_path)["ceiling"] == (None if measured is None else {"samples_per_s": measured})
+
+
 def test_a_validation_that_is_repeated_after_a_resume_counts_once(tmp_path):
     """Pruners get the number of validations."""
     books = books_of(tmp_path)

@@ -26,7 +26,7 @@ from wellfed.plan.predict.peak import Footprint, StepShape, fits_within, largest
 from wellfed.plan.run_plan import TRY_AGAIN, Decided, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
 from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
-from wellfed.units import gib, show_bytes
+from wellfed.units import gib, show_bytes, show_count
 
 MOST_PROBES = 6
 
@@ -137,9 +137,9 @@ def at_plateau(
         return plan
     best = max(rates, key=lambda each: rates[each])
     micro = min(each for each in rates if rates[each] >= frac * rates[best])
-    because = f"the smallest that keeps {frac:g} of the best rate: {rates[micro]:,.0f} samples/s"
+    because = f"the smallest that keeps {frac:g} of the best rate: {show_count(rates[micro])} samples/s"
     if micro != best:
-        because += f", and {rates[best]:,.0f} at {best}"
+        because += f", and {show_count(rates[best])} at {best}"
     return _resized(plan, Decided(micro, f"{because}{larger}", "measured"), step, footprint)
 
 

@@ -56,7 +56,7 @@ class Bookkeeper:
         """Facts of the sample with a non-finite value that ended the training."""
         self.evidence = Evidence(record)
         """Record and tables; complete once the run is finished."""
-        self._phases_before = record.phases
+        self._phases_before, self._ceiling_before = record.phases, record.ceiling
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
@@ -273,6 +273,8 @@ class Bookkeeper:
         """Computes the figures of all steps and of all readings of the GPUs."""
         record, summary = self.record, self.journal.summary()
         if summary is not None:  # rates are over all ranks
+            if record.ceiling is self._ceiling_before:  # an earlier process of a resumed run measured it
+                record.ceiling = None
             record.throughput = summary.throughput(self._config.workload.sample_unit)
             record.time = summary.time()
             record.readiness_frac = summary.readiness_frac

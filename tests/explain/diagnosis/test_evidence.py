@@ -86,6 +86,24 @@ def test_wall_time_of_a_resumed_run_is_its_tables_until_the_next_checkpoint(tmp_
     assert Evidence.of(replace(record, events=events), tmp_path).wall.entry == wall
 
 
+@pytest.mark.parametrize("status", ["ok", "killed"])
+def test_rules_read_the_steps_and_readings_of_a_resumed_run_s_last_process(tmp_path, status):
+    """Its first process waited 20 ms at each step, on cores that other programs kept busy."""
+    at = np.arange(200)
+    given = evidence(steps=200, columns={"wait_ms": np.where(at < 100, 20.0, 0.0), "time_s": 0.1 * (at + 1)}, ceiling=2)
+    write_steps(tmp_path, given)
+    rows = ["time_s,step,phase,gpu,cpu_pct,others_cpu_pct"]
+    rows += [f"{0.1 * one:g},{one},train,-1,100,{300 if one < 100 else 0}" for one in at]
+    (tmp_path / "telemetry.csv").write_text("\n".join([*rows, ""]))
+    events = [{"kind": "resume", "step": 100, "time_s": 10.05}]
+    found = Evidence.of(replace(given.record, status=status, events=events), tmp_path)
+    assert found.steps.wait_ms.sum() == 0
+    assert len(found.steps.wait_ms) == 100
+    assert found.telemetry.mean("others_cpu_pct") == 0
+    assert len(found.all_steps["step"]) == len(found.watched[HOST]["time_s"]) == 200, "for pictures"
+    assert found.ceiling_factor == (2 if status == "ok" else None), "an earlier process measured it"
+
+
 def test_steps_of_an_old_table_that_a_run_went_on_with_have_no_mark():
     marks = np.where(np.arange(100) < 50, np.nan, 0.0)
     marks[50:53] = 1

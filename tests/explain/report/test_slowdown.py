@@ -149,6 +149,14 @@ def test_another_processor_beside_the_same_gpu_is_named() -> None:
     assert str(fault) == "machine.cpu: is Xeon in A and Epyc in B. Run both on the same machine."
 
 
+@pytest.mark.parametrize(("names", "watched"), [(("H200", "T4"), {}), (("T4", "H200"), {"1": {}})])
+def test_further_cards_of_a_machine_are_no_other_device(names: tuple[str, str], watched: dict[str, Any]) -> None:
+    cards = [{"index": index, "name": name} for index, name in enumerate(names)]
+    a = run(machine={**MACHINE, "gpus": [{"index": 0, "name": "H200"}]})
+    b = run(machine={**MACHINE, "gpus": cards}, gpus=watched)
+    assert list(reasons_against(Comparison(a, b))) == []
+
+
 def test_where_settings_are_compared_they_may_differ_and_the_work_may_not() -> None:
     b = run(config={"loader": {"num_workers": 4}})
     assert [*reasons_against(Comparison(run(), b), settings_may_differ=True)] == []

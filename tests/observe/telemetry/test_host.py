@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from wellfed.observe.telemetry.host import HostSource, WholeHostSource
+from wellfed.observe.telemetry.host import HostSource, WholeHostSource, spent_cpu_s
 from wellfed.observe.telemetry.machines import HOST
 
 BURNED_S = 0.4
@@ -124,6 +124,13 @@ def test_a_childs_cpu_counts_from_its_first_reading_on(child):
 
 def cpu_s(process):
     return sum(process.cpu_times()[:2])
+
+
+def test_cpu_time_of_a_process_has_that_of_children_that_live(child):
+    before_s = spent_cpu_s()
+    child.do("start")
+    child.do("let burn")
+    assert spent_cpu_s() - before_s >= 0.9 * BURNED_S
 
 
 def test_percent_are_of_one_core(child):
@@ -262,6 +269,28 @@ def test_a_data_worker_counts_before_processes_are_looked_for_again():
     finally:
         worker.kill()
         worker.join()
+
+
+@pytest.mark.parametrize("ends_before", [False, True])
+def test_workers_that_start_and_end_between_readings_count_once(ends_before):
+    """The machine's busy time has theirs, which would otherwise be other programs' work."""
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host.read()
+    host.source._search_at_s = 1e9  # looking took long
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        if ends_before:
+            worker.kill()
+            worker.join()
+        assert host.spent_s() >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+    assert host.spent_s() < 0.5 * BURNED_S
 
 
 def as_worker(wait):

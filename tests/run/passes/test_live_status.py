@@ -68,6 +68,8 @@ def test_a_starved_gpu_is_red_and_a_fed_one_green(tmp_path: Path) -> None:
     training.read(95, gpu0={"util_pct": 99.0, "power_w": 300.0})
     assert training.shown() == [("GPU 94 %", "green"), ("wait 0 %", "green"), ("300 W", "")]
     assert training.live.rate() == "6,337 images/s"
+    training.steps(200, wait_ms=128_000)
+    assert training.live.rate() == "0.5 images/s"
 
 
 def test_of_several_gpus_the_idlest_has_the_colour_and_a_lost_one_comes_first(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import GAP, print_command, print_text
 from wellfed.plan.predict.size_search import Probe
 from wellfed.process import without_collections
-from wellfed.units import GIB, gib, show_bytes, show_gib
+from wellfed.units import GIB, gib, show_bytes, show_count, show_gib
 
 _TARGET = "target_util_pct="
 _WIDTHS = (12, 14, 14, 12)
@@ -105,7 +105,7 @@ def row(probe: Probe) -> tuple[str, str, str, str]:
     if probe.peak is not None:
         num_bytes = probe.peak.total
         peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
-    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
+    rate = "" if probe.samples_per_s is None else show_count(probe.samples_per_s)
     return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from wellfed.explain.diagnosis import run_tables
 from wellfed.explain.diagnosis.curves.swing import RunSwings
 from wellfed.explain.diagnosis.run_tables import PHASES, Series, TrainingTelemetry
-from wellfed.explain.diagnosis.step_times import StepTimes, WallTime
+from wellfed.explain.diagnosis.step_times import StepTimes, WallTime, is_after_resume
 from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise
@@ -52,7 +52,8 @@ class Evidence:
     all_steps: Mapping[str, Series] = field(default_factory=dict)
     """Columns of steps.csv, warm-up included; all equally long, or empty."""
     curves: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
-    """Columns of telemetry.csv during training, with ``time_s`` and ``step``, by GPU and ``HOST``."""
+    """Columns of telemetry.csv during training since the last resume, with ``time_s`` and ``step``, by GPU and
+    ``HOST``."""
     losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
     """Steps and values of the logged training loss."""
     watched: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
@@ -67,20 +68,22 @@ class Evidence:
         """Reads the tables beside a record; unreadable ones are left out. Figures that the record lacks come from the
         tables. While a run lasts, they are newer there than in the record of its last checkpoint."""
         table = run_tables.columns(folder / "steps.csv", _OF_STEPS)
-        if record.status == "running" and len(table["step"]):
-            record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
         since = [event["kind"] for event in record.events if event["kind"] in ("resume", "checkpoint")]
-        if record.status in ("running", "killed") and since[-1:] == ["resume"]:
-            record = replace(record, wall=None)  # that of the processes before; the table has later steps
+        # The figures are those of the processes before; the table has later steps.
+        is_old = record.status in ("running", "killed") and since[-1:] == ["resume"]
+        if len(table["step"]) and (is_old or record.status == "running"):
+            record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
+        if is_old:
+            record = replace(record, wall=None)
         in_training, metrics = PHASES.index("train"), run_tables.metric_curves(folder)
         watched = run_tables.curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST))
         return cls(
             record if record.throughput else _with_watched(_with_figures(record, table), watched),
             table,
             {
-                gpu: {name: column[curve["phase"] == in_training] for name, column in curve.items()}
+                gpu: {name: column[is_read] for name, column in curve.items()}
                 for gpu, curve in watched.items()
-                if np.any(curve["phase"] == in_training)
+                if np.any(is_read := (curve["phase"] == in_training) & is_after_resume(record, curve, "time_s"))
             },
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
             watched,
@@ -140,15 +143,24 @@ class Evidence:
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
+    def num_events(self, kind: str) -> int:
+        """Returns the number of events of a kind, those that the record leaves out included."""
+        return sum(1 + event.get("left_out", 0) for event in self.record.events if event["kind"] == kind)
+
     @property
     def num_workers(self) -> int:
         """Threads or processes that build batches; 0 = the training process does."""
         return int(self.value("loader.num_workers") or 0)
 
     @property
+    def num_devices(self) -> int:
+        """Planned ranks of each node."""
+        return int(self.value("trainer.devices") or 1)
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the run: as planned, or as many as have reported."""
-        planned = int(self.value("trainer.devices") or 1) * int(self.value("trainer.num_nodes") or 1)
+        planned = self.num_devices * int(self.value("trainer.num_nodes") or 1)
         return max(planned, len(self.record.ranks))
 
     @property
@@ -186,8 +198,8 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
     if any(len(table[name]) != number for name in names):
         return record
-    latest = range(max(0, number - _LATEST), number)
-    summary = summarise([_row(table, index) for index in latest])
+    latest = np.flatnonzero(is_after_resume(record, table))[-_LATEST:]
+    summary = summarise([_row(table, int(index)) for index in latest])
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")

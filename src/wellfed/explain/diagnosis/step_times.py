@@ -66,13 +66,24 @@ def phases_ms(steps: Mapping[str, Series], *, timed_only: bool = False) -> dict[
     return {**found, OTHER: np.maximum(0.0, compute_ms - np.sum(list(found.values()), axis=0))}
 
 
+def is_after_resume(record: RunRecord, table: Mapping[str, Series], by: str = "step") -> npt.NDArray[np.bool_]:
+    """Returns which rows the last process of a resumed run wrote, by their ``step`` or ``time_s``; all if unknown."""
+    resumed = [float(event.get(by) or 0.0) for event in record.events if event["kind"] == "resume"]
+    all_rows = np.ones(max(map(len, table.values()), default=0), bool)
+    if not resumed or len(table.get(by, ())) != len(all_rows):
+        return all_rows
+    is_after: npt.NDArray[np.bool_] = table[by] > resumed[-1]
+    return is_after if is_after.any() else all_rows
+
+
 _PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 """Columns whose sum is a step's time."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of the steps of a run. The warm-up is left out, except where a name begins with ``all``."""
+    """Times of the steps of a run. The warm-up and the steps before the last resume are left out, as in the record's
+    figures, except where a name begins with ``all``."""
 
     record: RunRecord
     all: Mapping[str, Series]
@@ -156,9 +167,13 @@ class StepTimes:
             return None if self.mean_ms is None else lag * self.mean_ms / 1e3
         return float(np.mean(ended_at_ms[lag:] - ended_at_ms[:-lag])) / 1e3
 
+    @cached_property
+    def is_steady(self) -> npt.NDArray[np.bool_]:
+        """Whether each step is of this process, and not warm-up."""
+        return ~self.is_warmup & is_after_resume(self.record, self.all)
+
     def _steady(self, column: Series) -> Series:
-        """Returns the column without the warm-up."""
-        return column[~self.is_warmup] if len(column) else column
+        return column[self.is_steady] if len(column) else column
 
     def _sum_ms(self, names: Sequence[str]) -> Series:
         """Returns the sum of the columns that the table has, warm-up included; a missing figure counts as 0."""

@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.gains.device_load import used_cards
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
@@ -271,8 +272,8 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
 
 
 def device(record: RunRecord) -> str:
-    """Returns the device of a run."""
-    gpus = record.machine.get("gpus") or []
+    """Returns the device of a run: the cards that it trained on, however many the machine has."""
+    gpus = used_cards(Evidence(record))
     on = record.plan.get("trainer.accelerator", {"value": None})["value"]
     return ", ".join(str(gpu.get("name")) for gpu in gpus) if gpus and on != "cpu" else record.machine.get("cpu", "")
 
@@ -384,7 +385,7 @@ def _caveats(a: RunRecord, b: RunRecord, letter: str) -> Iterator[str]:
 def _machine(record: RunRecord) -> dict[str, Any]:
     machine = record.machine
     git: Mapping[str, Any] = record.git or {}
-    sizes = [(gpu.get("name"), gpu.get("memory_gib")) for gpu in machine.get("gpus") or []]
+    sizes = [(gpu.get("name"), gpu.get("memory_gib")) for gpu in used_cards(Evidence(record))]
     gpus = [" of ".join(filter(None, [name, "" if size is None else show_gib(size)])) for name, size in sizes]
     kept = {name: value for name, value in machine.items() if name not in ("gpus", "versions")}
     versions = {f"version of {name}": version for name, version in machine.get("versions", {}).items()}

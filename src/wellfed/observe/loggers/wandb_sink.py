@@ -24,7 +24,10 @@ _INIT_TIMEOUT_S = 30
 _SLOW_S = 5.0
 _FLUSH_S = 0.1
 """Maximum seconds that wandb buffers rows. With its default, a killed run loses 15 s (wandb PR 12742)."""
-_AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
+_AXES = {
+    "step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"),
+    TIME_AXIS: ("gpu*", "host/*", "node*"),
+}
 """Axis of each group of metrics. wandb takes ``*`` at the end only."""
 # wandb 0.31 treats these as one deployment; `wandb login` may have written either (sdk/lib/urls.py).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})

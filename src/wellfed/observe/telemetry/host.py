@@ -30,6 +30,8 @@ need no search."""
 class _CpuTimes(NamedTuple):
     at_s: float
     by_process: Mapping[int, float]
+    ended: float
+    """CPU seconds of children that have ended."""
     busy: float
     """Busy seconds of all CPUs of the machine, for any process."""
     total: float
@@ -37,23 +39,30 @@ class _CpuTimes(NamedTuple):
     """None if the system does not count it."""
 
 
-def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
+def _cpu_times(
+    now_s: float, by_process: Mapping[int, float], ended_s: float, machine: Mapping[str, float]
+) -> _CpuTimes:
     busy_s = sum(machine.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     # Time of virtual machines is already part of user time.
     total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
-    return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
+    return _CpuTimes(now_s, by_process, ended_s, busy_s, total_s, machine.get("iowait"))
 
 
 def cpu_seconds() -> tuple[float, float | None]:
     """Returns the busy seconds of all CPUs of the machine since it started, and those idle for a disk if counted."""
-    found = _cpu_times(0.0, {}, psutil.cpu_times()._asdict())
+    found = _cpu_times(0.0, {}, 0.0, psutil.cpu_times()._asdict())
     return found.busy, found.iowait
 
 
 def spent_cpu_s() -> float:
-    """Returns the CPU seconds of this process and of its children that have ended."""
-    found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+    """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
+    found: list[Any] = [os.times()]
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                found.append(child.cpu_times())
+    names = ("user", "system", "children_user", "children_system")
+    return sum(getattr(times, name, 0.0) for times in found for name in names)
 
 
 def peak_rss_bytes() -> float:
@@ -66,10 +75,10 @@ def peak_rss_bytes() -> float:
     return float(peak if sys.platform == "darwin" else peak * 1024)  # macOS counts in bytes
 
 
-def _usage(process: psutil.Process) -> tuple[float, int]:
-    """Returns the CPU seconds of a process so far and its resident bytes.
+def _usage(process: psutil.Process) -> tuple[float, float, int]:
+    """Returns the CPU seconds of a process so far, those of its ended children, and its resident bytes.
 
-    On Linux both are in one file, which is read in a quarter of the time that psutil takes for its two.
+    On Linux all are in one file, which is read in a quarter of the time that psutil takes for its two.
     """
     if _PAGE_BYTES is not None and type(process) is psutil.Process:
         descriptor = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY)  # a file object makes twice the calls
@@ -77,10 +86,12 @@ def _usage(process: psutil.Process) -> tuple[float, int]:
             fields = os.read(descriptor, 4096).rpartition(b")")[2].split()  # a name may have spaces
         finally:
             os.close(descriptor)
-        return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE_BYTES  # proc(5), from field 3 on
+        own, ended = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))  # proc(5), from field 3 on
+        return own / _TICKS, ended / _TICKS, int(fields[21]) * _PAGE_BYTES
     with process.oneshot():
         times = process.cpu_times()
-        return times.user + times.system, process.memory_info().rss
+        ended_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        return times.user + times.system, ended_s, process.memory_info().rss
 
 
 _PAGE_BYTES: int | None = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else None
@@ -159,28 +170,31 @@ class HostSource(Source):
             self._search()
         else:
             self._meet_loaders()
-        cpu_s, rss_bytes = {}, 0
+        cpu_s, ended_s, rss_bytes = {}, 0.0, 0
         for process in (self._own, *self._children):
             try:
-                cpu_s[process.pid], held_bytes = _usage(process)
+                cpu_s[process.pid], of_ended_s, held_bytes = _usage(process)
             except (psutil.Error, OSError):  # ended, or is not ours to look at
                 continue
             rss_bytes += held_bytes
+            if process is self._own:
+                ended_s = of_ended_s
         if not cpu_s:
             return []
         available = {"ram_available_gib": available_gib(cgroup_limits())} if slow else {}
-        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s), **available})]
+        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s, ended_s), **available})]
 
-    def _spent_since(self, now_s: float, cpu_s: Mapping[int, float]) -> dict[str, float]:
+    def _spent_since(self, now_s: float, cpu_s: Mapping[int, float], ended_s: float = 0.0) -> dict[str, float]:
         """Returns the use of CPUs since the last call; empty if that was a moment ago, or never.
 
         Args:
             cpu_s: CPU seconds so far of each process of the run.
+            ended_s: CPU seconds of this process's children that have ended.
         """
         before = self._before
         if before is not None and now_s - before.at_s < SHORTEST_S:
             return {}
-        self._before = _cpu_times(now_s, cpu_s, self._machine()._asdict())
+        self._before = _cpu_times(now_s, cpu_s, ended_s, self._machine()._asdict())
         return {} if before is None else self._spent(before, self._before) | self._locked()
 
     def _locked(self) -> dict[str, float]:
@@ -194,9 +208,12 @@ class HostSource(Source):
         return {"loader_lock_pct": 100.0 * sum(waiting)} if is_known else {}
 
     def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
-        # A new process counts from now on. Its earlier CPU time belongs to no interval.
-        spent_s = {pid: max(0.0, total - before.by_process.get(pid, total)) for pid, total in now.by_process.items()}
-        own_s, of_a_core = sum(spent_s.values()), 100 / (now.at_s - before.at_s)
+        # A data worker that is new has started since. Earlier CPU time of other processes belongs to no interval.
+        earlier_s = {**now.by_process, **dict.fromkeys(_started(), 0.0), **before.by_process}
+        spent_s = {pid: max(0.0, total - earlier_s[pid]) for pid, total in now.by_process.items()}
+        counted_s = sum(before.by_process[pid] for pid in before.by_process.keys() - now.by_process.keys())
+        own_s = sum(spent_s.values()) + max(0.0, now.ended - before.ended - counted_s)
+        of_a_core = 100 / (now.at_s - before.at_s)
         values = {"cpu_pct": own_s * of_a_core}
         values["loader_cpu_pct"] = sum(spent_s[pid] for pid in self._loaders & spent_s.keys()) * of_a_core
         passed_s = now.total - before.total

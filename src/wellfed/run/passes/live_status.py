@@ -25,7 +25,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import FindingEntry
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.units import counted, show_gib
+from wellfed.units import counted, show_count, show_gib
 
 _LOG = logging.getLogger(__name__)
 LATEST_S, LATEST_POWER_S = 5.0, 3 * SLOW_S
@@ -59,7 +59,7 @@ class LiveStatus:
         """Returns samples/s of the latest steps; empty if unknown."""
         recent = self._books.journal.recent(_LATEST_STEPS)
         rate = None if recent is None else recent.samples_per_s
-        return f"{rate:,.0f} {self._unit}/s" if rate else ""
+        return f"{show_count(rate)} {self._unit}/s" if rate else ""
 
     def parts(self) -> list[Text]:
         """Returns the latest figures of the device and of the host, with the waiting for data."""

@@ -103,7 +103,7 @@ class CpuUse:
 
     @staticmethod
     def _read() -> tuple[float | None, ...]:
-        return time.monotonic(), _own_cpu_s(), *cpu_seconds(), waited_for_a_core_s().get(str(os.getpid()))
+        return time.monotonic(), spent_cpu_s(), *cpu_seconds(), waited_for_a_core_s().get(str(os.getpid()))
 
 
 class RankFigures:
@@ -313,14 +313,3 @@ def _half_width_of(values: Sequence[float]) -> float | None:
     if len(values) < _FEWEST_TIMED:
         return None
     return student_t_975(len(values) - 1) * error_of_mean(values)
-
-
-def _own_cpu_s() -> float:
-    """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
-    total_s = spent_cpu_s()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            times = child.cpu_times()
-            total_s += times.user + times.system
-            total_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return total_s

@@ -28,6 +28,32 @@ def test_cores_that_others_take_are_not_free():
     assert beside.step_ms_with(4) > alone.step_ms_with(4)
 
 
+def ranked(**given):
+    """Rank 0 of two that torchrun started; each keeps two of the eight cores busy."""
+    rank = {"node": 0, "host": "a", "wait_frac": 0.5, "cores": 2.0}
+    launch = {"by": "torchrun", "job": None, "attempt": 0}
+    more = {"launch": launch, "ranks": [{**rank, "rank": number} for number in (0, 1)], "plan": {"trainer.devices": 2}}
+    return feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, cpu_pct=200.0, others_pct=200.0, **more, **given))
+
+
+def test_other_ranks_take_more_cores_when_steps_get_shorter():
+    """Both need two cores for a step, so that all eight are full when it takes half as long."""
+    found = ranked()
+    assert found.step_ms_with(32) == pytest.approx(found.step_ms / 2)
+
+
+@pytest.mark.parametrize(("cores", "advised"), [(16.0, 5), (6.0, 2)])
+def test_a_worker_to_spare_needs_a_core_of_this_rank_s_share(cores, advised):
+    assert ranked(cores=cores, on_gpu=True).workers_advised == advised
+
+
+def test_batches_of_all_ranks_must_fit_into_memory():
+    loading = {"batch_mib": 100.0}
+    machine = {"cpu_quota_cores": 8.0, "shm_gib": 1.0}
+    alone = feeding_of(fed_by(1, build_ms=40.0, loading=loading, machine=machine))
+    assert ranked(loading=loading, machine=machine).most_workers == alone.most_workers // 2
+
+
 def test_without_build_times_they_are_concluded_from_the_waiting():
     found = feeding_of(fed_by(2, build_ms=50.0, cpu_frac=None))
     assert found.is_estimate

@@ -21,7 +21,7 @@ def test_stalls_as_regular_as_a_clock_are_of_the_storage():
     case = stalled(slice(100, None, 100))
     found = slow_storage(case)
     assert found is not None
-    assert "in one step every 6.0 s, for 4.0 s" in found.message
+    assert " of training waits for data, 100.0 % of that in one step every 6.0 s, for 4.0 s" in found.message
     assert found.evidence["stall_period_s"] == pytest.approx(6.01, rel=0.01)
     assert uneven_batches(case) is None
 

@@ -48,7 +48,7 @@ class Feeding:
     """CPU milliseconds of a step in all processes of the run, building included."""
     cores: float
     others: float
-    """Cores kept busy by other processes, among those that this run may use."""
+    """Cores kept busy by other processes, other ranks included, among those that this run may use."""
     num_workers: int
     most_workers: int
     """Maximum number of workers, by memory and data."""
@@ -63,6 +63,10 @@ class Feeding:
     builds: tuple[float, ...] = ()
     """Milliseconds of single batches, in order; empty if only the mean is known."""
     prefetch: int = _PREFETCH
+    ranks: int = 1
+    """Ranks that share the cores."""
+    ranks_cores: float = 0.0
+    """Cores of `others` that other ranks keep busy. They take as much CPU time in a step, however long it is."""
 
     @property
     def cpu_frac(self) -> float:
@@ -72,8 +76,9 @@ class Feeding:
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
         """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
-        free_cores = max(1.0, self.cores - self.others)  # one core is always available
-        return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)
+        free_cores = max(1.0, self.cores - max(0.0, self.others - self.ranks_cores))  # one core is always available
+        cpu_ms = self.cpu_ms + self.ranks_cores * self.step_ms
+        return max(self.fed_ms, slack * alone_ms / workers, slack * cpu_ms / free_cores)
 
     @property
     def is_cpu_full(self) -> bool:
@@ -133,7 +138,7 @@ class Feeding:
     @property
     def workers_advised(self) -> int:
         """Workers to advise: one more than needed since batches take unequal times, unless the step needs that core."""
-        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores / self.ranks
         return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
 
     def show_need(self) -> str:
@@ -281,6 +286,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
+        ranks=evidence.num_devices,
+        ranks_cores=float(np.nan_to_num(evidence.telemetry.ranks_cores)),
     )
 
 
@@ -292,10 +299,10 @@ def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> 
 
 
 def room_mib(evidence: Evidence) -> float:
-    """Returns the MiB of host memory, and of /dev/shm between worker processes, that batches may take."""
+    """Returns the MiB of host memory, and of /dev/shm between worker processes, that the batches of a rank may take."""
     machine = evidence.record.machine
     sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
-    return limits.MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
+    return limits.MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB / evidence.num_devices
 
 
 def has_unused_fetch(evidence: Evidence) -> bool:

@@ -13,7 +13,7 @@ from wellfed.units import counted, show_duration, show_percent
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
 """Phases whose sum is the time of a training without a measured wall time."""
 _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
-_MOST_RATIO = 1.5
+MOST_RATIO = 1.5
 """Maximum ratio of the numbers of pauses and epochs if there is a pause at the end of each epoch."""
 
 
@@ -25,6 +25,8 @@ class Pauses:
     times: int
     frac: float
     """Share of the wall time of training."""
+    long_frac: float
+    """The same of a long run, without the time that a run loses once."""
 
     def describe(self, noun: str) -> str:
         """Returns the beginning of a message: share of the time, number and length of the pauses."""
@@ -37,9 +39,9 @@ class Pauses:
         return self.total_s / self.times
 
     def gain(self, times: float) -> Gain:
-        """Returns the gain of the whole run with ``times`` pauses."""
+        """Returns the gain of the whole run with ``times`` pauses; at most that of a long run with none."""
         won_frac = self.frac * max(0.0, 1 - times / self.times)
-        return gain_of(won_frac, 0.85 * won_frac, self.frac)
+        return gain_of(won_frac, 0.85 * won_frac, self.long_frac)
 
 
 def pauses(evidence: Evidence, phase: str) -> Pauses | None:
@@ -48,20 +50,24 @@ def pauses(evidence: Evidence, phase: str) -> Pauses | None:
     if wall is not None and wall["total_s"] > 0:
         total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]
         times = phases[phase]["times"] if phase in phases else 1
-        return Pauses(total_s, max(1, times), total_s / wall["total_s"]) if total_s > 0 else None
+        if total_s <= 0:
+            return None
+        long_s = max(total_s, wall["total_s"] - evidence.wall.once_s)
+        return Pauses(total_s, max(1, times), total_s / wall["total_s"], total_s / long_s)
     all_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
     found = phases.get(phase)
     if not found or not found["times"] or all_s <= 0:
         return None
-    return Pauses(found["total_s"], found["times"], found["total_s"] / all_s)
+    frac = found["total_s"] / all_s
+    return Pauses(found["total_s"], found["times"], frac, frac)
 
 
 def are_of_epochs(times: float, epochs: float) -> bool:
     """Returns whether there are about as many pauses as epochs."""
-    return max(times, epochs) <= _MOST_RATIO * min(times, epochs)
+    return max(times, epochs) <= MOST_RATIO * min(times, epochs)
 
 
-def distance(evidence: Evidence, knob: str, times: float) -> tuple[int, str]:
+def distance(evidence: Evidence, knob: str, times: float) -> tuple[float, str]:
     """Returns the steps from one of ``times`` pauses to the next, and this as text; 0 and no text if unknown.
 
     Without the knob they are at the ends of epochs. A watched script, whose wall time was not measured, need not have

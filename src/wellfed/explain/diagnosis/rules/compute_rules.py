@@ -311,7 +311,7 @@ def step_time_trend(evidence: Evidence) -> Finding | None:
 def _growing_phase(evidence: Evidence, least_ms: float) -> str | None:
     """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
     for name, all_ms in evidence.steps.all_phases_ms.items():
-        parts = np.array_split(all_ms[~evidence.steps.is_warmup], _BLOCKS)
+        parts = np.array_split(all_ms[evidence.steps.is_steady], _BLOCKS)
         first_ms, last_ms = (part[np.isfinite(part)] for part in (parts[0], parts[-1]))
         if len(first_ms) and len(last_ms) and np.median(last_ms) - np.median(first_ms) > least_ms:
             return name

@@ -141,13 +141,14 @@ def slow_storage(evidence: Evidence) -> Finding | None:
 
 def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
     slow_ms = evidence.steps.wait_ms[slow_steps(evidence, waiting.feeding)]
+    share = float(slow_ms.sum() / evidence.steps.wait_ms.sum())
     text = (
-        f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
+        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in one step every "
         f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
-        "stalls that often, whichever samples are requested. Check what else uses it, or keep the data locally."
+        "stalls that often. Check what else uses it, or keep the data locally."
     )
     figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
-    return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
+    return Finding("slow_storage", text, figures, lost_frac=waiting.frac * share)
 
 
 def contended_loading(evidence: Evidence) -> Finding | None:
@@ -274,13 +275,13 @@ def _left_out(evidence: Evidence) -> Finding | None:
     lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
     if not lost:
         return None
-    indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
+    number, indices = evidence.num_events("sample_skipped"), [one["index"] for one in lost[:_NAMED] if "index" in one]
     text = (
-        f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
+        f"{counted(number, 'sample')} could not be loaded and {'was' if number == 1 else 'were'} left out: "
         f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
         "the start."
     )
-    return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)
+    return Finding("slow_samples", text, {"samples_skipped": number}, is_note=True)
 
 
 def slow_handover(evidence: Evidence) -> Finding | None:

@@ -244,14 +244,16 @@ def _table_fits(evidence: Evidence) -> bool:
 
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
     """Returns what saves memory in this run, the overrides without it, and their gain."""
-    # Only if requested: the plan keeps features on the device if they fit. A trained encoder has no fixed features.
-    features, stages = evidence.record.plan.get("memory.features"), evidence.value("memory.stages")
+    # Only if requested: the plan keeps features on the device if they fit, and checkpoints only if nothing else fits. A
+    # trained encoder has no fixed features.
+    plan, stages = evidence.record.plan, evidence.value("memory.stages")
+    features, checkpointing = plan.get("memory.features"), plan.get(_CHECKPOINTING)
     is_set = stages is None and features is not None and features["source"] == "set"
     if features is not None and is_set and features["value"] in ("cache_host", "dynamic") and _table_fits(evidence):
         return "features are kept off the device", ("memory.features=cache",), None
-    if evidence.value("memory.checkpoint_activations") is True:
+    if checkpointing is not None and checkpointing["value"] is True and checkpointing["source"] == "set":
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))
-        return "activations are computed twice", ("memory.checkpoint_activations=false",), Gain(least, 1.0, most)
+        return "activations are computed twice", (f"{_CHECKPOINTING}=false",), Gain(least, 1.0, most)
     merged = merge(evidence)
     if merged is None or load.limit is not None or (load.sm_frac is not None and load.full_frac >= limits.SM_FULL_FRAC):
         return None

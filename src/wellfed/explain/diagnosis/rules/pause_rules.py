@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.gains.pauses import distance, gain_of, pauses, rarer
+from wellfed.explain.diagnosis.gains.pauses import MOST_RATIO, distance, gain_of, pauses, rarer
 from wellfed.explain.diagnosis.rules.feeding_rules import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
@@ -17,6 +19,7 @@ from wellfed.record import WallEntry
 from wellfed.units import counted, show_duration, show_ms, show_percent
 
 _CHECKPOINT_KNOB, _VALIDATE_KNOB = "trainer.checkpoint_every_steps", "trainer.validate_every_steps"
+_MINUTES_KNOB = "trainer.checkpoint_minutes"
 _LOG_KNOB = "trainer.log_every_steps"
 _CHECKPOINTS_FRAC, _VALIDATIONS_FRAC, _ROWS_FRAC = 0.01, 0.03, 0.01
 """Acceptable shares of the wall time: checkpoints, validations, logged rows."""
@@ -41,20 +44,25 @@ def frequent_checkpoints(evidence: Evidence, least_frac: float = limits.CHECKPOI
         return None
     text = spent.describe("checkpoint")
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
-    num_best = files.count("best.ckpt")
-    every, when = distance(evidence, _CHECKPOINT_KNOB, spent.times * (1 - num_best / len(files)))
-    wanted = min(rarer(every, spent.frac / _CHECKPOINTS_FRAC), evidence.record.steps) if every else 0
+    num_best = spent.times * files.count("best.ckpt") / len(files)
+    num_last, minutes = spent.times - num_best, evidence.value(_MINUTES_KNOB)
+    every, when = distance(evidence, _CHECKPOINT_KNOB, num_last)
+    knob, unit, most, least = _CHECKPOINT_KNOB, "every_steps", evidence.record.steps, 1.0
+    due = most / every if every else evidence.record.epochs or 0.0
+    if minutes and num_last - 1 > MOST_RATIO * max(1.0, due):  # most of them come by the minutes; one is at the end
+        knob, unit, most, least = _MINUTES_KNOB, "every_minutes", math.ceil(spent.total_s / spent.frac / 60), due
+        every, when = minutes, f"every {minutes:g} min"
+    wanted = min(rarer(every, spent.frac / _CHECKPOINTS_FRAC), most) if every else 0
     # best.ckpt is written after the best validation so far, whatever the knob.
-    if not every or wanted <= every or 2 * num_best > len(files):
+    if not every or wanted <= every or num_best > num_last:
         return Finding("frequent_checkpoints", f"{text}.", figures, lost_frac=spent.frac)
-    left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
     which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
     return Finding(
         "frequent_checkpoints",
         f"{text}, {which} {when}. A run that dies loses what it learned since the last.",
-        {**figures, "every_steps": every},
-        (f"{_CHECKPOINT_KNOB}={wanted}",),
-        gain=spent.gain(left * spent.times / len(files)),
+        {**figures, unit: every},
+        (f"{knob}={wanted}",),
+        gain=spent.gain(num_best + max(1.0, least, num_last * every / wanted)),
     )
 
 

@@ -19,7 +19,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.record import WallEntry
-from wellfed.units import counted, show_percent
+from wellfed.units import counted, show_count, show_percent
 
 
 def too_few_steps(evidence: Evidence) -> Finding | None:
@@ -147,9 +147,9 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     low, high = (throughput["ci95"] or (rate, rate)) if throughput else (0.0, 0.0)
     if throughput and (high - low) / 2 > limits.WIDEST_HALF_FRAC * rate:
         text = (
-            f"Unknown whether it could be faster: steps varied too much. {rate:,.0f} {throughput['sample_unit']}/s has "
-            f"a 95 % interval from {max(0.0, low):,.0f} to {high:,.0f}. More steps (trainer.max_steps), and nothing "
-            "else at work on the machine, make it narrower"
+            f"Unknown whether it could be faster: steps varied too much. {show_count(rate)} "
+            f"{throughput['sample_unit']}/s has a 95 % interval from {show_count(max(0.0, low))} to {show_count(high)}."
+            " More steps (trainer.max_steps), and nothing else at work on the machine, make it narrower"
         )
         return text, {"ci95_low": low, "ci95_high": high}
     if factor is None:
@@ -165,7 +165,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
         )
         return text, figures
     data_frac = evidence.wait_frac + evidence.copy_frac
-    if data_frac > 1 - limits.LEAST_AT_CEILING_FRAC:
+    if data_frac > (limits.WAIT_FRAC if factor <= 1 else 1 - limits.LEAST_AT_CEILING_FRAC):
         text = (
             f"Unknown whether it could be faster: {show_percent(data_frac)} of a step went into data, and yet the same "
             f"steps without data were only {factor:.2f} times as fast. Either may be off; more steps "
@@ -200,6 +200,8 @@ def healthy(evidence: Evidence) -> Finding | None:
     if factor is None or frac is None or frac < limits.LEAST_AT_CEILING_FRAC:
         return None
     if factor <= 1:
+        if evidence.wait_frac + evidence.copy_frac > limits.WAIT_FRAC:  # `unknown` reports the contradiction
+            return None
         text = "Stop tuning: this run is as fast as with all its data on the device"
     else:
         text = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
@@ -263,11 +265,11 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
         return None
     evidence_: Figures = {}
     if events:
-        step = int(events[0].get("step") or 0)
-        text = f"The loss was not finite in {counted(len(events), 'step')}, first in step {step}"
+        step, number = int(events[0].get("step") or 0), evidence.num_events("nan")
+        text = f"The loss or gradients were not finite in {counted(number, 'step')}, first in step {step}"
         if events[-1].get("action") == "raise":
             text = f"The loss was not finite by step {step}, which ended the run"
-        evidence_ |= {"non_finite_steps": len(events)}
+        evidence_ |= {"non_finite_steps": number}
     else:
         assert at is not None
         step, median = int(steps[at]), float(np.median(values[max(0, at - limits.LOSS_WINDOW) : at]))

@@ -61,7 +61,9 @@ def test_samples_that_were_left_out_are_noted():
     events = [{"kind": "sample_skipped", "step": 3, "time_s": 1.0, "index": 17, "reason": "hung"}]
     found = slow_samples(fed_by(2, build_ms=5.0, events=events))
     assert found.is_note
-    assert "17" in found.message
+    assert found.message.startswith("1 sample could not be loaded and was left out: 17.")
+    many = slow_samples(fed_by(2, build_ms=5.0, events=[{**events[0], "left_out": 40}]))
+    assert many.message.startswith("41 samples could not be loaded and were left out: 17.")
     slow = slow_samples(slow_at([17, 203, 203, 17], events=events))
     assert not slow.is_note
     assert "17, 203" in slow.message

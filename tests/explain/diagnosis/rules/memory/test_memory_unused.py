@@ -30,6 +30,12 @@ def test_features_are_kept_on_the_device_only_if_all_of_them_surely_fit(table_gi
     assert memory_unused(on_card(plan={"memory.features": "dynamic"}, table_gib=table_gib)) is None
 
 
+def test_checkpointing_that_the_plan_chose_is_kept_since_nothing_else_fits():
+    evidence = on_card(plan={"memory.checkpoint_activations": True})
+    evidence.record.plan["memory.checkpoint_activations"]["source"] = "predicted"
+    assert memory_unused(evidence) is None
+
+
 def test_half_empty_cards_are_the_subject_of_another_rule():
     found = run_rules(on_card(num_micro=8, card={"sm_active_pct": 20}))
     assert [finding.id for finding in found] == ["small_batch"]

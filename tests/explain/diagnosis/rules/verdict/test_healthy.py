@@ -25,4 +25,8 @@ def test_it_is_healthy_or_unknown_and_never_both() -> None:
         run = evidence(ceiling=1.005, wall=walled(steps_s=steps_s, other_s=100 - steps_s))
         assert (healthy(run) is not None) == is_healthy
         assert (unknown(run) is None) == is_healthy
+    for ceiling, is_healthy in ((1.0, False), (1.005, True)):
+        run = evidence(wait_ms=0.8, ceiling=ceiling, wall=walled(steps_s=100.0))
+        assert (healthy(run) is not None) == is_healthy, "7 % of waiting and no higher ceiling contradict each other"
+        assert (unknown(run) is None) == is_healthy
     assert healthy(of_rate(600.0, 1400.0)) is None, "without a ceiling nobody knows"

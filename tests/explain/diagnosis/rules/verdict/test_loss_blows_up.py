@@ -46,10 +46,10 @@ def test_a_rate_far_too_high_is_lowered_where_clipping_would_not_help():
 
 
 def test_steps_that_were_left_out_are_counted():
-    events = [{"kind": "nan", "step": 7, "time_s": 1.0}, {"kind": "nan", "step": 9, "time_s": 1.0}]
+    events = [{"kind": "nan", "step": step, "time_s": 1.0, **more} for step, more in ((7, {}), (9, {"left_out": 3}))]
     found = check(evidence(events=events))
     assert found is not None
-    assert found.message.startswith("The loss was not finite in 2 steps, first in step 7")
+    assert found.message.startswith("The loss or gradients were not finite in 5 steps, first in step 7")
 
 
 def test_a_loss_that_ended_the_run_is_told_of_however_few_steps():
