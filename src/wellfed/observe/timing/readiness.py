@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ from wellfed.record import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 _PLACES = {name: place for place, name in enumerate(StepRow._fields)}
+_WHOLE = frozenset({"step", "epoch", "samples", "micro_batch", "num_micro", "slowest_index"})
+"""Columns of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,24 @@ class StepTable:
     def __len__(self) -> int:
         return min(self._end, self._most)
 
+    def __iter__(self) -> Iterator[StepRow]:
+        return map(_row, self.figures.tolist())
+
 
 Rows = Sequence[StepRow] | StepTable
 
 
 def _figures(rows: Iterable[StepRow]) -> Column:
     return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
+
+
+def _row(figures: Sequence[float]) -> StepRow:
+    cells: dict[str, Any] = {
+        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
+        for name, figure in zip(_PLACES, figures, strict=True)
+    }
+    cells["warmup"] = bool(cells["warmup"])
+    return StepRow(**cells)
 
 
 class StepColumns:
