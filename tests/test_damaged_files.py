@@ -80,10 +80,20 @@ WHOLE: dict[str, Any] = {
     "wandb": {"id": "x", "mode": "offline", "path": "p", "parts": ["p"]},
     "config": {
         "loader": {"num_workers": 3},
-        "trainer": {"best_metric": "loss", "checkpoint_every_steps": 10, "log_every_steps": 10},
+        "trainer": {
+            "best_metric": "loss",
+            "checkpoint_every_steps": 10,
+            "checkpoint_minutes": 10,
+            "log_every_steps": 10,
+        },
         **{"workload": {"effective_batch_size": 64}, "memory": {"micro_batch": 64}, "seed": 1},
     },
     "overrides": ["seed=1"],
+    "events": [
+        {"kind": "nan", "step": 2, "time_s": 0.1, "left_out": 3},
+        {"kind": "resume", "step": 10, "time_s": 0.5},
+        {"kind": "checkpoint", "step": 20, "time_s": 1.0, "file": "last.ckpt"},
+    ],
     "artifacts": {"report": "report.md"},
 }
 GPUS = {

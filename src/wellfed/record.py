@@ -773,7 +773,7 @@ def _is_possible(place: str, value: float) -> bool:
 
 def _is_event(event: Mapping[str, Any]) -> bool:
     """Returns whether the keys common to all events have their types."""
-    numbers_ = (event.get("step", 0), event.get("time_s", 0))
+    numbers_ = [event.get(name, 0) for name in ("step", "time_s", "left_out")]
     return isinstance(event.get("kind", ""), str) and all(_is_number(one) and one >= 0 for one in numbers_)
 
 
@@ -807,7 +807,7 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 _COUNTED = (
     "_steps", "num_workers", "_factor", "_batch", "_batch_size", "_prefetch", "_gib", "_w", "accumulate",
-    "interval_s",
+    "interval_s", "_minutes",
 )  # fmt: skip
 """Suffixes of names whose values are numbers."""
 _SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
