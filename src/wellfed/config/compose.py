@@ -54,12 +54,12 @@ class Composed(Generic[C]):
         """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
         return OmegaConf.to_yaml(OmegaConf.create(dict(self._unresolved)), resolve=resolve)
 
-    def follows_workload(self, name: str) -> bool:
-        """Returns whether the value of a dotted name is an interpolation of another value of the workload."""
+    def follows(self, name: str, *sources: str) -> bool:
+        """Returns whether the value of a dotted name is an interpolation of one of these, such as ``workload.``."""
         value: Any = self._unresolved
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        return isinstance(value, str) and "${workload." in value
+        return isinstance(value, str) and any(f"${{{source}" in value for source in sources)
 
     def write_hydra_files(self, folder: Path) -> None:
         """Writes ``.hydra/{config,hydra,overrides}.yaml`` as Hydra does. Interpolations stay, secrets are masked."""

@@ -41,12 +41,8 @@ def has_states(data: Any) -> bool:
     return all(map(callable, methods)) and not isinstance(data, DataLoader)
 
 
-_ARGUMENTS = {"fetch": ("indices, rng",), "on_device": ("batch, rng", "batch, rng, features")}
-"""Method of a dataset -> the arguments that it is called with."""
-
-
 def check_items(dataset: Any, *, by_item: bool) -> None:
-    """Raises a DataError if samples can't be read by index, or ``fetch`` or ``on_device`` lacks an argument.
+    """Raises a DataError if samples can't be read by index, or ``fetch`` takes other arguments.
 
     Args:
         by_item: whether ``fetch`` is left unused.
@@ -59,8 +55,8 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
     elif not hasattr(dataset, "__len__"):
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
     else:
-        for method in ("on_device",) if by_item else _ARGUMENTS:
-            _check_arguments(dataset, method)
+        if not by_item:
+            _check_fetch(dataset)
         return
     raise DataError(
         f"{name} gives no samples: it has {lacks}. "
@@ -68,20 +64,18 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
     )
 
 
-def _check_arguments(dataset: Any, method: str) -> None:
+def _check_fetch(dataset: Any) -> None:
     try:
-        signature = inspect.signature(getattr(dataset, method))
+        signature = inspect.signature(dataset.fetch)
     except (AttributeError, TypeError, ValueError):  # no such method, or compiled code
         return
-    for arguments in _ARGUMENTS[method]:
-        with suppress(TypeError):
-            signature.bind(*arguments.split(", "))
-            return
-    called = f"{method}({_ARGUMENTS[method][0]})"
-    raise DataError(
-        f"{type(dataset).__name__}.{method}{signature} is called as {called}, which its parameters don't allow. "
-        f"Write def {called.replace('(', '(self, ')}."
-    )
+    try:
+        signature.bind("indices", "rng")
+    except TypeError:
+        raise DataError(
+            f"{type(dataset).__name__}.fetch{signature} is called as fetch(indices, rng), which its parameters don't "
+            "allow. Write def fetch(self, indices, rng)."
+        ) from None
 
 
 @dataclass(frozen=True)

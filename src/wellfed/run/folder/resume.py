@@ -237,7 +237,10 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
     return holder
 
 
-_NOT_EVALUATED = tuple(f"workload.{name}" for name in ("optimizer", "schedule", "effective_batch_size", "drop_last"))
+_NOT_EVALUATED = tuple(
+    f"workload.{name}"
+    for name in ("optimizer", "schedule", "effective_batch_size", "eval_batch_size", "drop_last", "sample_unit")
+)
 """Values that test figures don't depend on."""
 
 
@@ -254,11 +257,12 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord, *, evalua
     then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
     faults, moved = [], []
     for name, *values in differences(then, now):
-        if composed.follows_workload(name):  # what it follows is compared itself
+        if composed.follows(name, "workload."):  # what it follows is compared itself
             continue
         if evaluates and name.startswith(_NOT_EVALUATED):
             continue
-        if _is_moved(*values):
+        is_of_machine = evaluates and composed.follows(name, "trainer.", "gpu.", "paths.", "oc.env:")
+        if _is_moved(*values) or is_of_machine:
             moved.append(f"{name} is {values[1]} now and was {values[0]}: taken for the same.")
             continue
         old, new = ("null" if value is None else value for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import lightning.pytorch as pl
@@ -52,9 +52,11 @@ class SanityCheck(pl.Callback):
         self._until_end.enter_context(self._put_back(module))
 
     def on_sanity_check_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._until_end.close()
+        logged: dict[str, float] = {}
+        with suppress(Exception):  # a metric may need more than a few batches
+            logged = {name_in_metrics(name, "val"): float(value) for name, value in trainer.callback_metrics.items()}
+        self._until_end.close()  # after metrics were computed, which may draw
         self._trying = None
-        logged = {name_in_metrics(name, "val"): float(value) for name, value in trainer.callback_metrics.items()}
         self._found("val", {name[4:]: value for name, value in logged.items() if name.startswith("val/")})
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -71,6 +71,8 @@ def _metric(value: Any, key: str, loss: Tensor, name: str) -> Tensor:
         raise ModelError(f"{name}: the metric {key} {kind}, and must be one number, such as its mean.")
     if isinstance(value, Tensor) and value.device == loss.device:
         return value
+    if isinstance(value, (int, float)):
+        return torch.full((), float(value), device=loss.device)  # a fill; a copy would wait for the device
     return torch.as_tensor(value, device=loss.device)
 
 

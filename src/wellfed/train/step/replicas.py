@@ -133,7 +133,7 @@ class Replicas(_Wrapped):
     def prepare_average(self) -> None:
         """Raises a ModelError if a weight was unfrozen since, whose gradients no rank sends to the others."""
         for name, weight in self._frozen:
-            if weight.grad is not None:
+            if weight.requires_grad and weight.grad is not None:
                 raise ModelError(
                     f"{name.removeprefix('module.model.')} was unfrozen after training began on {self.size} ranks, "
                     "which average the gradients of the weights that were trainable then. It would differ between "
