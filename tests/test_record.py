@@ -264,6 +264,7 @@ def test_differences_name_every_leaf():
     old = {"a": {"b": 1, "gone": 2}, "same": [1], "list": [1, 2]}
     new = {"a": {"b": 3, "new": 4}, "same": [1], "list": [1]}
     assert differences(old, new) == [("a.b", 1, 3), ("a.gone", 2, None), ("a.new", None, 4), ("list", [1, 2], [1])]
+    assert differences({"fill": float("nan")}, {"fill": float("nan")}) == []
 
 
 def typed(tmp_path, **changes):

@@ -821,7 +821,8 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
         for key in [*old, *(key for key in new if key not in old)]:
             found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
         return found
-    return [] if old == new else [(name, old, new)]
+    is_nan = isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new)
+    return [] if is_nan or old == new else [(name, old, new)]
 
 
 def is_alive(record: Mapping[str, Any]) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.faults.check_composed import examine
@@ -21,6 +22,7 @@ from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.masking import masked
 
 
 @dataclass(frozen=True)
@@ -139,15 +141,28 @@ class Multirun:
         add_searchpath(self._loader, repo, self._master.hydra.job.config_name, parsed)
         return repo
 
-    def compose(self, overrides: Sequence[str], folder: Path, *, checked: bool = True) -> Composed[RunConfig]:
-        """Returns the configuration of one point, which writes to ``folder``. Raises all its faults, if ``checked``."""
+    def unresolved(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Returns the values of overrides that need not be a point's: interpolations as written, secrets as ``***``.
+
+        Raises:
+            one of `COMPOSE_ERRORS`: a value needs what an axis brings.
+        """
+        searched = [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
+        name = self._master.hydra.job.config_name
+        cfg = self._loader.load_configuration(name, [*searched, *overrides], RunMode.MULTIRUN)  # may lack a group
+        values: Any = OmegaConf.to_container(cfg, enum_to_str=True)
+        del values["hydra"]
+        return dict(masked(values))
+
+    def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
+        """Returns the configuration of one point, which writes to ``folder``. Raises all its faults."""
         try:
             cfg = self._loader.load_sweep_config(self._master, list(overrides))
         except COMPOSE_ERRORS as error:
             name = self._master.hydra.job.config_name
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
         with job_of(cfg) as job:
-            return composed_from(job, cfg.hydra, run_dir=str(folder), checked=checked)
+            return composed_from(job, cfg.hydra, run_dir=str(folder))
 
 
 def _varied(parsed: Override) -> Varied:

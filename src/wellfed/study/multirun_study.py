@@ -67,9 +67,12 @@ class MultirunStudy(Study):
         folders = [where["config_dir"] or project.configs(), *map(Path, where["extra_dirs"])]
         return option_files(folders, self.asked.options)
 
-    def sources(self) -> list[str]:
-        """Returns what trials read when they begin."""
-        return read_by_trials(self._options)
+    def sources(self) -> list[str] | None:
+        """Returns what trials read when they begin; None if a folder is just being replaced."""
+        try:
+            return read_by_trials(self._options)
+        except OSError:
+            return None
 
     @property
     def facts(self) -> dict[str, Any]:

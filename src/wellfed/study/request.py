@@ -13,6 +13,7 @@ from typing import Literal
 
 from wellfed.command_line import command
 from wellfed.config.compose import Composed
+from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.multirun import Multirun, Varied
 from wellfed.config.schema import Accelerator, RunConfig, SearchSampler, SweepObjective
 from wellfed.errors import ConfigError, Fault
@@ -129,7 +130,7 @@ def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: boo
         took = show_duration(asked.grid.size * each_s)
         more = f"; at {show_duration(each_s)} each, {basis}, they take {took}"
         raise _too_many(chosen, asked.space, "combination", f"sweep.max_trials={options.max_trials}{more}")
-    _check_option("sweep", option, multirun, fixed, folder)
+    _check_option("sweep", option, multirun, fixed)
     if is_here:
         _check_fork("hydra/launcher=wellfed", "all in one process.")
         check_energy(config, varied)
@@ -172,7 +173,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
     own = tuple(of_one_run(fixed))
     if option:
-        _check_option("search", option, multirun, fixed, folder)
+        _check_option("search", option, multirun, fixed)
     return StudyRequest(name, folder, space, own, way_on, is_named, base.choices)
 
 
@@ -234,16 +235,17 @@ def _folder(
     return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / plural / name
 
 
-def _check_option(
-    group: Literal["sweep", "search"], option: str, multirun: Multirun, fixed: Sequence[str], folder: Path
-) -> None:
+def _check_option(group: Literal["sweep", "search"], option: str, multirun: Multirun, fixed: Sequence[str]) -> None:
     """Checks that an option sets only its own group: points, versions and printed commands leave it out.
 
     Raises:
         ConfigError: it sets knobs of other groups.
     """
     others = [text for text in fixed if text.partition("=")[0].lstrip("+") != group]
-    without, own = (multirun.compose(typed, folder, checked=False).resolved for typed in (others, fixed))
+    try:
+        without, own = map(multirun.unresolved, (others, fixed))
+    except COMPOSE_ERRORS:  # of a value that an axis brings: points are composed later
+        return
     faults = [
         Fault(
             f"{group}={option}",

@@ -146,7 +146,7 @@ class Trials:
     machine: str = ""
     """Processor and GPUs that timed trials run on; empty until known."""
     sources: Callable[[], object] = lambda: None
-    """Returns what trials read when they begin; no trial starts once it has changed."""
+    """Returns what trials read when they begin, None if that is unknown; no trial starts once it has changed."""
     ready: dict[str, tuple[GridPoint, Composed[RunConfig]]] = field(default_factory=dict, init=False)
     """Points that compose and were not found infeasible, by id."""
     is_lost: bool = field(default=False, init=False)
@@ -201,12 +201,14 @@ class Trials:
                 if row.status == "infeasible":
                     self.ready.pop(trial.row.point, None)
                 yield trial, row
-                if row.folder and not self.is_lost and self.sources() != self._sources:
+                if row.folder and not self.is_lost and self.sources() not in (None, self._sources):
                     self.is_lost = True
                     executor.start_no_more()
+                    way_on = f"{self.way_on} again runs what is missing, with the new version."
+                    if row.kind == "confirm":
+                        way_on = "Undo the change to measure the best again, which needs the version before."
                     self.screen.say(
-                        "The code or an option has changed since this command began: no further trial starts. "
-                        f"{self.way_on} again runs what is missing, with the new version."
+                        f"The code or an option has changed since this command began: no further trial starts. {way_on}"
                     )
         except ExecutorLost as lost:
             self.is_lost = True

@@ -126,13 +126,6 @@ def cpu_s(process):
     return sum(process.cpu_times()[:2])
 
 
-def test_cpu_time_of_a_process_has_that_of_children_that_live(child):
-    before_s = spent_cpu_s()
-    child.do("start")
-    child.do("let burn")
-    assert spent_cpu_s() - before_s >= 0.9 * BURNED_S
-
-
 def test_percent_are_of_one_core(child):
     host = Host(process=child.process)
     host.read()
@@ -266,6 +259,24 @@ def test_a_data_worker_counts_before_processes_are_looked_for_again():
         orders[0].send("burn")
         assert orders[0].recv() == "done"
         assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_cpu_time_of_a_process_has_that_of_workers_that_live_and_not_of_other_ranks(child):
+    orders = multiprocessing.get_context("fork").Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    before_s = spent_cpu_s()
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        worked_s = spent_cpu_s()
+        assert worked_s - before_s >= 0.9 * BURNED_S
+        child.burn()  # started as Lightning starts a rank
+        assert spent_cpu_s() - worked_s < 0.5 * BURNED_S
     finally:
         worker.kill()
         worker.join()

@@ -55,12 +55,14 @@ def cpu_seconds() -> tuple[float, float | None]:
 
 
 def spent_cpu_s() -> float:
-    """Returns the CPU seconds of this process, of those that it and its children have started, and of ended ones."""
+    """Returns the CPU seconds of this process, of its data workers, and of its children that have ended.
+
+    Other ranks that Lightning has started from here are children too. They count their own.
+    """
     found: list[Any] = [os.times()]
-    with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                found.append(child.cpu_times())
+    for pid in _started():
+        with suppress(psutil.Error):
+            found.append(psutil.Process(pid).cpu_times())
     names = ("user", "system", "children_user", "children_system")
     return sum(getattr(times, name, 0.0) for times in found for name in names)
 
@@ -212,7 +214,9 @@ class HostSource(Source):
         earlier_s = {**now.by_process, **dict.fromkeys(_started(), 0.0), **before.by_process}
         spent_s = {pid: max(0.0, total - earlier_s[pid]) for pid, total in now.by_process.items()}
         counted_s = sum(before.by_process[pid] for pid in before.by_process.keys() - now.by_process.keys())
-        own_s = sum(spent_s.values()) + max(0.0, now.ended - before.ended - counted_s)
+        own_s = sum(spent_s.values())
+        # Children hand over all their CPU time when they end. The earlier part belongs to no interval.
+        own_s += min(max(0.0, now.busy - before.busy - own_s), max(0.0, now.ended - before.ended - counted_s))
         of_a_core = 100 / (now.at_s - before.at_s)
         values = {"cpu_pct": own_s * of_a_core}
         values["loader_cpu_pct"] = sum(spent_s[pid] for pid in self._loaders & spent_s.keys()) * of_a_core

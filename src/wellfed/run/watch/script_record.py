@@ -389,7 +389,7 @@ class ScriptRecord(RankOfScript):
             for gpu in self._facts.gpus
             if gpu.uuid is not None and same_uuid(gpu.uuid, uuid)
         ]
-        if all(uuids):
+        if all(uuids) and pairs:
             self._numbers = {gpu.index: number for gpu, number in pairs}
             numbered = tuple(replace(gpu, index=number) for gpu, number in pairs)
             self.record.machine = replace(self._facts, gpus=numbered).entry()

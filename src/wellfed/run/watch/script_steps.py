@@ -72,6 +72,8 @@ class Iteration:
     """Batches of its loader: several if they are read ahead of the passes."""
     largest: int = 0
     """Samples of the largest of these batches."""
+    copied_on: Any = None
+    """Another stream than the one that trained before, on which its batch, or the next one, was copied."""
     num_backward: int = 0
     """Backward passes with these batches so far."""
     has_replay: bool = False
@@ -232,9 +234,10 @@ class ScriptSteps(Harmless):
             return
         if not iteration.is_ended and (iteration.is_trained or iteration.has_pass):
             return
-        if self._gpu is not None and torch.cuda.current_stream(self._gpu) != self._stream:
+        stream = None if self._gpu is None else torch.cuda.current_stream(self._gpu)
+        if stream != self._stream:
             if is_done and not iteration.is_ended:
-                self._record.note(OWN_STREAM)
+                iteration.copied_on = stream
         else:
             self.clock.copies(is_done=is_done)
 
@@ -443,6 +446,8 @@ class ScriptSteps(Harmless):
     def _end(self, iteration: Iteration) -> None:
         iteration.is_ended = True
         self._rows.num_ended += 1
+        if iteration.copied_on is not None and iteration.copied_on != self._stream:
+            self._record.note(OWN_STREAM)
         is_whole = iteration.has_step or iteration.has_replay or self.level < Level.optimizer
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
         if iteration.loader is not None and iteration.loader.is_dispatched:
@@ -527,9 +532,11 @@ def _size(batch: Any, loader: SeenLoader) -> int:
     """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
-        size, shape = loader.batch_size, first.shape
+        size, shape, rest = loader.batch_size, first.shape, batch[1:] if first is not batch else ()
+        is_labelled = any(type(one) is torch.Tensor and one.shape == shape[:1] for one in rest)
         # Sequences as [time, batch], and the points of all clouds in one tensor.
-        if isinstance(size, int) and (shape[0] > size or (len(shape) > 1 and shape[0] != size == shape[1])):
+        is_other = len(shape) > 1 and shape[0] != size == shape[1] and not is_labelled
+        if isinstance(size, int) and (shape[0] > size or is_other):
             return size
         return shape[0]
     try:

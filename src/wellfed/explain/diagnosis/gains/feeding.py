@@ -138,7 +138,7 @@ class Feeding:
     @property
     def workers_advised(self) -> int:
         """Workers to advise: one more than needed since batches take unequal times, unless the step needs that core."""
-        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores / self.ranks
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores / (self.ranks if self.ranks_cores else 1)
         return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
 
     def show_need(self) -> str:
@@ -287,7 +287,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
         ranks=evidence.num_devices,
-        ranks_cores=float(np.nan_to_num(evidence.telemetry.ranks_cores)),
+        ranks_cores=min(others or 0.0, float(np.nan_to_num(evidence.telemetry.ranks_cores))),
     )
 
 
