@@ -416,6 +416,7 @@ MEASURED = sorted(name for name in RULES if "\n| before |" in page(f"docs/findin
 """Findings whose pages show a run of a workload before and after the override."""
 READ_ONLY = {
     *("healthy", "unknown", "machine_was_slower", "busy_machine", "slow_start", "host_memory_full", "data_parallel"),
+    "slow_handover",
 }
 """Findings whose advice no recorded run follows: their pages say what to read from the example."""
 
