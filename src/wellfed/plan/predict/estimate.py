@@ -123,7 +123,7 @@ def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], bes
         size = (low.micro_batch + high.micro_batch) / 2
     inside = min(max(round(size), low.micro_batch + 1), high.micro_batch - 1)
     error = (over - before) * (size - low.micro_batch)
-    return error / (beside + on_curve([low, high], inside, value)), inside
+    return error / max(1, beside + on_curve([low, high], inside, value)), inside
 
 
 def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
