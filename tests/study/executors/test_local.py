@@ -123,11 +123,11 @@ def local(tmp_path: Path) -> Iterator[Make]:
         made.append(Local(tmp_path, work, prepare, timeout_s, gpus))
         return made[-1].__enter__()
 
-    before = set(psutil.Process().children(recursive=True))
+    before = set(psutil.Process().children())
     yield make
     for each in made:
         each.__exit__(None, None, None)
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert set(psutil.Process().children()) <= before
 
 
 def test_each_trial_is_told_and_what_is_shared_is_prepared_once(local: Make) -> None:
