@@ -109,7 +109,8 @@ def test_a_watch_within_a_process_that_the_script_has_spawned(number: str, tmp_p
     assert record_of(tmp_path).steps == 30
 
 
-@pytest.mark.parametrize("split", ["", pytest.param("split_batches=True", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["", "split_batches=True"])
 def test_batches_that_rank_0_reads_for_all_ranks_count_once(split: str, tmp_path: Path) -> None:
     """As Accelerate reads an IterableDataset: two batches a step, or one that it splits."""
     pytest.importorskip("accelerate")

@@ -18,7 +18,7 @@ import torch
 from tests.end_to_end.commands import environment, run
 from tests.fake_cuda.machine import Cards, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from tests.kit.few import few
+from tests.kit.few import few, slow
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.script_words import OWN_STREAM
@@ -744,9 +744,9 @@ for x, y in batches:
     [
         pytest.param(AHEAD, (0.0, 0.1), OWN_STREAM, id="ahead of its step"),
         pytest.param(EVALUATED, (0.1, 0.7), None, id="after a pass that is not seen"),
-        pytest.param(AUGMENTED, (0.02, 0.3), None, id="after other work with the batch"),
-        pytest.param(SHARDED.format(more=0), (0.1, 0.7), None, id="before the next is asked for"),
-        pytest.param(SHARDED.format(more=3), (0.1, 0.7), None, id="between the batches of a step"),
+        slow(AUGMENTED, (0.02, 0.3), None, id="after other work with the batch"),
+        slow(SHARDED.format(more=0), (0.1, 0.7), None, id="before the next is asked for"),
+        slow(SHARDED.format(more=3), (0.1, 0.7), None, id="between the batches of a step"),
     ],
 )
 def test_a_copy_is_what_copying_takes(
