@@ -27,7 +27,7 @@ from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
-from wellfed.train.memory.features import DeviceTable, blank
+from wellfed.train.memory.features import DeviceTable, blank, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
@@ -53,9 +53,8 @@ class ConfiguredStep:
         self._model = model = self._precision.convert(parts.model.to(device))
         self._features: FeatureSource | None = None
         if parts.features is not None:
-            model.eval()
-            self._features = fill(parts.features, plan.memory.features or "dynamic", device)
-        model.train()
+            with in_eval_mode(model):
+                self._features = fill(parts.features, plan.memory.features or "dynamic", device)
         groups = parameter_groups(model)
         self._optimizer = optimizers.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
         self._micro = MicroBatches(1)

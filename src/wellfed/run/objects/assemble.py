@@ -20,7 +20,7 @@ from wellfed.run.objects.datasets import (
 )
 from wellfed.run.objects.evaluation import make_metrics
 from wellfed.run.objects.feature_stages import first_stage
-from wellfed.run.objects.models import check_model, features_of, sparse_layers
+from wellfed.run.objects.models import check_model, features_of, sparse_layers, use_own_modes
 from wellfed.run.objects.optimizers import check_sparse
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import make_callbacks
@@ -94,6 +94,7 @@ def _check_plain_model(config: RunConfig, model: nn.Module, data_module: Any) ->
     """Raises a ConfigError if model and data module don't go together, or nothing trains the model."""
     workload = config.workload
     check_model(model, workload.model.get("_target_"))
+    use_own_modes(model)
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
         raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")

@@ -40,6 +40,13 @@ def check_model(model: Any, target: str) -> None:
     raise ConfigError.of("workload.model", f"{target} {problem}", way_out)
 
 
+def use_own_modes(model: nn.Module) -> None:
+    """Calls ``train`` of parts that have their own, as to keep a frozen encoder in eval mode: Lightning does not."""
+    for part in list(model.modules()):
+        if type(part).train is not nn.Module.train:
+            part.train(part.training)
+
+
 def features_of(data: Datasets, model: nn.Module) -> Features | None:
     """Returns the features of the model, or of the data."""
     offered = getattr(model, "features", None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -56,21 +57,27 @@ class Computed:
             return self._features.rows(indices)
 
 
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Puts the model into eval mode, and its parts back into their own: in train mode, a frozen one may be in eval."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, is_training in modes:
+            part.training = is_training
+
+
 def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
     """Returns the trained parameters that a gradient of a feature row reaches. Computes one row on the model's device.
     The model stays unchanged."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    was_training = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            row = features.rows(torch.zeros(1, dtype=torch.long, device=trained[0].device if trained else None))
-            if not (trained and row.requires_grad):
-                return []
-            found = torch.autograd.grad(row.sum(), trained, allow_unused=True)
-    finally:
-        for part, mode in was_training:
-            part.training = mode
+    with in_eval_mode(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        row = features.rows(torch.zeros(1, dtype=torch.long, device=trained[0].device if trained else None))
+        if not (trained and row.requires_grad):
+            return []
+        found = torch.autograd.grad(row.sum(), trained, allow_unused=True)
     return [weight for weight, gradient in zip(trained, found, strict=True) if gradient is not None]
 
 

@@ -62,21 +62,18 @@ class FeatureTable:
             known = self._rows if device.type == "cpu" else None
             self.source = sources.hold(self._features, self.mode, device, known)
 
-        # A frozen part may be in eval mode within a model in train mode.
-        modes, attempts = [(part, part.training) for part in model.modules()], oom.Attempts()
-        model.eval()
-        while self._may_change and (slower := sources.slower(self.mode)) is not None and self._allows(slower):
-            _, failure = attempts(fill)
-            if failure is None:
-                break
-            on_event("oom", message=failure.message)
-            oom.release()
-            self.mode = slower
-            on_event("ladder", change=f"memory.features={slower}")
-        else:
-            fill()
-        for part, is_training in modes:
-            part.training = is_training
+        attempts = oom.Attempts()
+        with sources.in_eval_mode(model):
+            while self._may_change and (slower := sources.slower(self.mode)) is not None and self._allows(slower):
+                _, failure = attempts(fill)
+                if failure is None:
+                    break
+                on_event("oom", message=failure.message)
+                oom.release()
+                self.mode = slower
+                on_event("ladder", change=f"memory.features={slower}")
+            else:
+                fill()
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Changes to a slower mode; returns False if that mode or a slower one is in use."""
