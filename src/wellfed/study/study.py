@@ -201,7 +201,7 @@ class Trials:
                 if row.status == "infeasible":
                     self.ready.pop(trial.row.point, None)
                 yield trial, row
-                if row.folder and not self.is_lost and self.sources() not in (None, self._sources):
+                if row.folder and not self.is_lost and self._has_changed():
                     self.is_lost = True
                     executor.start_no_more()
                     way_on = f"{self.way_on} again runs what is missing, with the new version."
@@ -213,6 +213,11 @@ class Trials:
         except ExecutorLost as lost:
             self.is_lost = True
             self.screen.say(f"{lost} {self.way_on} again runs what is missing.")
+
+    def _has_changed(self) -> bool:
+        """Returns whether the code or an option is known to be another than at the start."""
+        now = self.sources()
+        return now is not None and self._sources is not None and now != self._sources
 
     def add(self, row: Row) -> None:
         """Writes and shows the row of a trial that has ended, or was refused before it started."""

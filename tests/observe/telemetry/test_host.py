@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -223,84 +224,75 @@ def test_what_a_system_does_not_count_is_not_told():
     assert set(host.read(after_s=10.0)) == of_processes  # counts nothing at all
 
 
-def test_data_workers_are_told_from_other_processes(child):
-    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+@contextmanager
+def data_worker():
+    """Yields a process that multiprocessing has started, and the connection for its orders."""
+    fork = multiprocessing.get_context("fork")
+    orders = fork.Pipe()
+    worker = fork.Process(target=work, args=(orders[1],), daemon=True)
     worker.start()
     try:
         assert orders[0].recv() == "here"
+        yield worker, orders[0]
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def burn_in(orders):
+    orders.send("burn")
+    assert orders.recv() == "done"
+
+
+def test_data_workers_are_told_from_other_processes(child):
+    host = Host()
+    with data_worker() as (_, orders):
         host.read()
         child.burn()
         assert host.read(after_s=1000.0)["loader_cpu_pct"] == 0
-        orders[0].send("burn")
-        assert orders[0].recv() == "done"
+        burn_in(orders)
         values = host.read(after_s=1000.0)
         assert 0.9 * BURNED_S <= values["loader_cpu_pct"] * 10 <= values["cpu_pct"] * 10
-        orders[0].send("burn in a process of yours")
-        assert orders[0].recv() == "begun"
+        orders.send("burn in a process of yours")
+        assert orders.recv() == "begun"
         host.read(after_s=1000.0)
-        orders[0].send("go")
-        assert orders[0].recv() == "done"
+        orders.send("go")
+        assert orders.recv() == "done"
         assert host.read(after_s=1000.0)["loader_cpu_pct"] * 10 >= 0.9 * BURNED_S
-    finally:
-        worker.kill()
-        worker.join()
 
 
 def test_a_data_worker_counts_before_processes_are_looked_for_again():
-    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host = Host()
     host.read()
     host.source._search_at_s = 1e9  # looking took long
-    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
-    worker.start()
-    try:
-        assert orders[0].recv() == "here"
+    with data_worker() as (_, orders):
         host.read(after_s=1.0)
-        orders[0].send("burn")
-        assert orders[0].recv() == "done"
+        burn_in(orders)
         assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
-    finally:
-        worker.kill()
-        worker.join()
 
 
 def test_cpu_time_of_a_process_has_that_of_workers_that_live_and_not_of_other_ranks(child):
-    orders = multiprocessing.get_context("fork").Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
     before_s = spent_cpu_s()
-    worker.start()
-    try:
-        assert orders[0].recv() == "here"
-        orders[0].send("burn")
-        assert orders[0].recv() == "done"
+    with data_worker() as (_, orders):
+        burn_in(orders)
         worked_s = spent_cpu_s()
         assert worked_s - before_s >= 0.9 * BURNED_S
         child.burn()  # started as Lightning starts a rank
         assert spent_cpu_s() - worked_s < 0.5 * BURNED_S
-    finally:
-        worker.kill()
-        worker.join()
 
 
 @pytest.mark.parametrize("ends_before", [False, True])
 def test_workers_that_start_and_end_between_readings_count_once(ends_before):
     """The machine's busy time has theirs, which would otherwise be other programs' work."""
-    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host = Host()
     host.read()
     host.source._search_at_s = 1e9  # looking took long
-    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
-    worker.start()
-    try:
-        assert orders[0].recv() == "here"
-        orders[0].send("burn")
-        assert orders[0].recv() == "done"
+    with data_worker() as (worker, orders):
+        burn_in(orders)
         if ends_before:
             worker.kill()
             worker.join()
         assert host.spent_s() >= 0.9 * BURNED_S
-    finally:
-        worker.kill()
-        worker.join()
     assert host.spent_s() < 0.5 * BURNED_S
 
 

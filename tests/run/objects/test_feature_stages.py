@@ -211,6 +211,14 @@ def test_one_run_goes_through_all_stages(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("features", ["cache", "dynamic"])
+def test_a_frozen_encoder_that_stays_in_eval_mode_does_so_from_the_start(features: str) -> None:
+    model = {"_target_": "tests.kit.encoded.Encoded", "train_encoder": False}
+    found = planner_of(f"memory.features={features}", model=model).parts.model
+    assert found.training
+    assert not found.encoder.training
+
+
 @pytest.mark.slow
 def test_features_that_nobody_trains_are_held_otherwise_too(tmp_path: Path) -> None:
     model = {"_target_": "tests.kit.encoded.Encoded", "train_encoder": False}
