@@ -289,6 +289,27 @@ def test_a_damaged_last_replaces_no_sound_one(tmp_path: Path, monkeypatch: pytes
     assert is_full or step_of(last) == 5
 
 
+@pytest.mark.parametrize("saves_before", [0, 1])
+def test_a_folder_in_place_of_a_checkpoint_is_set_aside(tmp_path: Path, saves_before: int) -> None:
+    saved: list[int] = []
+
+    def save(step: int, name: str) -> None:
+        saved.append(step)
+        if len(saved) == saves_before:
+            (tmp_path / name).unlink()
+            (tmp_path / name / "own").mkdir(parents=True)
+
+    for name in ("last.ckpt", "best.ckpt")[saves_before:]:
+        (tmp_path / name / "own").mkdir(parents=True)
+    callback = tiny.checkpoints(tmp_path, every_steps=2, on_saved=save)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=4)
+    callback.validated_at_end(0.1, 4)
+    assert callback.files.failure is None
+    for name in ("last.ckpt", "best.ckpt"):
+        assert step_of(tmp_path / name) == 4
+        assert (tmp_path / f"{name}.folder" / "own").is_dir()
+
+
 def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
     """Runs one of two ranks; rank 0 can't write its second checkpoint. Writes events and saved files."""
     torch.set_num_threads(1)

@@ -118,7 +118,7 @@ class CheckpointWriter:
 
     def _rotate(self) -> None:
         """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. A damaged last is not kept."""
-        if not self.is_last_sound:
+        if not self.is_last_sound or (self.folder / LAST).is_dir():
             return
         names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep_last))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
