@@ -117,6 +117,16 @@ def test_a_dead_process_was_killed(tmp_path):
     assert running(tmp_path, process_start=process_start(os.getpid()) + 1) == "killed"  # another has its number now
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_nobody_has_waited_for_was_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = process_start(process.pid)
+        assert running(tmp_path, pid=process.pid, process_start=start) == "running"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert running(tmp_path, pid=process.pid, process_start=start) == "killed"
+
+
 def test_another_host_is_not_ours_to_judge(tmp_path):
     assert running(tmp_path, host_name="elsewhere", pid=dead_pid(), boot_id="its own") == "running"
 

@@ -838,17 +838,27 @@ def is_alive(record: Mapping[str, Any]) -> bool:
         return False
     except OSError:
         pass  # exists, but belongs to another user
+    stat = _stat(pid)
+    if stat is not None and stat[0] in "ZX":  # it has ended. In a container without an init its number stays in use
+        return False
     then, now = record.get("process_start"), process_start(pid)
     return then is None or now is None or then == now  # another process may have the same id
 
 
 def process_start(pid: int) -> int | None:
     """Returns the start of a process in clock ticks since boot; None if the system does not report it."""
+    found = _stat(pid)
+    return None if found is None else int(found[19])  # field 22 of proc(5)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Returns the fields of ``/proc/<pid>/stat`` from the third (the state) on; None if the system has none."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        return int(after_name.split()[19])  # field 22 of proc(5)
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return None
+    fields = after_name.split()
+    return fields if len(fields) > 19 else None
 
 
 def boot_id() -> str:

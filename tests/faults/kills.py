@@ -324,8 +324,11 @@ def tried(kind: str, folder: Path, whole: Training, moments_s: Sequence[float], 
     if code == 0:
         trial.faults += differences(whole, training)
     else:
-        last = (folder / "output").read_text(errors="replace").strip().splitlines()[-1:]
-        trial.faults.append(f"hangs: {last}" if code is None else f"exit code {code}: {last}")
+        kept = ROOT / "build" / "kills" / f"{kind.replace(' ', '_')}_{folder.name}.txt"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / "output", kept)
+        how = "hangs" if code is None else f"exit code {code}"
+        trial.faults.append(f"{how}; its output is {kept.relative_to(ROOT)}")
     return trial
 
 
