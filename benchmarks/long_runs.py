@@ -155,7 +155,7 @@ def _trials(n: int) -> list[str]:
 RUNS: Mapping[str, Long] = {
     "steps": Long(200_000, _steps, settles=100_000),
     "epochs": Long(2_000, _epochs, steps=5, settles=500),
-    "validations": Long(500, _validations, steps=20),
+    "validations": Long(2_500, _validations, steps=20),
     "checkpoints": Long(1_000, _checkpoints, steps=5, settles=500),
     "trials": Long(2_000, _trials),
     "hours": Long(168, lambda n: (), settles=14),

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,6 +105,18 @@ def test_a_table_keeps_the_latest_rows():
     table.extend(numbered(400, 600))
     assert steps_of(table) == list(range(550, 600))
     assert len(table) == 50
+
+
+def test_a_table_takes_little_more_memory_than_its_rows():
+    table = StepTable(most=2000)
+    tracemalloc.start()
+    try:
+        for start in range(0, 6000, 100):
+            table.extend(numbered(start, start + 100))
+            taken, _ = tracemalloc.get_traced_memory()
+            assert taken < 1.3 * 2000 * table.figures[0].nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_later_steps_are_dropped_from_a_table():

@@ -103,7 +103,9 @@ class StepTable:
         new, end = _figures(rows), self._end
         if end + len(new) > len(self._array):
             kept = self.figures
-            self._array, end = np.empty((2 * (len(kept) + len(new)), len(_PLACES))), len(kept)
+            total = len(kept) + len(new)
+            # An array of its own, since figures may be in use. Little room, since all of it is filled in the end.
+            self._array, end = np.empty((min(2 * total, total + self._most // 8), len(_PLACES))), len(kept)
             self._array[:end] = kept
         self._end = end + len(new)
         self._array[end : self._end] = new
