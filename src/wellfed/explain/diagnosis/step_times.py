@@ -176,9 +176,11 @@ class StepTimes:
         return column[self.is_steady] if len(column) else column
 
     def _sum_ms(self, names: Sequence[str]) -> Series:
-        """Returns the sum of the columns that the table has, warm-up included; a missing figure counts as 0."""
-        columns = [np.nan_to_num(self.all[name]) for name in names if len(self.all.get(name, ()))]
-        return np.asarray(np.sum(columns or [np.zeros(len(self.all.get("wait_ms", ())))], axis=0))
+        """Returns the sum of the columns that the table has, warm-up included; a missing figure counts as 0. Empty
+        for a table without ``wait_ms``, whose header is damaged."""
+        nothing = np.zeros(len(self.all.get("wait_ms", ())))
+        columns = [self.all[name] for name in names if len(self.all.get(name, ()))] if len(nothing) else []
+        return np.asarray(np.sum([nothing, *map(np.nan_to_num, columns)], axis=0))
 
 
 @dataclass(frozen=True)
