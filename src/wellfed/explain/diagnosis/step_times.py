@@ -142,13 +142,14 @@ class StepTimes:
         """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
         A step's ``time_s`` is the host's, which runs ahead of a GPU. So this clock lags behind the sum of the steps
-        until the host waits for the device. Only a lead beyond the largest so far is a gap.
+        until the host waits for the device. Only a lead beyond the largest so far is a gap. A missing time has none.
         """
         ended_at_ms, number = 1e3 * self.all.get("time_s", np.empty(0)), len(self.all_ms)
         if number == 0 or len(ended_at_ms) != number:
             return np.zeros(number)
         ahead_ms = ended_at_ms - np.cumsum(self.all_ms)
-        return np.diff(np.maximum.accumulate(ahead_ms), prepend=ahead_ms[0])
+        gap_ms = np.diff(np.fmax.accumulate(ahead_ms), prepend=ahead_ms[0])
+        return np.nan_to_num(gap_ms, posinf=0.0, neginf=0.0)
 
     @cached_property
     def mean_ms(self) -> float | None:
