@@ -145,9 +145,7 @@ def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Renames a file over another; flushes the folder to disk if the system can. A folder there gets another name."""
-    if path.is_dir():
-        path.rename(path.with_name(f"{path.name}.folder"))
+    """Renames a file over another; flushes the folder to disk if the system can."""
     temporary.replace(path)
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)

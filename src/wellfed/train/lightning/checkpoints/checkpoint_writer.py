@@ -82,6 +82,7 @@ class CheckpointWriter:
     def copy_to_best(self, facts: dict[str, dict[str, float]]) -> bool:
         """Copies ``last.ckpt`` to ``best.ckpt``, with these facts in its trailer; returns whether it could."""
         try:
+            self._set_aside(BEST)
             checkpoint_trailer.copy(self.folder / LAST, self.folder / BEST, facts)
         except OSError as error:
             self._on_disk_error(error, self.last_step)
@@ -109,6 +110,7 @@ class CheckpointWriter:
     def _rename(self, temporary: Path, name: str) -> OSError | None:
         """Renames the file to its final name; returns the error if that fails."""
         try:
+            self._set_aside(name)
             if name == LAST:
                 self._rotate()
             checkpoint_trailer.replace(temporary, self.folder / name)
@@ -116,9 +118,17 @@ class CheckpointWriter:
             return error
         return None
 
+    def _set_aside(self, name: str) -> None:
+        """Renames a folder that has the name of a checkpoint, since no file can replace it."""
+        path = self.folder / name
+        if path.is_dir():
+            aside = path.with_name(f"{name}.folder")
+            path.rename(aside)
+            _LOG.warning("%s is a folder and no checkpoint. It is called %s now.", path, aside.name)
+
     def _rotate(self) -> None:
         """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. A damaged last is not kept."""
-        if not self.is_last_sound or (self.folder / LAST).is_dir():
+        if not self.is_last_sound:
             return
         names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep_last))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
