@@ -8,7 +8,8 @@ runs of the same settings. Beside its steps: the whole trial less its steps and 
 
 With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
 search by Optuna in one process (`by_hand.py`), if it is installed. Also their seconds beside the steps of the trials,
-and for the sweep beside the runs that confirm the best.
+and for the sweep beside the runs that confirm the best. The same of a single trial is the median of a command's trials,
+by its ledger: starting the command is not in it, validation and test of a search's trial are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COMMANDS = {
 }  # fmt: skip
 """Whole commands, by name; a search of ours validates and tests each trial, a sweep only times steps."""
 
-BESIDE = "{} beside its steps"
+BESIDE, OF_A_TRIAL = "{} beside its steps", "{}, a trial beside its steps"
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -86,24 +87,31 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
-def trials_s(folder: Path) -> float:
-    """Seconds of the steps of a study's trials, and of the whole runs that confirm them."""
+def trials_s(folder: Path) -> tuple[float, float]:
+    """Seconds of the steps of a study's trials and of the whole runs that confirm them, and of a trial beside its
+    steps (the median)."""
     rows = ledger.read(folder).rows
     assert {row.status for row in rows} == {"ok"}, rows
-    return sum(steps_s(folder / row.folder) if row.kind == "trial" else row.seconds for row in rows)
+    of_steps = {row.folder: steps_s(folder / row.folder) for row in rows if row.kind == "trial"}
+    confirming_s = sum(row.seconds for row in rows if row.folder not in of_steps)
+    beside = [row.seconds - of_steps[row.folder] for row in rows if row.folder in of_steps]
+    return sum(of_steps.values()) + confirming_s, median(beside)
 
 
 def whole(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each of `COMMANDS` that can run here, and of a study beside its steps, one a round."""
+    """Seconds of each of `COMMANDS` that can run here, of a study and of a trial beside their steps, one a round."""
     names = [name for name in COMMANDS if has("optuna") or name == "sweep"]
-    found: dict[str, list[float]] = {name: [] for name in (*names, *map(BESIDE.format, names[:2]))}
+    beside = [title.format(name) for title in (BESIDE, OF_A_TRIAL) for name in names[:2]]
+    found: dict[str, list[float]] = {name: [] for name in (*names, *beside)}
     for number in range(rounds):
         for name in turned(names, number):
             with tempfile.TemporaryDirectory() as cwd:
                 script, *words = COMMANDS[name]
                 found[name].append(command([str(ROOT / script), *words], cwd))
-                if (beside := BESIDE.format(name)) in found:
-                    found[beside].append(found[name][-1] - trials_s(next(Path(cwd).glob("logs/recsys/*/*"))))
+                if BESIDE.format(name) in found:
+                    of_steps_s, of_a_trial_s = trials_s(next(Path(cwd).glob("logs/recsys/*/*")))
+                    found[BESIDE.format(name)].append(found[name][-1] - of_steps_s)
+                    found[OF_A_TRIAL.format(name)].append(of_a_trial_s)
         print(number, {name: round(seconds[-1], 2) for name, seconds in found.items()}, flush=True)
     return found
 
@@ -155,6 +163,7 @@ def _main_whole(chosen: argparse.Namespace) -> None:
             peers = {"Optuna in one process": found.get(peer)}
             rows += compared(title, "s", found[name], peers, less_is_better=True)
             rows.append(alone(f"{title}, beside the steps", "s", found[BESIDE.format(name)]))
+            rows.append(alone(f"a trial of {what}, beside its steps", "s", found[OF_A_TRIAL.format(name)]))
     results = [{"what": name, "n": len(seconds), "median_s": median(seconds)} for name, seconds in found.items()]
     says = ", ".join(f"{row['what']} {row['median_s']:.1f} s" for row in results)
     finish("sweep_whole", results, f"Whole commands: {says}.", chosen.out, config=COMMANDS, compared=rows)

@@ -29,6 +29,9 @@ NAMES = [
     *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.micro_batch_steps[0].x"),
     *("hydra.run.dir", "hydra/launcher", "hydra.job.name", "hydra", "no_such", "gpu@loader", "loader@gpu.x", ""),
 ]
+FITTING = [*[name for name, options in OPTIONS.items() if options] * 3, *KNOBS]
+"""Names whose options, or often whose plain values, compose."""
+PLAIN = ("auto", "null", "true", "false", "1", "2", "8", "0.5")
 INTERPOLATIONS = ("${.}", "${..}", "${...}", "${}", "${", "${seed}", "${.seed}", "${..seed}", "${a b}", "${oc.env:X}")
 INTERPOLATIONS += ("${oc.env:HOME}", "${oc.env:}", "${now:%Y}", "${hydra:runtime.cwd}", "${no:such}", "${${seed}}")
 INTERPOLATIONS += ("${gpu}", "${workload.model}", "${loader.num_workers}", "x${.}y", "${oc.decode:'['}", "${[0]}")
@@ -70,7 +73,10 @@ WORDS += ("[{from_epoch: 0, features: cache}]", "{_target_: torch.nn.Linear}", "
 
 @st.composite
 def overrides(draw: st.DrawFn) -> str:
-    """One override: a name that the schema has or nearly has, a sign, and a value that may be anything."""
+    """One override: one that may well fit, or else a name that the schema has or nearly has, a sign, and any value."""
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(FITTING))
+        return f"{name}={draw(st.sampled_from(OPTIONS.get(name, PLAIN)))}"
     name = draw(st.sampled_from(NAMES) | st.text(st.sampled_from("abgpu._/@[]0-é "), max_size=8))
     options = OPTIONS.get(name, ["auto"])
     value = draw(st.sampled_from([*INTERPOLATIONS, *WORDS, *options]) | st.text(max_size=8))

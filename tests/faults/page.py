@@ -1,4 +1,4 @@
-"""Writes the records of `make faults` and `make kills`, and their tables into docs/reliability.md."""
+"""Writes the records of `make faults`, `make kills` and `make fuzz`, and their tables into docs/reliability.md."""
 
 import json
 import re
@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 HEADS = {
     "faults": ("fault", "survived", "status", "exit code", "lost"),
     "kills": ("training", "kills", "resumes", "from a checkpoint", "in a restarted container", "as if undisturbed"),
+    "fuzz": ("kind", "inputs", "refused", "slowest, s", "most memory, MiB", "fault"),
 }
 """Columns of each table, by the make target that writes it."""
 

@@ -2,6 +2,7 @@
 
 make fuzz
 make fuzz MINUTES=60 ARGS="--only checkpoint --seed 7"
+make fuzz MINUTES=60 ARGS=--record
 
 An input that goes wrong is written to tests/fuzz/corpus/, where `make test` reads it from then on. The printed command
 makes it again.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from tests.faults import page
 from tests.fuzz.child import Outcome, fuzz_until
 from tests.fuzz.readers import READERS
 
@@ -30,6 +32,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="readers whose name contains this")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="default: another each time")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at the same time (default 2)")
+    parser.add_argument("--record", action="store_true", help="write a record, and its table into docs/reliability.md")
     given = parser.parse_args(words)
     chosen = [number for number, reader in enumerate(READERS) if given.only in reader.name]
     print(f"seed {given.seed}", flush=True)
@@ -53,7 +56,17 @@ def main(words: Sequence[str]) -> int:
         figures = f"{total.inputs:8} {total.refused:8} {total.slowest_s:8.2f} s {total.most_mib:6.0f} MiB"
         print(f"{name:20} {figures}  {total.fault}")
     faults = sum(bool(total.fault) for total in found.values())
-    print(f"\n{sum(total.inputs for total in found.values())} inputs, {faults} readers with a fault, seed {given.seed}")
+    inputs = sum(total.inputs for total in found.values())
+    print(f"\n{inputs} inputs, {faults} readers with a fault, seed {given.seed}")
+    if given.record:
+        says = f"{inputs:,} damaged inputs of {len(found)} kinds, {faults} kinds with a fault."
+        rows = [
+            [total.reader, total.inputs, total.refused, round(total.slowest_s, 2), round(total.most_mib), total.fault]
+            for total in sorted(found.values(), key=lambda total: total.reader)
+        ]
+        only = f"--only {given.only} " if given.only else ""
+        command = f'make fuzz MINUTES={given.minutes:g} ARGS="{only}--seed {given.seed} --record"'
+        page.write("fuzz", rows, says, {"minutes": given.minutes, "seed": given.seed}, command)
     return 1 if faults else 0
 
 
