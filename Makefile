@@ -69,7 +69,7 @@ fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTE
 
 audit: $(GUESTS) ## look up known vulnerabilities of all pinned packages, and the licences of those that tests install
 	$(PIP) "pip-audit>=2.7"
-	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip $(ARGS)
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict $(ARGS)
 	$(BIN)/python tools/licences.py
 
 bench: $(PEERS) ## measure everything beside its peers in 20 minutes, on an idle machine: a record, and docs/benchmarks.md
