@@ -4,11 +4,12 @@
     python benchmarks/bench.py [--only commands loop] [--rounds 5] [--minutes 20] [--add] [--out RECORD]
     python benchmarks/bench.py --page [RECORD]
 
-Each theme is another script of this folder, run as a process of its own. The record is written after each theme, so
-that an interruption loses no more than the theme that runs. Peers are the extra `bench` of pyproject.toml; a peer that
-is not installed is a row without figures. If other programs take more than `BUSY_FRAC` of the CPU time during a theme,
-its rows have no verdict. `--add` measures themes again and keeps the others of the record. `--page` writes the tables
-of docs/benchmarks.md from a record, the newest by default.
+Each theme is another script of this folder, run as a process of its own. After each theme build/bench.json is written,
+so that an interruption loses no more than the theme that runs. The record of the day is written once all themes are
+done. Peers are the extra `bench` of pyproject.toml; a peer that is not installed is a row without figures. If other
+programs take more than `BUSY_FRAC` of the CPU time during a theme, its rows have no verdict. `--add` measures themes
+again and keeps the others of the newest record. `--page` writes the tables of docs/benchmarks.md from a record, the
+newest by default.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from benchmarks.measuring import NOT_INSTALLED, finish  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RECORDS = ROOT / "benchmarks" / "records"
+DONE = ROOT / "build" / "bench.json"
+"""What is measured so far."""
 BUSY_FRAC = 0.1
 SHOWN = {"busy": "machine busy: no verdict", "level": "level within noise"}
 """Texts of the page for verdicts."""
@@ -172,6 +175,8 @@ def curves_table(curves: Iterable[Mapping[str, Any]]) -> list[str]:
 def page(text: str, record: Path) -> str:
     """Returns the text of the page with the tables and the name of a record in place of those it has."""
     found = json.loads(record.read_text(encoding="utf-8"))
+    if lacking := THEMES.keys() - {theme["theme"] for theme in found["themes"]}:
+        raise SystemExit(f"{record} lacks {', '.join(sorted(lacking))}. Measure them, with --add --only.")
     machine, taken_s = found["machine"], sum(theme["seconds"] for theme in found["themes"])
     versions = [f"| {name} | {number} |" for name, number in found["peers"].items()]
     said = (
@@ -204,7 +209,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=THEMES, default=list(THEMES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=20.0, help="a theme that is not done by then is ended")
-    parser.add_argument("--out", type=Path, help="default: of today, or build/bench.json where themes are left out")
+    parser.add_argument("--out", type=Path, help="default: that of today, if it then has all themes")
     parser.add_argument("--add", action="store_true", help="keep the other themes of the record")
     parser.add_argument("--page", nargs="?", type=Path, const=Path(), help="write the page from a record; run nothing")
     asked = parser.parse_args()
@@ -213,8 +218,7 @@ def main() -> None:
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
         return
     of_today = RECORDS / f"{datetime.now(UTC):%Y-%m-%d}_bench_cpu.json"
-    is_whole = asked.add or set(asked.only) == set(THEMES)
-    out: Path = asked.out or (of_today if is_whole else ROOT / "build" / "bench.json")
+    out: Path = asked.out or DONE
     out.parent.mkdir(parents=True, exist_ok=True)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # of nohup
@@ -222,7 +226,7 @@ def main() -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux alone
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     ends_at_s = time.monotonic() + 60 * asked.minutes
-    kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if asked.add else {}
+    kept: dict[str, Any] = json.loads((asked.out or newest()).read_text(encoding="utf-8")) if asked.add else {}
     rows, curves, themes = (
         [each for each in kept.get(key, ()) if each["theme"] not in asked.only]
         for key in ("results", "curves", "themes")
@@ -238,6 +242,8 @@ def main() -> None:
         says += f"; not run: {', '.join(left)}." if left else "."
         config = {"rounds": asked.rounds, "busy_frac": BUSY_FRAC}
         finish("bench", rows, says, out, config=config, themes=themes, peers=peers(), curves=curves)
+    if asked.out is None and {theme["theme"] for theme in themes} == set(THEMES):
+        out.replace(of_today)
     if failed := [row["theme"] for row in rows if row["verdict"].startswith("failed")]:
         raise SystemExit(f"Failed: {', '.join(failed)}.")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,9 +31,18 @@ _PLACES = {"--out", "--folder", "--work", "--cache", "--keep", "--data"}
 """Options that name a place on this machine."""
 
 
+@functools.cache
 def has(*packages: str) -> bool:
-    """Returns whether all these packages can be imported."""
-    return all(find_spec(package) for package in packages)
+    """Returns whether all these packages can be imported, in a process of its own. Says which one can't be."""
+    for package in packages:
+        if find_spec(package) is None:
+            return False
+        tried = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+        if tried.returncode:
+            reason = (tried.stderr.strip() or "no message").splitlines()[-1]
+            print(f"{package} is installed and can't be imported: {reason}", file=sys.stderr)
+            return False
+    return True
 
 
 def turned(names: Iterable[str], number: int) -> list[str]:
@@ -153,7 +164,9 @@ def write_record(record: Mapping[str, Any], out: Path) -> None:
     kept = {key: value for key, value in record.items() if key != "raw"}
     if isinstance(kept.get("machine"), Mapping):
         kept["machine"] = _facts(kept["machine"])
-    out.write_text(as_rows(_rounded(kept)) + "\n", encoding="utf-8")
+    half = out.with_name(f"{out.name}.part")
+    half.write_text(as_rows(_rounded(kept)) + "\n", encoding="utf-8")
+    half.replace(out)
 
 
 def as_rows(value: Any, indent: int = 0, before: int = 0, *, is_row: bool = False) -> str:

@@ -56,7 +56,9 @@ LOADERS = {
     "threads": LoaderSettings("threads", num_workers=1, prefetch_factor=8),
     "processes": LoaderSettings("processes", num_workers=1, prefetch_factor=8, persistent_workers=True),
 }
-PER_SAMPLE = {"per sample, no workers": 0, "per sample, 2 workers": 2}
+WORKERS = (0, 2)
+"""Worker processes of a peer; the faster of both counts, in each round."""
+PER_SAMPLE = {f"per sample, {n} workers": n for n in WORKERS}
 
 
 class PerSample(Dataset[tuple[Tensor, Tensor]]):
@@ -143,8 +145,8 @@ CROPS = {
 """Peers of crops alone: package and data set."""
 
 
-def cropped(data: Crops, batch: int) -> Iterator[Any]:
-    return iter(DataLoader(data, batch_size=batch, shuffle=True))
+def cropped(data: Crops, batch: int, workers: int) -> Iterator[Any]:
+    return iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers))
 
 
 def per_sample(images: list[Tensor], patch: int, batch: int, workers: int) -> Iterator[Any]:
@@ -172,8 +174,9 @@ def variants(pixels: ImagePixels, images: Any, patch: int, batch: int) -> dict[s
     return {
         **{name: lambda n=n: per_sample(held, patch, batch, n) for name, n in PER_SAMPLE.items()},
         **{
-            name: lambda kind=kind: cropped(kind(held, patch), batch)
+            f"{name}, {n} workers": lambda kind=kind, n=n: cropped(kind(held, patch), batch, n)
             for name, (package, kind) in CROPS.items()
+            for n in WORKERS
             if has(package)
         },
         **{f"fetch, {mode}": lambda each=each: fetched(each, batch) for mode, each in of_mode.items()},
@@ -194,6 +197,12 @@ def measure(timed: dict[str, Callable[[], Iterator[Any]]], batch: int, rounds: i
             if number:
                 raw[name].append(found)
     return raw
+
+
+def faster(raw: dict[str, list[float]], name: str) -> list[float] | None:
+    """Patches/s of a peer by the faster number of workers, one a round; None if it can't be imported."""
+    with_workers = [raw[key] for n in WORKERS if (key := f"{name}, {n} workers") in raw]
+    return [max(each) for each in zip(*with_workers, strict=True)] or None
 
 
 def summaries(raw: dict[str, list[float]], patch: int, batch: int) -> list[dict[str, Any]]:
@@ -238,7 +247,7 @@ def main() -> None:
             what = f"{batch} patches of {patch} pixels"
             rows += compared(f"{what}, noise added", "patches/s", whole, {"DataLoader over samples": best})
             crops = [max(each) for each in zip(*(found[f"loader, {name}"] for name in LOADERS), strict=True)]
-            rows += compared(f"{what}, crops alone", "patches/s", crops, {name: found.get(name) for name in CROPS})
+            rows += compared(f"{what}, crops alone", "patches/s", crops, {name: faster(found, name) for name in CROPS})
             for each in summaries(found, patch, batch):
                 results.append(each)
                 rate_of, (low, high) = f"{each['patches_per_s_mean']:,.0f} patches/s", each["ratio_to_per_sample_ci95"]

@@ -9,7 +9,8 @@ runs of the same settings. Beside its steps: the whole trial less its steps and 
 With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
 search by Optuna in one process (`by_hand.py`), if it is installed. Also their seconds beside the steps of the trials,
 and for the sweep beside the runs that confirm the best. The same of a single trial is the median of a command's trials,
-by its ledger: starting the command is not in it, validation and test of a search's trial are.
+by its ledger: starting the command is not in it, validation and test of a search's trial are. Steps include those of
+the ceiling, which a trial measures.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ def _main_whole(chosen: argparse.Namespace) -> None:
             title = f"{what} of {TRIALS} trials of {TRIAL_STEPS} steps"
             peers = {"Optuna in one process": found.get(peer)}
             rows += compared(title, "s", found[name], peers, less_is_better=True)
-            rows.append(alone(f"{title}, beside the steps", "s", found[BESIDE.format(name)]))
-            rows.append(alone(f"a trial of {what}, beside its steps", "s", found[OF_A_TRIAL.format(name)]))
+            rows.append(alone(f"{title}, beside steps and ceiling", "s", found[BESIDE.format(name)]))
+            rows.append(alone(f"a trial of {what}, beside its steps and ceiling", "s", found[OF_A_TRIAL.format(name)]))
     results = [{"what": name, "n": len(seconds), "median_s": median(seconds)} for name, seconds in found.items()]
     says = ", ".join(f"{row['what']} {row['median_s']:.1f} s" for row in results)
     finish("sweep_whole", results, f"Whole commands: {says}.", chosen.out, config=COMMANDS, compared=rows)

@@ -37,7 +37,7 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import compared, finish, has, interval  # noqa: E402
+from benchmarks.measuring import alone, compared, finish, has, interval  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
@@ -241,8 +241,11 @@ def beside_peers(windows: int, window_s: float, out: Path | None) -> None:
             per_cent = {name: [max(0.01, 100 * share) for share in each] for name, each in found.items()}
             what = f"reading {cards} GPU{'s' if cards > 1 else ''} and the host twice a second"
             for title, ours, peer in ((what, *PAIRS[0]), (f"{what}, into wandb", *PAIRS[1])):
-                peers = {peer: per_cent.get(peer)}
-                rows += compared(title, "% of a core", per_cent[ours], peers, less_is_better=True)
+                if peer == "wandb" and not real:  # its own readings see no simulated GPU
+                    rows.append(alone(title, "% of a core", per_cent[ours]))
+                else:
+                    peers = {peer: per_cent.get(peer)}
+                    rows += compared(title, "% of a core", per_cent[ours], peers, less_is_better=True)
     says = ", ".join(f"{row['program']} ({row['gpus']} GPUs) {row['core_pct_median']:.2f} %" for row in results)
     config = {"interval_s": INTERVAL_S, "window_s": window_s, "driver": "real" if real else "fake"}
     finish("telemetry_peers", results, f"Share of a core: {says}.", out, config=config, compared=rows)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,46 @@ def test_the_page_shows_the_newest_record() -> None:
     text = bench.PAGE.read_text(encoding="utf-8")
     assert bench.page(text, bench.newest()) == text, "python benchmarks/bench.py --page"
     assert len(json.loads(bench.newest().read_text())["themes"]) == len(bench.THEMES)
+
+
+def test_a_record_that_lacks_a_theme_makes_no_page(tmp_path: Path) -> None:
+    record = json.loads(bench.newest().read_text())
+    record["themes"] = [theme for theme in record["themes"] if theme["theme"] != "loop"]
+    rump = tmp_path / "rump.json"
+    rump.write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match="lacks loop"):
+        bench.page(bench.PAGE.read_text(encoding="utf-8"), rump)
+
+
+@pytest.mark.parametrize("left_out", [[], ["other"]])
+def test_a_record_is_replaced_by_one_of_all_themes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: list[str]
+) -> None:
+    records = tmp_path / "benchmarks" / "records"
+    records.mkdir(parents=True)
+    before = records / f"{datetime.now(UTC):%Y-%m-%d}_bench_cpu.json"
+    before.write_text("{}")
+    script = tmp_path / "theme.py"
+    script.write_text("import sys\nfrom pathlib import Path\nfrom benchmarks import measuring\n" + FINISHES)
+    monkeypatch.setattr(bench, "THEMES", {"made": [str(script)], **{name: [str(script)] for name in left_out}})
+    monkeypatch.setattr(bench, "DONE", tmp_path / "build" / "bench.json")
+    monkeypatch.setattr(bench, "RECORDS", records)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "made"])
+    bench.main()
+    assert (before.read_text() == "{}") == bool(left_out)
+    assert (tmp_path / "build" / "bench.json").exists() == bool(left_out)
+
+
+def test_a_package_that_fails_at_its_import_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_peer.py").write_text("import no_such_package_of_it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not measuring.has("broken_peer")
+    assert not measuring.has("no_such_package_of_it")
+    assert measuring.has("json")
+    assert "broken_peer is installed and can't be imported" in capsys.readouterr().err
 
 
 def test_every_theme_has_its_script() -> None:
