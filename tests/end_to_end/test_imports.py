@@ -76,6 +76,12 @@ for name, called in {LIGHT}.items():
     assert resume == "wellfed.run.folder.resume hydra"
 
 
+def test_a_run_starts_without_what_draws_its_page():
+    code = "import sys, wellfed.run.train, wellfed.run.stages; print(*{'jinja2', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize(
     ("script", "words", "code"),
     [

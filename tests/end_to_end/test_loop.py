@@ -5,12 +5,11 @@ from statistics import median
 import pytest
 
 from benchmarks.loop import LOOPS, MOST_CALLS, WARMUP, calls_a_step, measure, over_raw, prepared, watched
-from tests.kit.few import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("name", [slow("ours"), "ours_bare"])
+@pytest.mark.parametrize("name", ["ours", "ours_bare"])
 def test_a_run_adds_few_calls_to_a_step(name: str) -> None:
     """No other process changes these counts, as it changes times. `benchmarks/loop.py --calls` lists them."""
     found = calls_a_step(["raw", name])

@@ -245,6 +245,19 @@ def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch,
     assert recorded(tmp_path)["status"] == "ok"
     assert "page" not in recorded(tmp_path)["artifacts"]
     assert "report.html could not be drawn" in caplog.text
+    (event,) = (event for event in recorded(tmp_path)["events"] if event["kind"] == "page_failed")
+    assert "a font" in event["message"]
+
+
+def test_the_record_has_the_findings_before_the_page_is_drawn(tmp_path, monkeypatch):
+    found = {"id": "made", "severity": "note", "message": "one", "change": []}
+    seen = []
+    monkeypatch.setattr(closing, "conclude", lambda evidence: evidence.record.findings.append(found))
+    monkeypatch.setattr(closing, "write_reports", lambda *_, **__: seen.append(recorded(tmp_path)))
+    books_of(tmp_path).finish(OK, {})
+    (while_drawn,) = seen
+    assert while_drawn["findings"] == [found]
+    assert while_drawn["duration_s"] == recorded(tmp_path)["duration_s"]
 
 
 def test_the_record_names_the_reports_that_are_there(tmp_path):

@@ -48,12 +48,14 @@ def diagnosed(journal: Journal, *, has_page: bool) -> Evidence:
         record.swing, record.findings = evidence.record.swing, evidence.record.findings
     except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
         _LOG.exception("The run could not be diagnosed; the record has the figures.")
+    journal.save(duration_s=record.duration_s)  # a kill while the page is drawn loses no finding
     try:
         write_reports(evidence, folder, has_page=has_page)
     except OSError as error:
         journal.disk_full(error, record.steps)
     except Exception as error:  # noqa: BLE001  as above
         _LOG.warning("%s could not be drawn: %s. %s has the text.", PAGE, first_line(error), MARKDOWN)
+        journal.event("page_failed", message=first_line(error))
         _LOG.info("drawing it", exc_info=True)
     return evidence
 

@@ -17,7 +17,8 @@ from tests.kit.page_reader import Page, read_page
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.pictures import run_pictures
-from wellfed.explain.report.run_page import gain_of, tiles, to_html
+from wellfed.explain.report.run_lines import gain_of
+from wellfed.explain.report.run_page import tiles, to_html
 from wellfed.explain.report.write import write_reports
 from wellfed.record import RunRecord
 

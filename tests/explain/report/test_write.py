@@ -11,7 +11,7 @@ from tests.kit.made_run import made_run
 from wellfed import project
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report import finding_pages, write
+from wellfed.explain.report import finding_pages, run_page
 from wellfed.explain.report.write import write_reports
 
 
@@ -33,7 +33,7 @@ def test_what_can_t_be_drawn_leaves_the_words(tmp_path: Path, monkeypatch: pytes
     def broken(evidence: Evidence, folder: Path) -> str:
         raise KeyError("a font")
 
-    monkeypatch.setattr(write, "to_html", broken)
+    monkeypatch.setattr(run_page, "to_html", broken)
     with pytest.raises(KeyError):
         write_reports(Evidence.read(_one(tmp_path)), tmp_path)
     assert (tmp_path / "report.md").exists()

@@ -17,7 +17,7 @@ from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import label_of
-from wellfed.record import RunRecord, SwingEntry, engine_version
+from wellfed.record import FindingEntry, RunRecord, SwingEntry, engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
@@ -448,3 +448,10 @@ def started_lines(record: RunRecord) -> list[str]:
     if upload := wandb_upload(record):
         lines.append(f"wandb is offline; to upload the run: {' '.join(upload)}")
     return lines
+
+
+def gain_of(finding: FindingEntry) -> str:
+    """Returns the gain of a finding, for after its overrides."""
+    _, _, rest = finding["text"].partition(f"Try: {' '.join(finding['change'])}")
+    gain = rest.lstrip(", ").removeprefix(". ").strip(".")
+    return f"{gain[:1].upper()}{gain[1:]}." if gain else ""

@@ -17,20 +17,20 @@ from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
+from wellfed.explain.report.renewal import RENEWED_EVERY_S
 from wellfed.explain.report.run_lines import (
     error_lines,
     figure_of,
+    gain_of,
     growth,
     own_files,
     sections,
     simulated_lines,
     state_lines,
 )
-from wellfed.record import FindingEntry, RunRecord
+from wellfed.record import RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
-RENEWED_EVERY_S = 60.0
-"""Seconds between renewals of the page while a run lasts."""
 _FILES = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
     "tensorboard",
@@ -150,10 +150,3 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"
         note = ", ".join(filter(None, [growth(record).strip(), note]))
         yield Tile("peak memory", show_gib(peak), "", note, min(1.0, peak / budget) if budget else None)
-
-
-def gain_of(finding: FindingEntry) -> str:
-    """Returns the gain of a finding, for after its overrides."""
-    _, _, rest = finding["text"].partition(f"Try: {' '.join(finding['change'])}")
-    gain = rest.lstrip(", ").removeprefix(". ").strip(".")
-    return f"{gain[:1].upper()}{gain[1:]}." if gain else ""

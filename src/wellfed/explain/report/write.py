@@ -10,10 +10,8 @@ from pathlib import Path
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
-from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.run_lines import ReportSection, sections
-from wellfed.explain.report.run_page import to_html
 from wellfed.masking import hidden
 from wellfed.record import RunRecord, write_atomically
 from wellfed.units import show_text
@@ -28,11 +26,15 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     """Writes ``report.md``, then ``report.html``: an error in drawing the page leaves the other file there."""
     write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics, folder)))
     if has_page:
+        from wellfed.explain.report.run_page import to_html  # imports Jinja2, which a run needs at its end alone
+
         write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
 def write_comparison(pairs: Sequence[Comparison], folder: Path, names: Sequence[str]) -> Path:
     """Writes the page of several runs, named after their folders, and returns its path."""
+    from wellfed.explain.report.comparison_page import comparison_html  # imports Jinja2
+
     records = [pairs[0].a.record, *(pair.b.record for pair in pairs)]
     path = folder / f"comparison_{_joined(records, names)}.html"
     write_atomically(path, comparison_html(*pairs))
