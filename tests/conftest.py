@@ -47,7 +47,7 @@ class LeanLightning(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "lightning":
             sys.meta_path.remove(self)
-            from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
+            from wellfed.observe.loggers.late_imports import defer_torchmetrics
 
             defer_torchmetrics()
 

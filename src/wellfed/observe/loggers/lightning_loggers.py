@@ -19,10 +19,11 @@ from torch import Tensor
 
 from wellfed.errors import text_of
 from wellfed.masking import hidden, masked
+from wellfed.observe.loggers.late_imports import defer_dynamo, defer_torchmetrics
 from wellfed.observe.loggers.sink import PICTURES, GuardedSink
-from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
 
 defer_torchmetrics()  # before Lightning is imported, which happens here first in a run
+defer_dynamo()
 
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger  # noqa: E402
 from lightning.pytorch.loggers.logger import Logger  # noqa: E402

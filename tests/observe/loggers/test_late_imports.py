@@ -1,4 +1,4 @@
-"""torchmetrics: two classes of it until something else is used, then all of it, as if it had been imported as usual."""
+"""Parts of torchmetrics and of torch's compiler until more is used, then all, as if they had been imported as usual."""
 
 import json
 import subprocess
@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
-pytest.importorskip("transformers")
+
+@pytest.fixture
+def extras() -> None:
+    """Packages that torchmetrics imports where they are installed."""
+    for name in ("matplotlib", "scipy", "transformers"):
+        pytest.importorskip(name)
+
 
 SETUP = """
 import json, os, sys, threading
@@ -29,6 +33,7 @@ def told_by(code: str, setup: str = SETUP) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("extras")
 def test_lightning_is_imported_without_what_metrics_alone_need():
     """A user's own metric works, and is drawn, before anything else of torchmetrics is used."""
     found = told_by(
@@ -71,6 +76,7 @@ print(json.dumps([sorted(heavy), used.Metric is Metric, used.MetricCollection is
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("extras")
 def test_whoever_uses_another_name_gets_the_package_as_it_is_imported_alone():
     """Four threads that ask at once, too."""
     found = told_by(
@@ -95,6 +101,7 @@ assert isinstance(torchmetrics.Accuracy(task="binary"), torchmetrics.Metric)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("extras")
 def test_each_submodule_can_be_the_first_that_is_used():
     """In forks of one process; classes are the same, whichever way they are reached."""
     found = told_by(
@@ -129,7 +136,7 @@ def test_a_package_that_is_imported_already_or_of_another_layout_is_left_alone(i
 sys.path.insert(0, {str(tmp_path)!r})
 if {is_imported}:
     import torchmetrics
-from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
+from wellfed.observe.loggers.late_imports import defer_torchmetrics
 defer_torchmetrics()
 import torchmetrics
 others = [name for name in sys.modules if name.startswith("torchmetrics.")]
@@ -138,3 +145,64 @@ print(json.dumps([torchmetrics.LAYOUT, others, "__getattr__" in vars(torchmetric
         "import json, sys\n",
     )
     assert found == ["new", [], False]
+
+
+TRAINED = """
+weights = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(weights.parameters())
+weights(torch.ones(3, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+state = optimizer.state_dict()
+"""
+
+
+def test_a_training_without_compiler_imports_none():
+    found = told_by(
+        TRAINED
+        + """
+import lightning.pytorch
+heavy = [name for name in sys.modules if name == "sympy" or name.startswith("torch._dynamo.")]
+is_compiled = isinstance(weights, torch._dynamo.OptimizedModule)
+print(json.dumps([heavy, is_compiled, hasattr(torch._dynamo, "__warningregistry__")]))
+"""
+    )
+    assert found == [[], False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["torch.compile(weights, backend='eager')", "import_module('torch._dynamo.config')",
+                                   "torch._dynamo.reset()", "import_module('torch._dynamo').eval_frame"])  # fmt: skip
+def test_the_compiler_is_whole_once_something_of_it_is_used(first: str):
+    names = "\nprint(json.dumps(sorted(vars(torch._dynamo))))"
+    plain = told_by("import json, torch, torch._dynamo" + names, "")
+    assert set(plain) - set(told_by(TRAINED + first + names)) <= {"__builtins__", "__cached__"}
+
+
+@pytest.mark.slow
+def test_what_was_made_before_the_compiler_is_known_to_it():
+    """Steps of an optimizer are not traced, and Lightning knows a compiled module."""
+    found = told_by(
+        TRAINED
+        + """
+from lightning.fabric.wrappers import OptimizedModule
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+
+def step():
+    weights(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return torch.ones(2) * 2
+
+compiled = torch.compile(weights, backend="eager")
+traced = torch.compile(step, backend="eager")
+before = [parameter.detach().clone() for parameter in weights.parameters()]
+doubled = traced().tolist()
+moved = all(not torch.equal(old, new) for old, new in zip(before, weights.parameters()))
+zero_grad = torch.optim.Optimizer.zero_grad.__wrapped__
+print(json.dumps([isinstance(compiled, OptimizedModule), isinstance(weights, OptimizedModule),
+    isinstance(compiled, torch._dynamo.OptimizedModule), doubled, moved,
+    vars(zero_grad)["__dynamo_disable"]._torchdynamo_disable, compiled(torch.ones(3, 2)).shape[0]]))
+"""
+    )
+    assert found == [True, False, True, [2.0, 2.0], True, True, 3]
