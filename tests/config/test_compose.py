@@ -70,6 +70,13 @@ def test_run_dir_may_be_an_interpolation():
     assert composed.run_dir == Path("logs/recsys/here")
 
 
+@pytest.mark.parametrize("value", ["${.seed}", "${no_such}", "${no:such}", "${..dir}", "${.dir}"])
+def test_a_run_dir_that_can_t_be_resolved_is_told(value):
+    with pytest.raises(ConfigError) as told:
+        compose([f"hydra.run.dir={value}"])
+    assert f"hydra.run.dir={value}: can't be resolved: " in str(told.value)
+
+
 def test_hydra_values_can_be_used_and_leave_no_trace():
     before = HydraConfig.instance().cfg
     assert compose(["workload.name=${hydra:job.name}"]).config.workload.name == "train"

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.check_composed import examine
+from wellfed.config.faults.check_composed import examine, why_unresolved
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
@@ -106,7 +106,20 @@ def compose(
     cfg = compose_raw(open_hydra(config_dir, extra_dirs, job_name=config_name), config_name, overrides)
     typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
     with job_of(cfg) as job:
-        return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
+        return composed_from(job, cfg.hydra, run_dir=folder_of(cfg.hydra.run, "hydra.run") if typed_run_dir else None)
+
+
+def folder_of(node: DictConfig, name: str) -> str:
+    """Returns ``dir`` of Hydra's node of this name.
+
+    Raises:
+        ConfigError: it can't be resolved.
+    """
+    if reason := why_unresolved(node, "dir"):
+        typed = OmegaConf.to_container(node, resolve=False)["dir"]  # type: ignore[call-overload, index]
+        way_out = "Write the folder, or name a knob by its whole name: ${seed}."
+        raise ConfigError.of(f"{name}.dir={typed}", f"can't be resolved: {reason}.", way_out)
+    return str(node.dir)
 
 
 def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from wellfed.config.compose import Composed, composed_from, job_of
+from wellfed.config.compose import Composed, composed_from, folder_of, job_of
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.find_faults import find_faults
@@ -75,7 +75,7 @@ class Multirun:
         """``hydra.sweep.dir`` if it was typed."""
         hydra = self._master.hydra
         is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in hydra.overrides.hydra)
-        return Path(str(hydra.sweep.dir)) if is_typed else None
+        return Path(folder_of(hydra.sweep, "hydra.sweep")) if is_typed else None
 
     @property
     def choices(self) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,11 +82,28 @@ def decode(path: Path) -> Decoded:
         return Decoded(np.ascontiguousarray(pixels), tuple(turned))
 
 
+class _File(io.BufferedReader):
+    """A file that is asked for no more than it has.
+
+    Pillow asks for what a piece claims to hold, up to 2 GiB, and Python makes room for all of that first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        raw = io.FileIO(path)
+        super().__init__(raw)
+        self._num_bytes = os.fstat(raw.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Returns at most ``size`` bytes; -1 or None = all that are left."""
+        left = max(0, self._num_bytes - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """Opens the image and reads its header; any error becomes `DamagedImage`."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with _File(path) as file, Image.open(file, formats=FORMATS) as image:
             num_pixels = image.width * image.height
             if num_pixels > MAX_PIXELS:
                 raise DamagedImage(_too_large(f"{image.width} x {image.height}"))

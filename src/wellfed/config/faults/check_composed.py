@@ -96,7 +96,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
             yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
             continue
         knob = entries(schema_type).get(dotted) if closed else None
-        reason = _why_unresolved(node, key) if child._is_interpolation() else ""
+        reason = why_unresolved(node, key) if child._is_interpolation() else ""
         if reason:
             text = f"{dotted}={child._value()}"
             yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", "Name a knob that is set."))
@@ -127,7 +127,8 @@ def _fits(node: Any, key: Any, annotation: Any) -> bool:
     return isinstance(value, annotation) or (annotation is float and isinstance(value, int))
 
 
-def _why_unresolved(node: Any, key: Any) -> str:
+def why_unresolved(node: Any, key: Any) -> str:
+    """Returns why an entry can't be resolved; empty if it can."""
     try:
         node[key]
     except RecursionError:
