@@ -286,3 +286,21 @@ def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
     assert last["samples"] == sum(int(row["samples"]) for row in rows_of(folder / "steps.csv"))
     tests = [row for row in rows_of(folder / "metrics.csv") if row["split"] == "test"]
     assert {row["step"] for row in tests} == {"12", "16"}
+
+
+@pytest.mark.slow  # tests/run/folder/test_checkpoint_file.py and tests/run/test_saving.py check the same
+def test_weights_alone_can_be_evaluated_and_not_resumed(tmp_path: Path) -> None:
+    limits = ("trainer.max_steps=4", "logger=none", "telemetry=none")
+    assert train(*limits, "hydra.run.dir=run", cwd=tmp_path).code == 0
+    path = tmp_path / "run" / "checkpoints" / "weights.ckpt"
+    state = torch.load(path.with_name("last.ckpt"), weights_only=True)
+    kept = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops")  # Lightning's save_weights_only
+    torch.save({key: state[key] for key in kept}, path)
+    done = run("train.py", f"resume={path}", "trainer.max_steps=6", cwd=tmp_path)
+    assert done.code == 2
+    assert NO_TRACEBACK not in done.text
+    missing = "it holds no callbacks and no optimizer_states and no lr_schedulers."
+    assert f"{path}: can't be resumed from: {missing}" in done.err
+    assert not run_folders(tmp_path)
+    tested = run("evaluate.py", f"checkpoint={path}", cwd=tmp_path)
+    assert tested.code == 0, tested.text

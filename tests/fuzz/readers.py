@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from lightning.pytorch.callbacks import EarlyStopping
 from PIL import Image
 
 from tests.data.shards.test_tar_members import packed
 from tests.every.test_overrides import overrides
 from tests.fuzz.damage import damaged
-from tests.kit import made
+from tests.kit import made, tiny
 from tests.kit.footprints import footprint
 from tests.kit.made_run import made_run
 from tests.test_damaged_files import GPUS, WHOLE, read_all, shown
@@ -34,10 +37,12 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.observe.loggers.journal import Journal
 from wellfed.plan.predict import cache as footprints
 from wellfed.record import RunRecord
-from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, step_of
+from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, load_to_resume, step_of
 from wellfed.run.folder.resume import find_latest
+from wellfed.run.stages import _progress_at
 from wellfed.study.board import publish
 from wellfed.study.learning_curve import read_curve, reported_metrics
+from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 from wellfed.train.memory import remembered_sizes
 from workloads.forecast.read_csv import read_csv
@@ -135,6 +140,51 @@ def _read_checkpoint(folder: Path) -> None:
     for value in content["state_dict"].values():
         if isinstance(value, torch.Tensor):
             value.clone()
+
+
+_VALUES = (None, True, -1, 3, 10**30, float("nan"), "x", b"x", (), [], ["x"], [{}], {}, {"x": 3}, {"epoch": "x"})
+"""Values of other types, or of the same type with other content."""
+_DROPPED = object()
+
+
+def _write_resumable(folder: Path) -> None:
+    tiny.fit(tiny.module(), folder, [tiny.checkpoints(folder), _with_state()], max_steps=2)
+
+
+def _with_state() -> EarlyStopping:
+    """Returns a callback whose state is in checkpoints."""
+    return EarlyStopping("loss", strict=False, check_on_train_epoch_end=True)
+
+
+def _changed(whole: bytes) -> SearchStrategy[bytes]:
+    """Returns checkpoints of which one key is dropped or has another value; also one of the dicts in it."""
+    state = torch.load(io.BytesIO(whole), weights_only=True)
+    inner = [(key, name) for key, value in state.items() if isinstance(value, dict) for name in value]
+    places = st.sampled_from([*((key,) for key in state), *inner])
+
+    def change(place: tuple[str, ...], value: Any) -> bytes:
+        changed = copy.deepcopy(state)
+        holder = changed[place[0]] if len(place) == 2 else changed
+        if value is _DROPPED:
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = value
+        file = io.BytesIO()
+        torch.save(changed, file)
+        return file.getvalue()
+
+    return st.builds(change, places, st.just(_DROPPED) | st.sampled_from(_VALUES) | st.just(torch.zeros(2)))
+
+
+def _read_resumable(folder: Path) -> None:
+    """Checks the checkpoint, finds its progress, and trains one more step from it."""
+    path = folder / "last.ckpt"
+    state = load_to_resume(path)
+    _progress_at(state, SimpleNamespace(steps_per_epoch=3))
+    module = tiny.module()
+    if lit.misfits(module, state["state_dict"]):
+        raise DataError("other weights")
+    tiny.fit(module, folder, [_with_state()], path, max_steps=3)
 
 
 # -- studies -----------------------------------------------------------------------------------------------------------
@@ -281,6 +331,7 @@ READERS = (
     Reader("curves", f"{RUN}/telemetry.csv", _write_run, lambda folder: read_curves(folder / RUN / "telemetry.csv")),
     Reader("checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=True), _read_checkpoint),
     Reader("foreign_checkpoint", "last.ckpt", partial(_write_checkpoint, has_trailer=False), _read_checkpoint),
+    Reader("resumed_checkpoint", "last.ckpt", _write_resumable, _read_resumable, inputs=_changed),
     Reader("ledger", "ledger.jsonl", made.write, shown),
     Reader("sweep", "sweep.json", made.write, shown, (ConfigError, ValueError)),
     Reader("optuna", "optuna.journal", _write_journal, _read_journal),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from tests.kit.own_run import run_own
 from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.record import RunRecord
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -363,3 +365,104 @@ def test_killed_workers_leave_nothing_in_the_temporary_directory(tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
     assert done.stdout == "WorkerLost\n"
     assert not list(tmp_path.glob("pymp-*"))
+
+
+# -- checkpoints with a right digest and other content -----------------------------------------------------------------
+
+
+NESTED: dict[str, Any] = {
+    "pytorch-lightning_version": "x",
+    "loops": {"fit_loop": {"state_dict": {"combined_loader": [{"epoch": "x", "batch": 3}]}}},
+    "optimizer_states": ["x"],
+    "lr_schedulers": ["x"],
+    "rng": {},
+    "totals": "x",
+    "micro_batch": "x",
+}
+"""Values of the right type whose content is wrong; only restoring them shows it."""
+
+
+def write_whole(path: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint with its digest."""
+    checkpoint_trailer.write(path, partial(torch.save, state), {"step": 12})
+
+
+def test_a_checkpoint_with_other_content_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, folder = ran(tmp_path)
+    whole = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    optional = ("epoch", "callbacks", "validation_is_due", "rng", "position", "totals")
+    changed = {f"{key} = x": {**whole, key: "x"} for key in whole if key != "epoch"}
+    changed |= {f"no {key}": {name: whole[name] for name in whole if name != key} for key in whole.keys() - optional}
+    changed |= {f"{key} = {value}": {**whole, key: value} for key, value in NESTED.items()}
+    odd = tmp_path / "odd.ckpt"
+    for name, state in changed.items():
+        write_whole(odd, state)
+        capsys.readouterr()
+        code, _ = ran(tmp_path, f"resume={odd}", "trainer.max_steps=14")
+        told = capsys.readouterr().err
+        key = name.removeprefix("no ").partition(" ")[0]
+        assert code == 2, name
+        assert "Traceback" not in told, f"{name}: {told}"
+        assert f"{odd}: " in told, f"{name}: {told}"
+        assert key in told or key in NESTED, f"{name}: {told}"
+    assert list((folder.parent).iterdir()) == [folder]
+
+
+def test_a_checkpoint_without_a_key_that_a_resume_needs_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So is a damaged one behind it."""
+    _, folder = ran(tmp_path, "trainer.keep_last=3")
+    last, flipped, before = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "last-1", "last-2"))
+    state = torch.load(last, weights_only=True)
+    del state["optimizer_states"]
+    write_whole(last, state)
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    flipped.write_bytes(data)
+    code, _ = ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=14")
+    record = RunRecord.read(folder)
+    assert (code, record.status, record.steps, record.resumed_from) == (0, "ok", 14, str(before))
+    passed_over = [event["file"] for event in record.events if event["kind"] == "checkpoint_damaged"]
+    assert passed_over == [last.name, flipped.name]
+    assert "can't be used; it is passed over for last-2.ckpt of step 6." in (folder / "train.log").read_text()
+
+
+class Restores(Own):
+    """A module whose own state is read back."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        int("mine")
+
+
+def test_an_error_of_the_users_code_in_a_resume_keeps_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = ran(tmp_path, model="Own")
+    capsys.readouterr()
+    code, _ = ran(tmp_path, f"resume={folder}/checkpoints/last.ckpt", "trainer.max_steps=14", model="Restores")
+    told = capsys.readouterr().err
+    assert code == 2
+    assert 'int("mine")' in told
+    assert "ValueError: invalid literal for int()" in told
+
+
+class Saves(Own):
+    """A module with a callback of a library that can't be saved."""
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        (callback,) = super().configure_callbacks()
+        callback.state_dict = partial(int, "mine")  # type: ignore[method-assign]
+        return [callback]
+
+
+def test_an_error_while_a_resumed_run_saves_is_none_of_its_first_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = ran(tmp_path, model="Own")
+    capsys.readouterr()
+    code, _ = ran(tmp_path, f"resume={folder}/checkpoints/last.ckpt", "trainer.max_steps=14", model="Saves")
+    told = capsys.readouterr().err
+    assert code == 1
+    assert "can't be restored" not in told
+    assert "ValueError: invalid literal for int()" in told

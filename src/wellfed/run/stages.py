@@ -255,7 +255,7 @@ class Run:
         self._books.resumed_after(step, epochs, in_place=target.in_place, validates=validates)
         for other in damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
-            _LOG.warning("%s can't be read; it is passed over for %s of step %d.", other, checkpoint.name, step)
+            _LOG.warning("%s can't be used; it is passed over for %s of step %d.", other, checkpoint.name, step)
         self._books.journal.event("resume", step=step, checkpoint=str(checkpoint))
         screen.show_resume(self._console, checkpoint, step)
         return checkpoint

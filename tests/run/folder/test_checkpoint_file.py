@@ -13,9 +13,21 @@ from hypothesis import strategies as st
 
 from tests.kit.examples import examples
 from wellfed.errors import ConfigError
-from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint
+from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, load_to_resume
 
 STATE = {"global_step": 3, "state_dict": {"w": torch.arange(500.0)}}
+WEIGHTS_ONLY = {**STATE, "epoch": 0, "pytorch-lightning_version": "2.6.0", "loops": {"fit_loop": {}}}
+"""Keys that Lightning writes with ``save_weights_only=True``."""
+LIGHTNINGS = {**WEIGHTS_ONLY, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
+"""Keys that Lightning writes otherwise."""
+OURS = {
+    **LIGHTNINGS,
+    "position": {"epoch": 0, "batch": 3, "stream": {"total": 3, "is_over": False}},
+    "validation_is_due": False,
+    "rng": {},
+    "rng_of_ranks": [{}],
+    "figures": {},
+}
 
 
 @pytest.fixture
@@ -149,3 +161,81 @@ def test_no_file_and_no_archive(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_text("text")
     assert not is_readable(tmp_path / "x.ckpt")
     assert told(tmp_path / "x.ckpt").startswith("is no checkpoint that can be loaded (")
+
+
+@pytest.mark.parametrize("content", [LIGHTNINGS, OURS, {**LIGHTNINGS, "position": {"of a module's own": 3}}])
+def test_a_run_goes_on_from_what_lightning_or_a_run_writes(tmp_path: Path, content: dict[str, object]) -> None:
+    torch.save(content, tmp_path / "x.ckpt")
+    assert load_to_resume(tmp_path / "x.ckpt").keys() == content.keys()
+
+
+def refusal(path: Path) -> str:
+    """Returns the message about a checkpoint that no run goes on from."""
+    assert load_checkpoint(path)["global_step"] == 3  # can be evaluated
+    with pytest.raises(ConfigError) as caught:
+        load_to_resume(path)
+    (fault,) = caught.value.faults
+    assert fault.where == str(path)
+    assert fault.way_out.startswith("Name another, e.g. last-1.ckpt, or start a run whose model loads these weights: ")
+    assert 'torch.load(file, weights_only=True)["state_dict"]' in fault.way_out
+    return fault.problem
+
+
+def test_weights_alone_are_no_start_of_a_resume(tmp_path: Path) -> None:
+    torch.save(WEIGHTS_ONLY, tmp_path / "x.ckpt")
+    missing = "callbacks and no optimizer_states and no lr_schedulers"
+    assert refusal(tmp_path / "x.ckpt") == f"can't be resumed from: it holds no {missing}."
+    torch.save(STATE, tmp_path / "x.ckpt")
+    missing = f"pytorch-lightning_version and no loops and no {missing}"
+    assert refusal(tmp_path / "x.ckpt") == f"can't be resumed from: it holds no {missing}."
+
+
+@pytest.mark.parametrize("key", [key for key in LIGHTNINGS if key not in (*STATE, "epoch")])
+def test_a_key_that_a_resume_needs_is_named_if_it_is_missing(tmp_path: Path, key: str) -> None:
+    torch.save({name: value for name, value in OURS.items() if name != key}, tmp_path / "x.ckpt")
+    assert refusal(tmp_path / "x.ckpt") == f"can't be resumed from: it holds no {key}."
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        *(
+            ({key: "x"}, f"{key} is of type str, and must be {kind}")
+            for key, kind in {
+                "loops": "dict",
+                "callbacks": "dict",
+                "optimizer_states": "list",
+                "lr_schedulers": "list",
+                "position": "dict",
+                "validation_is_due": "bool",
+                "rng": "dict",
+                "rng_of_ranks": "list",
+                "figures": "dict",
+            }.items()
+        ),
+        ({"pytorch-lightning_version": 2.6}, "pytorch-lightning_version is of type float, and must be str"),
+        ({"loops": {}}, "it holds no loops.fit_loop"),
+        ({"loops": {"fit_loop": 3}}, "loops.fit_loop is of type int, and must be dict"),
+        ({"position": {"epoch": None, "batch": 3}}, "position.epoch is of type NoneType, and must be int"),
+        ({"position": {"epoch": 0, "batch": 3, "stream": []}}, "position.stream is of type list, and must be dict"),
+        ({"position": {"epoch": 0, "batch": 3, "stream": {}}}, "it holds no position.stream.is_over"),
+        (
+            {"position": {"epoch": -1, "batch": 10**400}},
+            "position.epoch is below 0 or above 2**63; position.batch is below 0 or above 2**63",
+        ),
+        (
+            {"loops": {}, "callbacks": 3, "rng": 3},
+            "it holds no loops.fit_loop; "
+            "callbacks is of type int, and must be dict; rng is of type int, and must be dict",
+        ),
+    ],
+)
+def test_a_key_of_another_type_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+    torch.save({**OURS, **change}, tmp_path / "x.ckpt")
+    assert refusal(tmp_path / "x.ckpt") == f"can't be resumed from: {problem}."
+
+
+def test_a_step_that_is_no_number_is_named(tmp_path: Path) -> None:
+    torch.save({**OURS, "global_step": "x"}, tmp_path / "x.ckpt")
+    with pytest.raises(ConfigError, match="global_step is of type str, and must be int"):
+        load_to_resume(tmp_path / "x.ckpt")

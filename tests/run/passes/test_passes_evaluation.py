@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
 
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
+from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record import RunRecord
@@ -55,7 +57,26 @@ def datasets() -> Datasets:
     return Datasets(train=Rows(), test=Rows())
 
 
-def evaluated(folder: Path, *overrides: str) -> tuple[RunObjects, dict[str, float]]:
+class Own(pl.LightningModule):
+    """The same model as a LightningModule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Line()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.model.loss(batch).loss
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("loss", self.model.loss(batch).loss)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def evaluated(
+    folder: Path, *overrides: str, model: str = "Line", checkpoint: Path | None = None
+) -> tuple[RunObjects, dict[str, float]]:
     """Returns the objects of an evaluation, and its metrics."""
     allowed = "config.allow_targets=[torch,wellfed,workloads,tests]"
     made = compose(["logger=none", "memory.micro_batch=8", allowed, *overrides])
@@ -63,7 +84,7 @@ def evaluated(folder: Path, *overrides: str) -> tuple[RunObjects, dict[str, floa
         made.config.workload,
         name="w",
         effective_batch_size=16,
-        model={"_target_": f"{__name__}.Line"},
+        model={"_target_": f"{__name__}.{model}"},
         data={"_target_": f"{__name__}.datasets"},
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
     )
@@ -71,7 +92,7 @@ def evaluated(folder: Path, *overrides: str) -> tuple[RunObjects, dict[str, floa
     planner = Planner.start(replace(made, config=config), machine(torch_cuda()))
     parts, plan = planner.parts, planner.rough()
     books = Bookkeeper(RunRecord.start("w"), folder, config)
-    return parts, Passes(config, parts, plan, books, rank=0).evaluate(None)
+    return parts, Passes(config, parts, plan, books, rank=0).evaluate(checkpoint)
 
 
 @pytest.mark.simulated(strict=True, slowdown=3)
@@ -88,3 +109,15 @@ def test_an_evaluation_is_built_by_workers_and_copied_ahead(tmp_path: Path) -> N
     assert len(parts.model.processes) == 2
     assert os.getpid() not in parts.model.processes
     assert metrics == expected
+
+
+@pytest.mark.filterwarnings("ignore::Warning:lightning")
+def test_a_module_is_evaluated_with_weights_alone_and_what_lacks_more_is_one_message(tmp_path: Path) -> None:
+    own, path = ("loader=baseline", "trainer.accelerator=cpu"), tmp_path / "x.ckpt"
+    state = {"state_dict": Own().state_dict(), "global_step": 3, "pytorch-lightning_version": "2.6.0"}
+    torch.save(state, path)
+    assert "loss" in evaluated(tmp_path, *own, model="Own", checkpoint=path)[1]
+    del state["pytorch-lightning_version"]
+    torch.save(state, path)
+    with pytest.raises(ConfigError, match="x.ckpt: its state can't be restored .KeyError: 'pytorch-lightning_version'"):
+        evaluated(tmp_path, *own, model="Own", checkpoint=path)

@@ -19,6 +19,32 @@ _NEEDED = ("data.pkl", "version")
 _NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
 """Exceptions of torch.load for other content."""
 _KEYS = ("state_dict", "global_step")
+_RESUMED: tuple[tuple[str, type, bool], ...] = (
+    ("global_step", int, True),
+    ("pytorch-lightning_version", str, True),
+    ("loops", dict, True),
+    ("loops.fit_loop", dict, True),
+    ("callbacks", dict, True),
+    ("optimizer_states", list, True),
+    ("lr_schedulers", list, True),
+    ("position", dict, False),
+    ("position.epoch", int, False),
+    ("position.batch", int, False),
+    ("position.stream", dict, False),
+    ("position.stream.is_over", bool, True),
+    ("validation_is_due", bool, False),
+    ("rng", dict, False),
+    ("rng_of_ranks", list, False),
+    ("figures", dict, False),
+)
+"""Keys that a resume reads: dotted name, type, and whether the dict that holds it must have it.
+
+Lightning writes all that a checkpoint must have; a run adds the others.
+"""
+_WEIGHTS_ALONE = (
+    "Name another, e.g. last-1.ckpt, or start a run whose model loads these weights: "
+    'torch.load(file, weights_only=True)["state_dict"].'
+)
 
 
 def is_readable(checkpoint: Path) -> bool:
@@ -76,6 +102,35 @@ def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:
     missing = [key for key in keys if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
         raise _fault(path, f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}.")
+    return content
+
+
+def load_to_resume(path: Path) -> dict[str, Any]:
+    """Returns the content of a checkpoint with all that a resume needs.
+
+    The contents of Lightning's states are checked only when they are restored.
+
+    Raises:
+        ConfigError: as `load_checkpoint` does, or a key is missing or has another type, or a number is impossible.
+    """
+    content = load_checkpoint(path)
+    missing, others = [], []
+    for key, kind, is_needed in _RESUMED:
+        *holders, name = key.split(".")
+        holder: Any = content
+        for each in holders:
+            holder = holder.get(each) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict):
+            continue
+        if name not in holder:
+            missing += [key] if is_needed else []
+        elif not isinstance(value := holder[name], kind):
+            others.append(f"{key} is of type {type(value).__name__}, and must be {kind.__name__}")
+        elif isinstance(value, int) and not 0 <= value < 2**63:
+            others.append(f"{key} is below 0 or above 2**63")
+    faults = [*([f"it holds no {' and no '.join(missing)}"] if missing else []), *others]
+    if faults:
+        raise ConfigError.of(str(path), f"can't be resumed from: {'; '.join(faults)}.", _WEIGHTS_ALONE)
     return content
 
 

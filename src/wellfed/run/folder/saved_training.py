@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
-from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_to_resume
 from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
 from wellfed.run.outcome import Outcome
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
@@ -33,7 +33,7 @@ class SavedTraining:
         self._written.append(written)
 
     def load(self, target: Target) -> tuple[Path, dict[str, Any], Sequence[Path]]:
-        """Returns the checkpoint to resume from, its content, and damaged ones of the folder that are passed over."""
+        """Returns the checkpoint to resume from, its content, and those of the folder that can't be used."""
         checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := _loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
@@ -81,10 +81,14 @@ class SavedTraining:
 
 
 def _loaded(checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
-    """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one. Files of earlier
-    versions have no digest, so this may be the first check that fails."""
+    """Returns the content of a checkpoint; None if it can't be resumed from and the folder has another one.
+
+    Files of earlier versions have no digest, and a digest shows nothing about the keys.
+    """
     try:
-        return load_checkpoint(checkpoint)
+        if not is_readable(checkpoint):
+            raise ConfigError.of(str(checkpoint), "is not a checkpoint that can be read.", WAY_OUT)
+        return load_to_resume(checkpoint)
     except ConfigError:
         if not target.in_place or set(checkpoints_of(checkpoint.parent.parent)) <= {*damaged, checkpoint}:
             raise

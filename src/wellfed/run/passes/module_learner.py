@@ -131,7 +131,8 @@ class ModuleLearner(Learner):
         if self.plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
         weights_only = None if checkpoint is None else True
-        trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
+        with lit.restored_from(checkpoint):
+            trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 
     def misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """Returns the first few weights that don't fit; none for a module that makes layers later."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
@@ -20,7 +21,9 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, 
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 
+from wellfed.errors import ConfigError, is_the_users, type_and_line
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
@@ -190,7 +193,25 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader
     """Trains, from a checkpoint if one is given. Checkpoints are loaded weights-only."""
     if checkpoint is not None:
         trainer.callbacks.append(GoOn(loader))
-    trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+    with restored_from(checkpoint):
+        trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+
+
+@contextmanager
+def restored_from(checkpoint: Path | None) -> Iterator[None]:
+    """Raises a ConfigError instead of an error of restoring a checkpoint. Errors of the user's code pass."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        called = {
+            (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+        }
+        restores = any(file == checkpoint_connector.__file__ and "restore" in name for file, name in called)
+        if checkpoint is None or not restores or any(is_the_users(file) for file, _ in called):
+            raise
+        problem = f"its state can't be restored ({type_and_line(error)})."
+        way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
+        raise ConfigError.of(str(checkpoint), problem, way_out) from error
 
 
 def has_step(module: pl.LightningModule, split: str) -> bool:

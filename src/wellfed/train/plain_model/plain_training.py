@@ -245,7 +245,7 @@ class PlainTraining:
 
     def load_from(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores what `save_to` has added to a checkpoint."""
-        self._lowered = checkpoint.get("micro_batch", {})
+        self._lowered = dict(checkpoint.get("micro_batch", {}))
         if "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])
 

@@ -20,6 +20,7 @@ from wellfed.contract import LossOutput
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
 from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.finite_check import is_finite, no_longer_finite, unset_buffers
@@ -458,3 +459,9 @@ def test_a_card_is_waited_for_once() -> None:
     assert is_finite(module)
     after = fake_cuda.driver.counts()
     assert after["synchronisations"] - before["synchronisations"] == 1
+
+
+@pytest.mark.parametrize("value", [10**400, "x", None, [1.0]], ids=["huge", "text", "none", "list"])
+def test_a_best_value_that_is_no_number_counts_as_none(tmp_path: Path, value: object) -> None:
+    checkpoint_trailer.write(tmp_path / "best.ckpt", lambda file: torch.save({}, file), {"best": {"loss": value}})
+    assert tiny.checkpoints(tmp_path).best.value is None

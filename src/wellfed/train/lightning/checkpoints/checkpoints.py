@@ -207,5 +207,5 @@ def _best_value(path: Path, metric: str) -> float | None:
         else:
             values = facts["best"]
         return float(values[metric])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -55,6 +55,9 @@ class ExactResume(pl.Callback):
             self._state = of_ranks[trainer.global_rank]
         elif trainer.is_global_zero or not (isinstance(module, StepModule) and module.seeds_ranks):
             self._state = checkpoint.get("rng")
+        if self._state is not None:
+            with generators.kept():  # a damaged state ends the run here, before training
+                generators.restore(self._state, torch.device("cpu"))
         if "current_model_state" in checkpoint and not averages_weights(trainer):
             # The saved weights are the average, which training does not continue from.
             module.load_state_dict(checkpoint["current_model_state"])
