@@ -173,7 +173,7 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
         cause = error.__cause__ or error
         where = traceback.extract_tb(cause.__traceback__)
         own = next((f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(where)), "")
-        outcome.fault = f"{type(cause).__name__}: {str(cause)[:300]} ({own})"
+        outcome.fault = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]} ({own})"
     entries: dict[str, Any] = asdict(outcome)
     del entries["culprit"]
     (top / "outcome.json").write_text(json.dumps(entries))
