@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from wellfed import errors
+from wellfed.config.compose import compose
 from wellfed.errors import (
     EXIT_NOTHING_RUN,
     ConfigError,
@@ -31,6 +32,24 @@ def test_every_fault_is_in_the_message():
         "2 faults in the configuration; nothing was run.\n  - gpu: is wrong. Set gpu=auto.\n  - seed: is negative."
     )
     assert ConfigError([one, two]).faults == (one, two)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "+tags.u=https://bob:urlpw991@h/x",
+        "+tags={password:urlpw991}",
+        "+tags.password=urlpw991",
+        "+logger.api_key=urlpw991",
+        "logger.tag=sk_live_urlpw991urlpw",
+        "workload.data.password=ur(lpw991",
+    ],
+)
+def test_a_faulty_override_is_shown_without_its_secret(typed):
+    with pytest.raises(ConfigError) as caught:
+        compose([typed])
+    assert "pw991" not in str(caught.value)
+    assert "***" in str(caught.value)
 
 
 def test_rules_that_are_broken_are_faults_of_one_error():

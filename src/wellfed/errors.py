@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wellfed.masking import hidden
+from wellfed.masking import SECRET_SHOWN, hidden, masked_override
 
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
@@ -85,8 +85,11 @@ class Fault:
     """Something to type or to change."""
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.problem}"
-        return f"{text} {self.way_out}" if self.way_out else text
+        where, rest = masked_override(self.where), " ".join(filter(None, (self.problem, self.way_out)))
+        key, _, value = self.where.partition("=")
+        if where == f"{key}='{SECRET_SHOWN}'":  # the value may be quoted in the way out
+            rest = rest.replace(value, SECRET_SHOWN)
+        return f"{where}: {hidden(rest)}"
 
 
 class ConfigError(WellfedError):

@@ -55,12 +55,16 @@ _REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
 _FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([^},]+)")
 _LOOKS_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=-]{16,}")
 _URL_PASSWORD = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s/?#'\"@:]*):([^\s/?#'\"]+)(?=@)")
-_URL_USER = re.compile(r"(\bhttps?://)([^\s/?#'\"@:]{16,})(?=@)")
-_URL_PARAMETER = re.compile(r"([?&;]|&amp;)([\w.%-]+)=([^\s&;#'\"<>\\,})\]]+)")
+_URL_USER = re.compile(r"(\bhttps?://)(?!git@|[$<{%])([^\s/?#'\"@:]+)(?=@)")
+"""A user without a password, which is mostly a token. Variables such as ``$TOKEN`` stay."""
+_URL_PARAMETER = re.compile(r"([?&;#]|&amp;)([\w.%-]+)=([^\s&;#'\"<>\\,})\]]+)")
+_URL_HOOK = re.compile(r"(\bhooks\.slack\.com/(?:services|workflows|triggers)/)[\w/+-]+")
+"""A webhook of Slack, whose path is its secret."""
 _PARAMETERS = frozenset({"sig", "signature", "key", "xamzsignature", "xamzcredential", "xgoogsignature"})
 _KNOWN_FORM = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|pypi-Ag[\w-]{16,}|wandb_v1_[\w-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{10,}"
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|xox[abpr]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _BEARER = re.compile(r"\b(Bearer)(\s+|%20)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}", re.IGNORECASE)
@@ -192,6 +196,7 @@ def hidden(text: str) -> str:
         text = _pattern.sub(SECRET_SHOWN, text)
     if "://" in text:
         text = _URL_USER.sub(rf"\1{SECRET_SHOWN}", _URL_PASSWORD.sub(rf"\1:{SECRET_SHOWN}", text))
+        text = _URL_HOOK.sub(rf"\1{SECRET_SHOWN}", text)
     if "=" in text:
         text = _URL_PARAMETER.sub(_masked_parameter, text)
     return _BEARER.sub(rf"\1\2{SECRET_SHOWN}", _KNOWN_FORM.sub(SECRET_SHOWN, text))

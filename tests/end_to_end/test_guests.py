@@ -43,7 +43,7 @@ def guest(user: Path, *arguments: str, workload: str = "guest", **more: Any) -> 
 
 def evaluated(user: Path, folder: Path) -> Done:
     """Evaluate the best checkpoint of a run."""
-    where = ("--config-dir", str(user / "configs"))
+    where = ("--config-dir", str(user / "configs"), "config.allow_targets=[guest_module,torch]")
     checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
     return run("evaluate.py", *where, checkpoint, cwd=user, PYTHONPATH=str(user))
 

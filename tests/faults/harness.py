@@ -132,7 +132,7 @@ class Box:
 def _fixed(overrides: tuple[str, ...], *, is_resumed: bool) -> tuple[str, ...]:
     """Returns the overrides of `FIXED` that no other override replaces."""
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
-    wanted = FIXED[:2] if is_resumed else FIXED
+    wanted = FIXED[:3] if is_resumed else FIXED
     return tuple(text for text in wanted if text.lstrip("+").partition("=")[0] not in named)
 
 

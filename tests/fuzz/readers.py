@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.plan.predict import cache as footprints
 from wellfed.record import RunRecord
 from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, load_to_resume, step_of
-from wellfed.run.folder.resume import find_latest
+from wellfed.run.folder.resume import expand, find_latest
 from wellfed.run.stages import _progress_at
 from wellfed.study.board import publish
 from wellfed.study.learning_curve import read_curve, reported_metrics
@@ -117,6 +118,53 @@ def _read_tables(folder: Path) -> None:
 def _read_record(folder: Path) -> None:
     _read_run(folder)
     _read_as_latest(folder)
+
+
+_OF_CODE = (
+    '+callbacks.x={_target_:torch.utils.collect_env.run,command:"true"}',
+    "+callbacks.x._target_=torch.utils.collect_env.run",
+    "workload.model._target_=torch.utils.collect_env.run",
+    "+callbacks.x=${oc.create:${oc.decode:'{_target_:torch.utils.collect_env.run}'}}",
+    '+callbacks={x:"${oc.decode:${logger.group}}"}',
+    "logger.group='{_target_:torch.utils.collect_env.run}'",
+    "config.allow_targets=[os,torch,workloads]",
+    "experiment@config=x",
+    "hydra.searchpath=[x]",
+    "experiment=../../x",
+)
+
+
+@st.composite
+def _override_of_code(draw: st.DrawFn) -> str:
+    """Draws an override that names code, with up to two signs put in or cut out."""
+    text = draw(st.sampled_from(_OF_CODE))
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(st.sampled_from(["\\", " ", "'", '"', "$", "{", "}", ".", "/", "@", "+"])) + text[at:]
+    return text
+
+
+def _recorded(whole: bytes) -> SearchStrategy[bytes]:
+    """Returns records with drawn overrides."""
+    record = json.loads(whole)
+    typed = st.lists(_override_of_code() | overrides(), min_size=1, max_size=2)
+    return typed.map(lambda texts: json.dumps({**record, "overrides": texts}).encode())
+
+
+def _targets(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {str(value["_target_"])} if "_target_" in value else set()
+        return own.union(*map(_targets, value.values()))
+    return set[str]().union(*map(_targets, value)) if isinstance(value, list) else set()
+
+
+def _read_replayed(folder: Path) -> None:
+    """Resumes a run, whose record may then name no code that the files of ``configs/`` do not name."""
+    resolved = compose(expand([f"resume={folder / RUN}"])).resolved
+    files = Path(__file__).parents[2].joinpath("configs").glob("**/*.yaml")
+    known = {name for path in files for name in re.findall(r"_target_: ([\w.]+)", path.read_text())}
+    assert _targets(resolved) <= known
+    assert resolved["config"] == compose().resolved["config"]
 
 
 def _write_checkpoint(folder: Path, *, has_trailer: bool) -> None:
@@ -325,6 +373,7 @@ def _image(name: str, **options: Any) -> Reader:
 
 READERS = (
     _run("record", "run.json", _read_record),
+    Reader("replayed", f"{RUN}/run.json", _write_run, _read_replayed, inputs=_recorded),
     _run("steps", "steps.csv", _read_tables),
     _run("metrics", "metrics.csv", _read_tables),
     _run("telemetry", "telemetry.csv", _read_tables),

@@ -17,7 +17,7 @@ from tests.fuzz.readers import READERS, Reader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
 IS_FRESH = os.environ.get("HYPOTHESIS_PROFILE") == "fresh"
-SLOW = {"record", "steps", "metrics", "telemetry", "option", "overrides", "mat"}
+SLOW = {"record", "replayed", "steps", "metrics", "telemetry", "option", "overrides", "mat"}
 """Readers that take longer than 20 ms for a file."""
 
 

@@ -1,6 +1,8 @@
 import copy
 import dataclasses
+import json
 import os
+import shlex
 import socket
 from datetime import datetime
 from functools import partial
@@ -359,6 +361,44 @@ def test_secrets_of_the_earlier_run_are_named_or_typed_again(tmp_path, capsys):
     assert "secrets are not written down: workload.data.api_key. Type them again." in capsys.readouterr().err
     assert typed in expand([f"resume={folder}", typed, "+workload.data.api_key=abc"])
     assert capsys.readouterr().err == ""
+
+
+RUNS_CODE = '+callbacks.x={_target_:torch.utils.collect_env.run,command:"touch /tmp/x"}'
+
+
+@pytest.mark.parametrize("how", ["resume=run", "resume=run/checkpoints/last.ckpt", "rerun=run", "resume=auto"])
+def test_overrides_of_a_record_that_can_name_code_are_typed_again(tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    folder = run(tmp_path / "run", overrides=["seed=5", RUNS_CODE, "config.allow_targets=[torch,os]"])
+    if how == "resume=auto":
+        newest = tmp_path / "logs" / "recsys" / "runs" / "2026-01-01_00-00-00_aaaa"
+        newest.parent.mkdir(parents=True)
+        folder.rename(newest)
+        where = f"resume={newest.relative_to(tmp_path)}"
+    else:
+        where = how
+    found = message(expand, [how])
+    assert found.startswith("1 fault")
+    assert f"{where}: others may have changed its record, so overrides in it that can name code count only" in found
+    words = f"{shlex.quote(RUNS_CODE)} 'config.allow_targets=[torch,os]'"
+    assert found.endswith(f"If you trust this run, add {words}")
+    found = expand([how, *shlex.split(words)])
+    assert [text for text in found if not text.startswith(("resume", "rerun", "hydra"))] == [
+        "seed=5",
+        RUNS_CODE,
+        "config.allow_targets=[torch,os]",
+    ]
+    assert found.count(RUNS_CODE) == 1
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [("+callbacks.x._target_", "os.getcwd"), ("hydra.searchpath", ["pkg://evil"]), ("seed", "${oc.decode:'1'}")],
+)
+def test_derived_values_of_a_record_name_no_code(tmp_path, knob, value):
+    plan = {knob: {"value": value, "because": "", "source": "data"}}
+    folder = run(tmp_path / "run", plan=plan)
+    assert f"add {shlex.quote(f'{knob}={json.dumps(value)}')}" in message(expand, [f"resume={folder}"])
 
 
 def test_a_secret_is_to_be_typed_again():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from wellfed.config.code_overrides import names_code
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
@@ -46,7 +48,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         compose: composes a command line, to get the workload whose latest run is wanted.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: there is no such run, or overrides in its record must be typed again.
     """
     typed = [quoted(text) for text in overrides]
     given = {key: unquoted(value) for key, value in map(key_value, typed)}
@@ -58,7 +60,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
         earlier = _read(replayed, f"rerun={rerun}")
         # A trial of a sweep is replayed as the run that it was measured for.
-        return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
+        before = [text for text in earlier.overrides if not text.startswith("sweep")]
+        return _merged(before, typed, f"rerun={replayed}")
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
@@ -73,11 +76,11 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     else:
         resume = str(_folder("resume", resume, rest, compose))
     in_place, named = _named_run(Path(resume))  # the run itself checks whether it may resume
-    before: list[str] = []
+    before = list[str]()
     if named is not None:
         measured, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
         before = [*measured, *named.overrides, *lowered, *derived_overrides(named)]
-    merged = _merged(before, rest)
+    merged = _merged(before, rest, f"resume={resume}")
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -316,28 +319,39 @@ def derived_overrides(earlier: RunRecord) -> list[str]:
     return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
-def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+def code_fault(where: str, overrides: Sequence[str]) -> Fault:
+    """Returns the fault of recorded overrides that can name code and were not typed again."""
+    problem = "others may have changed its record, so overrides in it that can name code count only if you type them."
+    return Fault(where, problem, f"If you trust this run, add {shlex.join(overrides)}")
+
+
+def _merged(earlier: Sequence[str], later: Sequence[str], where: str) -> list[str]:
     """Returns the earlier overrides that no later one replaces, then the later ones.
 
     Overrides with secrets can't be replayed, since secrets are not recorded. An override that is a secret as a whole is
     left out and named, since the run may not need it.
 
+    Args:
+        where: the override that names the earlier run, for the message.
+
     Raises:
-        ConfigError: an override that held a secret beside other values was not typed again.
+        ConfigError: an override that can name code, or that held a secret beside other values, was not typed again.
     """
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
-    kept, left_out, faults = [], [], []
+    kept, left_out, of_code, faults = list[str](), list[str](), list[str](), list[Fault]()
     for text in earlier:
         key, value = key_value(text)
         if key in replaced:
             continue
         if SECRET_SHOWN not in (value or ""):
-            kept.append(quoted(text))
+            (of_code if names_code(quoted(text)) else kept).append(quoted(text))
         elif unquoted(value) == SECRET_SHOWN:
             left_out.append(key)
         else:
             problem = "holds a secret, and secrets are not written down."
             faults.append(Fault(text, problem, f"Type it again with its secret: {text.partition('=')[0]}=..."))
+    if of_code:
+        faults.append(code_fault(where, of_code))
     if faults:
         raise ConfigError(faults)
     if left_out:
