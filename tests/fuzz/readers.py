@@ -24,6 +24,7 @@ from tests.kit.footprints import footprint
 from tests.kit.made_run import made_run
 from tests.test_damaged_files import GPUS, WHOLE, read_all, shown
 from tests.workloads.speech.recordings import tone, wav
+from wellfed.cli.commands.cache import main as list_cache
 from wellfed.config.compose import compose
 from wellfed.data.prepared import MANIFEST, digest, prepared
 from wellfed.data.shards.shard_index import find_shards, index_shards
@@ -170,6 +171,7 @@ def _make_prepared(folder: Path) -> Path:
 
 
 def _read_prepared(folder: Path) -> None:
+    list_cache(["list", "--cache-dir", str(folder), "--json"])
     assert (_make_prepared(folder) / "a.txt").read_text() == "content"
 
 

@@ -254,9 +254,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except RecursionError:
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("members"), dict):
+    if not isinstance(found, dict) or not _is_manifest(found):
         raise ValueError(f"{folder / MANIFEST} is no manifest.")
     return found
+
+
+def _is_manifest(found: Mapping[str, Any]) -> bool:
+    settings, number = found.get("settings", {}), found.get("num_sources", 0)
+    return isinstance(found.get("members"), dict) and isinstance(settings, dict) and type(number) is int and number >= 0
 
 
 def _checked(file: Path) -> list[Any]:
