@@ -625,6 +625,23 @@ def regular(path: Path) -> Path:
     return path
 
 
+LARGEST = 32 * 2**20
+"""Maximum size in bytes of a record, or another file that is read whole. Records are smaller, since their events are
+bounded."""
+
+
+def text_of(path: Path, errors: str = "strict") -> str:
+    """Returns the text of a file that is read whole.
+
+    Raises:
+        OSError: it can't be read, or is no file.
+        ValueError: it is larger than any that is written, or no text.
+    """
+    if (size := regular(path).stat().st_size) > LARGEST:
+        raise ValueError(f"it has {size >> 20} MiB, and such a file at most {LARGEST >> 20}.")
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
@@ -632,11 +649,9 @@ def read(folder: Path) -> dict[str, Any]:
         OSError: the record is missing or unreadable.
         ValueError: the file is no record, or has an unknown schema.
     """
-    path = regular(folder / FILE_NAME)
-    if (size := path.stat().st_size) > _LARGEST:
-        raise ValueError(f"{path} is not a run record: it has {size >> 20} MiB, and a record at most {_LARGEST >> 20}.")
+    path = folder / FILE_NAME
     try:
-        record = bounded(json.loads(path.read_text(encoding="utf-8")))
+        record = bounded(json.loads(text_of(path)))
     except (ValueError, RecursionError) as cause:
         raise ValueError(f"{path} is not a run record: {cause}") from cause
     if not isinstance(record, dict) or "schema" not in record:
@@ -650,8 +665,6 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
-_LARGEST = 32 * 2**20
-"""Maximum size in bytes of a record to read. Records are smaller, since their events are bounded."""
 _HIGHEST = 1e18
 """Largest absolute value accepted as a figure."""
 _LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from wellfed.masking import masked_override
-from wellfed.record import bounded
+from wellfed.record import bounded, regular
 from wellfed.study.code_version import is_same_code
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
@@ -99,7 +99,7 @@ def read(folder: Path) -> Read:
         OSError: it can't be read.
     """
     try:
-        text = (folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
+        text = regular(folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return Read((), ())
     rows, damaged = [], []

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
-from wellfed.record import bounded, plain, write_atomically
+from wellfed.record import bounded, plain, text_of, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
@@ -66,7 +66,7 @@ class StudyFile:
         """
         path = folder / cls.folder_kind.marker
         try:
-            found: Any = bounded(json.loads(path.read_text(encoding="utf-8")))
+            found: Any = bounded(json.loads(text_of(path)))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}

@@ -52,7 +52,7 @@ def import_wandb() -> None:
 def is_published(folder: Path, number_of_rows: int) -> bool:
     """Returns whether nothing was measured since the last copy."""
     try:
-        return (folder / _DONE).read_text(encoding="ascii") == str(number_of_rows)
+        return record.text_of(folder / _DONE) == str(number_of_rows)
     except (OSError, ValueError):
         return False
 
