@@ -18,14 +18,14 @@ import re
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from wellfed import __version__, project
 from wellfed.errors import ErrorKind
@@ -638,8 +638,26 @@ def text_of(path: Path, errors: str = "strict") -> str:
         ValueError: it is larger than any that is written, or no text.
     """
     if (size := regular(path).stat().st_size) > LARGEST:
-        raise ValueError(f"it has {size >> 20} MiB, and such a file at most {LARGEST >> 20}.")
+        raise ValueError(f"it has {size >> 20} MiB, and such a file at most {LARGEST >> 20}")
     return path.read_text(encoding="utf-8", errors=errors)
+
+
+LONGEST_LINE = 2**20
+"""Characters of a line of a ledger or a table; a longer line is damage."""
+
+
+def lines_of(stream: IO[str], *, goes_on: bool) -> Iterator[str]:
+    """Yields the lines of a ledger or a table, and of a line longer than `LONGEST_LINE` its beginning.
+
+    Args:
+        goes_on: step over the rest of such a line; else it is the last one.
+    """
+    while line := stream.readline(LONGEST_LINE):
+        yield line
+        while len(line) == LONGEST_LINE and not line.endswith("\n"):
+            if not goes_on:
+                return
+            line = stream.readline(LONGEST_LINE)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -653,7 +671,7 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         record = bounded(json.loads(text_of(path)))
     except (ValueError, RecursionError) as cause:
-        raise ValueError(f"{path} is not a run record: {cause}") from cause
+        raise ValueError(f"{path} is not a run record: {cause}.") from cause
     if not isinstance(record, dict) or "schema" not in record:
         raise ValueError(f"{path} is not a run record: it has no key 'schema'.")
     if record["schema"] != SCHEMA:
