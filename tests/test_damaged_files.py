@@ -215,7 +215,7 @@ def test_a_record_of_a_size_that_no_run_writes_is_refused(tmp_path: Path) -> Non
     RunRecord.start("x").write(tmp_path)
     with (tmp_path / FILE_NAME).open("a") as stream:
         stream.truncate(40 * 2**20)
-    with pytest.raises(ValueError, match="it has 40 MiB, and a record at most 32"):
+    with pytest.raises(ValueError, match=r"it has 40 MiB, and such a file at most 32\.$"):
         RunRecord.read(tmp_path)
 
 

@@ -18,14 +18,14 @@ import re
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from wellfed import __version__, project
 from wellfed.errors import ErrorKind
@@ -625,6 +625,41 @@ def regular(path: Path) -> Path:
     return path
 
 
+LARGEST = 32 * 2**20
+"""Maximum size in bytes of a record, or another file that is read whole. Records are smaller, since their events are
+bounded."""
+
+
+def text_of(path: Path, errors: str = "strict") -> str:
+    """Returns the text of a file that is read whole.
+
+    Raises:
+        OSError: it can't be read, or is no file.
+        ValueError: it is larger than any that is written, or no text.
+    """
+    if (size := regular(path).stat().st_size) > LARGEST:
+        raise ValueError(f"it has {size >> 20} MiB, and such a file at most {LARGEST >> 20}")
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
+LONGEST_LINE = 2**20
+"""Characters of a line of a ledger or a table; a longer line is damage."""
+
+
+def lines_of(stream: IO[str], *, goes_on: bool) -> Iterator[str]:
+    """Yields the lines of a ledger or a table, and of a line longer than `LONGEST_LINE` its beginning.
+
+    Args:
+        goes_on: step over the rest of such a line; else it is the last one.
+    """
+    while line := stream.readline(LONGEST_LINE):
+        yield line
+        while len(line) == LONGEST_LINE and not line.endswith("\n"):
+            if not goes_on:
+                return
+            line = stream.readline(LONGEST_LINE)
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
@@ -632,13 +667,11 @@ def read(folder: Path) -> dict[str, Any]:
         OSError: the record is missing or unreadable.
         ValueError: the file is no record, or has an unknown schema.
     """
-    path = regular(folder / FILE_NAME)
-    if (size := path.stat().st_size) > _LARGEST:
-        raise ValueError(f"{path} is not a run record: it has {size >> 20} MiB, and a record at most {_LARGEST >> 20}.")
+    path = folder / FILE_NAME
     try:
-        record = bounded(json.loads(path.read_text(encoding="utf-8")))
+        record = bounded(json.loads(text_of(path)))
     except (ValueError, RecursionError) as cause:
-        raise ValueError(f"{path} is not a run record: {cause}") from cause
+        raise ValueError(f"{path} is not a run record: {cause}.") from cause
     if not isinstance(record, dict) or "schema" not in record:
         raise ValueError(f"{path} is not a run record: it has no key 'schema'.")
     if record["schema"] != SCHEMA:
@@ -650,8 +683,6 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
-_LARGEST = 32 * 2**20
-"""Maximum size in bytes of a record to read. Records are smaller, since their events are bounded."""
 _HIGHEST = 1e18
 """Largest absolute value accepted as a figure."""
 _LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40

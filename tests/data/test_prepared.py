@@ -245,6 +245,8 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "flipped in the small one": lambda folder: (folder / "deep" / "index").write_text("1 2 4"),
     "gone": lambda folder: (folder / "pixels").unlink(),
     "a folder in its place": lambda folder: ((folder / "pixels").unlink(), (folder / "pixels").mkdir()),
+    "a named pipe in its place": lambda folder: ((folder / "pixels").unlink(), os.mkfifo(folder / "pixels")),
+    "a named pipe as manifest": lambda folder: ((folder / MANIFEST).unlink(), os.mkfifo(folder / MANIFEST)),
     "no manifest": lambda folder: (folder / MANIFEST).unlink(),
     "an empty manifest": lambda folder: (folder / MANIFEST).write_text(""),
     "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
@@ -420,6 +422,15 @@ def test_what_another_command_has_removed_is_removed(tmp_path: Path, source: Pat
     assert not list(folder.parent.iterdir())
     folder.parent.rmdir()
     assert remove(folder)
+
+
+def test_a_manifest_that_would_not_be_read_is_not_written(tmp_path: Path, source: Path):
+    builder = Builder()
+    with pytest.raises(
+        DataError, match=r"the list of its 1 prepared files has 33 MiB of 32 at most\. Write fewer files"
+    ):
+        prepared(tmp_path, "images", [source], {"note": "x" * 33 * 2**20}, builder)
+    assert not [path for path in (tmp_path / "images").iterdir() if path.is_dir()]
 
 
 # -- in use -----------------------------------------------------------------------------------------------------------

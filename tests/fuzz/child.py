@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ EXAMPLES = 100
 CORPUS = Path(__file__).with_name("corpus")
 _FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")
 """Audit events of code that starts something."""
+
+Content = bytes | Callable[[Path], object]
+"""Bytes of the file, or a function that makes something in its place."""
+Read = Callable[[Content], None]
 
 
 @dataclass
@@ -70,7 +74,7 @@ def fuzz(reader: Reader, *, examples: int, fresh: int | None = None, shrinks: bo
         shrinks: make an input that went wrong as short as possible.
     """
 
-    def examine(read: Callable[[bytes], None], whole: bytes) -> None:
+    def examine(read: Read, whole: bytes) -> None:
         for path in sorted((CORPUS / reader.name).glob("*")):
             read(path.read_bytes())
 
@@ -92,13 +96,18 @@ def fuzz(reader: Reader, *, examples: int, fresh: int | None = None, shrinks: bo
     return _in_child(reader, examine)
 
 
+def fuzz_with(reader: Reader, make: Callable[[Path], object]) -> Outcome:
+    """Reads what ``make`` makes in place of the file. An OSError is a refusal, too."""
+    return _in_child(replace(reader, refusals=(*reader.refusals, OSError)), lambda read, _: read(make))
+
+
 def fuzz_until(number: int, seed: int, until_s: float) -> Outcome:
     """Reads fresh inputs of the reader of this number; none after this time of ``time.monotonic``."""
     reader = READERS[number]
     return Outcome(reader.name) if time.monotonic() > until_s else fuzz(reader, examples=EXAMPLES, fresh=seed)
 
 
-def _in_child(reader: Reader, examine: Callable[[Callable[[bytes], None], bytes], None]) -> Outcome:
+def _in_child(reader: Reader, examine: Callable[[Read, bytes], None]) -> Outcome:
     top = Path(tempfile.mkdtemp(prefix="fuzz-"))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -136,7 +145,7 @@ def _result(reader: Reader, top: Path, status: int) -> Outcome:
     return outcome
 
 
-def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], bytes], None]) -> None:
+def _run(reader: Reader, top: Path, examine: Callable[[Read, bytes], None]) -> None:
     outcome = Outcome(reader.name)
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
@@ -160,8 +169,9 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
         resource.setrlimit(resource.RLIMIT_AS, (before + MOST_BYTES, before + MOST_BYTES))
         peak_before = _size("VmHWM")
 
-        def read(content: bytes) -> None:
-            (top / "current").write_bytes(content)
+        def read(content: Content) -> None:
+            if isinstance(content, bytes):
+                (top / "current").write_bytes(content)
             outcome.inputs += 1
             began_s = time.monotonic()
             _read_one(reader, data, content, outcome, guard)
@@ -179,8 +189,13 @@ def _run(reader: Reader, top: Path, examine: Callable[[Callable[[bytes], None], 
     (top / "outcome.json").write_text(json.dumps(entries))
 
 
-def _read_one(reader: Reader, data: Path, content: bytes, outcome: Outcome, guard: _Guard) -> None:
-    (data / reader.file).write_bytes(content)
+def _read_one(reader: Reader, data: Path, content: Content, outcome: Outcome, guard: _Guard) -> None:
+    path = data / reader.file
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.unlink()
+        content(path)
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     signal.setitimer(signal.ITIMER_REAL, 6 * MOST_SECONDS)
     try:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +26,11 @@ from tests.fuzz.damage import damaged
 from tests.kit import made, tiny
 from tests.kit.footprints import footprint
 from tests.kit.made_run import made_run
+from tests.study.board.test_search_board import write_search
+from tests.study.test_tune_file import FILE as TUNED
 from tests.test_damaged_files import GPUS, WHOLE, read_all, shown
 from tests.workloads.speech.recordings import tone, wav
+from wellfed.cli.commands.cache import main as list_cache
 from wellfed.config.compose import compose
 from wellfed.data.prepared import MANIFEST, digest, prepared
 from wellfed.data.shards.shard_index import find_shards, index_shards
@@ -42,7 +45,11 @@ from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint, loa
 from wellfed.run.folder.resume import expand, find_latest
 from wellfed.run.stages import _progress_at
 from wellfed.study.board import publish
+from wellfed.study.board.files import to_csv, to_html, to_markdown
 from wellfed.study.learning_curve import read_curve, reported_metrics
+from wellfed.study.points.space import Choices, Numbers
+from wellfed.study.ranking.ranking import board_of
+from wellfed.study.study_files import TuneFile
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 from wellfed.train.memory import remembered_sizes
@@ -260,6 +267,37 @@ def _read_journal(folder: Path) -> None:
     study.ask()
 
 
+def _read_search(folder: Path) -> None:
+    board = board_of(folder)
+    assert to_csv(board)
+    assert to_markdown(board)
+    assert to_html(board, folder)
+    assert board.to_dict()
+
+
+class NoTune(Exception):
+    """Raised for a file that `TuneFile.read` refuses. Its properties may raise no ValueError."""
+
+
+def _write_grid(folder: Path) -> None:
+    space = {"workload.model.dim": Choices(("32", "64")), "workload.model.depth": Numbers(1, 3, step=1)}
+    write_search(folder, space=space, sampler="grid", ids=tuple(f"p{number}" for number in range(6)))
+
+
+def _write_tune(folder: Path) -> None:
+    steps = [{"overrides": ["seed=1", "loader=balanced"], "beside_seconds": 1.5}, {"overrides": []}]
+    replace(TUNED, steps=steps).write(folder)
+
+
+def _read_tune(folder: Path) -> None:
+    try:
+        earlier = TuneFile.read(folder)
+    except ValueError as error:
+        raise NoTune from error
+    TUNED.differs_from(earlier)
+    hash(frozenset(earlier.beside_seconds.items()))
+
+
 # -- caches ------------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +306,7 @@ def _make_prepared(folder: Path) -> Path:
 
 
 def _read_prepared(folder: Path) -> None:
+    list_cache(["list", "--cache-dir", str(folder), "--json"])
     assert (_make_prepared(folder) / "a.txt").read_text() == "content"
 
 
@@ -383,6 +422,9 @@ READERS = (
     Reader("resumed_checkpoint", "last.ckpt", _write_resumable, _read_resumable, inputs=_changed),
     Reader("ledger", "ledger.jsonl", made.write, shown),
     Reader("sweep", "sweep.json", made.write, shown, (ConfigError, ValueError)),
+    Reader("search", "search.json", write_search, _read_search),
+    Reader("grid", "search.json", _write_grid, _read_search),
+    Reader("tune", "tune.json", _write_tune, _read_tune, (NoTune,)),
     Reader("optuna", "optuna.journal", _write_journal, _read_journal),
     Reader("footprint", "footprint.json", _write_footprint, lambda folder: footprints.load(folder / "footprint.json")),
     Reader("prepared", f"things/{digest([], {})}/{MANIFEST}", _make_prepared, _read_prepared),

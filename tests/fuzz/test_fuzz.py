@@ -12,13 +12,19 @@ import pytest
 
 from tests.fuzz import __main__ as command
 from tests.fuzz import child
-from tests.fuzz.child import fuzz
+from tests.fuzz.child import fuzz, fuzz_with
 from tests.fuzz.readers import READERS, Reader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
 IS_FRESH = os.environ.get("HYPOTHESIS_PROFILE") == "fresh"
 SLOW = {"record", "replayed", "steps", "metrics", "telemetry", "option", "overrides", "mat"}
 """Readers that take longer than 20 ms for a file."""
+CHECKED_BEFORE = {"png", "jpg", "webp", "tiff", "bmp", "wav", "flac", "checkpoint", "foreign_checkpoint", "overrides"}
+"""Readers whose callers open no named pipe. Other tests cover that."""
+ANY_SIZE = {
+    *("optuna", "series", "wav", "flac", "ratings_data", "ratings_user", "ratings_item", "overrides"),
+}
+"""Readers of files that sound ones may be as large as, and of what the test itself reads."""
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
@@ -27,6 +33,28 @@ def test_damaged_bytes_are_read_or_refused(reader: Reader) -> None:
     outcome = fuzz(reader, examples=examples, fresh=random.randrange(2**32) if IS_FRESH else None)
     assert not outcome.fault, f"{outcome.fault}\n{(outcome.culprit or b'')[:2000]!r}"
     assert outcome.inputs >= min(examples, 5)
+
+
+@pytest.mark.parametrize(
+    "reader", [reader for reader in READERS if reader.name not in CHECKED_BEFORE], ids=lambda reader: reader.name
+)
+def test_a_named_pipe_in_place_of_a_file_keeps_no_reader_waiting(reader: Reader) -> None:
+    outcome = fuzz_with(reader, os.mkfifo)
+    assert not outcome.fault
+
+
+def grow(path: Path) -> None:
+    """Makes a file of NUL bytes that has no space in memory. They take none on the disk."""
+    with path.open("wb") as stream:
+        stream.truncate(child.MOST_BYTES + 2**28)
+
+
+@pytest.mark.parametrize(
+    "reader", [reader for reader in READERS if reader.name not in ANY_SIZE], ids=lambda reader: reader.name
+)
+def test_a_file_of_gib_is_read_or_refused(reader: Reader) -> None:
+    outcome = fuzz_with(reader, grow)
+    assert not outcome.fault
 
 
 def test_readers_have_names_of_their_own() -> None:

@@ -110,6 +110,15 @@ def test_lines_that_are_no_rows_are_told_by_number(tmp_path: Path, bad: bytes) -
     assert read(tmp_path) == Read((row("a"), row("b")), (2,))
 
 
+@pytest.mark.parametrize("size", [2**20, 2**20 + 1, 5 * 2**20])
+def test_rows_behind_a_long_line_are_read(tmp_path: Path, size: int) -> None:
+    append(tmp_path, [row("a")])
+    with file_of(tmp_path).open("ab") as stream:
+        stream.write(bytes(size))
+    append(tmp_path, [row("b")])
+    assert read(tmp_path) == Read((row("a"), row("b")), (2,))
+
+
 @pytest.mark.parametrize("ci95", [[1], [], "x", [None, None]])
 def test_an_interval_that_is_none_is_damage(tmp_path: Path, ci95: object) -> None:
     file_of(tmp_path).write_text(json.dumps({**json.loads(row().to_line()), "ci95": ci95}) + "\n")

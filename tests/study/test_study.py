@@ -95,6 +95,12 @@ def test_a_full_disk_ranks_what_is_there_and_names_the_file(tmp_path: Path, caps
     assert " ".join(capsys.readouterr().out.split()) == said
 
 
+def test_another_error_of_a_file_asks_for_no_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny(tmp_path / "new", raises(OSError(errno.EINVAL, "is a named pipe, not a file", "ledger.jsonl"))).go()
+    said = "Stopped: is a named pipe, not a file (ledger.jsonl). Put that right, then the same command goes on."
+    assert " ".join(capsys.readouterr().out.split()) == said
+
+
 def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_path: Path) -> None:
     refused = raises(ConfigError.of("a=b", "is wrong.", "Leave it out."))
     with pytest.raises(ConfigError):

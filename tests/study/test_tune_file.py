@@ -59,7 +59,15 @@ def test_what_is_none_is_not_read(tmp_path: Path, text: str) -> None:
         TuneFile.read(tmp_path)
 
 
-def test_steps_without_overrides_are_no_tune(tmp_path: Path) -> None:
-    replace(FILE, steps=[{"why": "the start"}]).write(tmp_path)
+@pytest.mark.parametrize("overrides", [{}, {"overrides": None}, {"overrides": "seed=1"}, {"overrides": [["seed=1"]]}])
+def test_steps_without_overrides_are_no_tune(tmp_path: Path, overrides: dict[str, object]) -> None:
+    replace(FILE, steps=[{"why": "the start", **overrides}]).write(tmp_path)
     with pytest.raises(ValueError, match="a step has no overrides"):
+        TuneFile.read(tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [None, "abc", [1], True])
+def test_seconds_that_are_no_number_are_no_tune(tmp_path: Path, seconds: object) -> None:
+    replace(FILE, steps=[{"overrides": ["seed=1"], "beside_seconds": seconds}]).write(tmp_path)
+    with pytest.raises(ValueError, match="a step has no seconds"):
         TuneFile.read(tmp_path)

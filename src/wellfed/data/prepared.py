@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from wellfed.command_line import command
 from wellfed.errors import DataError
-from wellfed.record import regular
+from wellfed.record import LARGEST, regular, text_of
 from wellfed.units import MIB
 
 if sys.platform == "win32":
@@ -77,7 +77,8 @@ def prepared(
             a full disk, a process that writes through a memory map is killed.
 
     Raises:
-        DataError: a source is missing, the disk is full, or the folder can't be written.
+        DataError: a source is missing, the disk is full, the folder can't be written, or ``build`` writes hundreds of
+            thousands of files.
     """
     if not _KIND.fullmatch(kind):
         raise ValueError(f"kind={kind!r} is no lower-case name, as images is.")
@@ -208,7 +209,11 @@ def _write_manifest(partial: Path, sources: Sequence[Path], settings: Mapping[st
         "settings": dict(settings),
         "members": members,
     }
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(manifest, indent=1) + "\n"
+    if len(text) > LARGEST:  # such a manifest would count as damaged
+        problem = f"the list of its {len(members)} prepared files has {len(text) // MIB} MiB of {LARGEST // MIB}"
+        raise DataError(f"{_first(sources)}: {problem} at most. Write fewer files.")
+    (partial / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _first(sources: Sequence[Path]) -> str:
@@ -239,7 +244,7 @@ def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
 def _is_whole(folder: Path) -> bool:
     """Returns whether all members are unchanged since they were written, and marks the entry as in use."""
     try:
-        mark = _in_use(folder / MANIFEST, (folder / MANIFEST).stat().st_ino)
+        mark = _in_use(folder / MANIFEST, regular(folder / MANIFEST).stat().st_ino)
         members = read_manifest(folder)["members"]
         is_whole = all(_checked(folder / name) == seen for name, seen in members.items())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):  # missing, or another program's manifest
@@ -251,17 +256,22 @@ def _is_whole(folder: Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Returns an entry's manifest. Raises OSError or ValueError if it can't be read."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = json.loads(text_of(folder / MANIFEST))
     except RecursionError:
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("members"), dict):
+    if not isinstance(found, dict) or not _is_manifest(found):
         raise ValueError(f"{folder / MANIFEST} is no manifest.")
     return found
 
 
+def _is_manifest(found: Mapping[str, Any]) -> bool:
+    settings, number = found.get("settings", {}), found.get("num_sources", 0)
+    return isinstance(found.get("members"), dict) and isinstance(settings, dict) and type(number) is int and number >= 0
+
+
 def _checked(file: Path) -> list[Any]:
     """Returns the size, and a checksum of some blocks."""
-    size = file.stat().st_size
+    size = regular(file).stat().st_size
     found = hashlib.blake2b(digest_size=8)
     with file.open("rb") as opened:
         if size <= BLOCK_BYTES * NUM_BLOCKS:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from wellfed.masking import masked_override
-from wellfed.record import bounded
+from wellfed.record import bounded, lines_of, regular
 from wellfed.study.code_version import is_same_code
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
@@ -25,8 +25,6 @@ from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
 _Point = TypeVar("_Point")
-_LONGEST_LINE = 2**20
-"""Characters of a row; a longer line is cut, and so no row."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 CONFIRMED = 3
 """Points measured again, the best of them; beside them the baseline of the first."""
@@ -98,18 +96,18 @@ def read(folder: Path) -> Read:
     Raises:
         OSError: it can't be read.
     """
-    try:
-        text = (folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return Read((), ())
     rows, damaged = [], []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(Row.from_dict(bounded(json.loads(line[:_LONGEST_LINE]))))
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            damaged.append(number)
+    try:
+        with regular(folder / FILE_NAME).open(encoding="utf-8", errors="replace") as stream:
+            for number, line in enumerate(lines_of(stream, goes_on=True), start=1):
+                if not line.strip():
+                    continue
+                try:
+                    rows.append(Row.from_dict(bounded(json.loads(line))))
+                except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+                    damaged.append(number)
+    except FileNotFoundError:
+        pass
     return Read(tuple(rows), tuple(damaged))
 
 

@@ -10,6 +10,7 @@ Every trial leaves a row, however it ends. The same command again runs what is m
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import signal
@@ -130,7 +131,8 @@ class Study(ABC):
                 exit_code = EXIT_FAILED if self._is_finished else self.interrupted()
                 where = f" ({error.filename})" if error.filename else ""
                 way_on = self.way_on[0].lower() + self.way_on[1:]
-                self.screen.say(f"Stopped: {error.strerror or error}{where}. Make room, then {way_on} goes on.")
+                remedy = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Put that right"
+                self.screen.say(f"Stopped: {error.strerror or error}{where}. {remedy}, then {way_on} goes on.")
                 return exit_code
 
 

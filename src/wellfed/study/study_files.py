@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
-from wellfed.record import bounded, plain, write_atomically
+from wellfed.record import bounded, plain, text_of, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
@@ -66,7 +66,7 @@ class StudyFile:
         """
         path = folder / cls.folder_kind.marker
         try:
-            found: Any = bounded(json.loads(path.read_text(encoding="utf-8")))
+            found: Any = bounded(json.loads(text_of(path)))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
@@ -200,7 +200,11 @@ class SearchFile(PointsFile):
         """Returns the file of values as JSON has them. Raises what wrong content raises."""
         if known["mode"] not in ("max", "min"):
             raise ValueError(f"mode is {str(known['mode'])[:40]!r}")
-        return cls(**{**known, "space": spaces.from_dict(known["space"])})
+        file = cls(**{**known, "space": spaces.from_dict(known["space"])})
+        if file.ids and len(file.ids) != (size := spaces.size(file.space)):
+            points = "infinitely many" if size is None else size
+            raise ValueError(f"has {len(file.ids)} ids for a space of {points} points")
+        return file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +278,12 @@ class TuneFile(StudyFile):
                 None if gain is None else TuneGain(gain["factor"], gain["ci95"] and tuple(gain["ci95"]), gain["rounds"])
             )
             comparison = TurnsMeasured(**{**comparison, "gain": gain})
-        if not all("overrides" in step for step in known["steps"]):
-            raise ValueError("a step has no overrides")
+        for step in known["steps"]:
+            overrides, seconds = step.get("overrides"), step.get("beside_seconds", 0.0)
+            if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
+                raise ValueError("a step has no overrides")
+            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+                raise ValueError("a step has no seconds")
         return cls(**{**known, "comparison": comparison})
 
 

@@ -226,7 +226,7 @@ def started_at(folder: Path) -> str | None:
 def last_lines(path: Path, number: int) -> list[str]:
     """Returns the last lines of a file that are not blank; empty where it can't be read."""
     try:
-        with path.open("rb") as stream:
+        with record.regular(path).open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - 64 * 1024))
             text = stream.read().decode("utf-8", "replace")
     except OSError:

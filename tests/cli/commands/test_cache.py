@@ -87,6 +87,22 @@ def test_sizes_that_had_to_be_lowered_are_listed_and_cleared(cache: Path, capsys
     assert not (cache / "memory").exists()
 
 
+OTHER_TYPES = {"settings": (None, "abc", 3, [1], True), "num_sources": (None, "abc", [1], {}, True, 1.5, -1)}
+
+
+def test_an_entry_whose_manifest_has_other_types_is_damaged_and_is_cleared(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = made(cache, tmp_path / "photos.txt", "images", 5000)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, values in OTHER_TYPES.items():
+        for value in values:
+            (folder / "manifest.json").write_text(json.dumps({**manifest, name: value}))
+            assert shown(capsys, "list", "images").endswith("  damaged\n"), (name, value)
+    assert shown(capsys, "clear", "images").startswith("removed from .cache: 1 entry, ")
+    assert not folder.exists()
+
+
 def test_an_old_one_is_so_many_days_old(cache: Path, capsys: pytest.CaptureFixture[str]):
     for path in (cache / "footprints" / f"{0:016x}" / FOOTPRINT, cache / "footprints" / f"{0:016x}"):
         os.utime(path, (0, 0))

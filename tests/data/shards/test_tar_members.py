@@ -1,5 +1,7 @@
 import io
+import os
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -102,6 +104,28 @@ def test_a_name_that_is_too_long_to_be_one_hides_nothing(tmp_path):
     read, damages = walked(tmp_path, header("a", b"%011o" % 2**24, b"L") + bytes(packed([("b.wav", b"2")])))
     assert read == [("b.wav", b"2")]
     assert len(damages) == 1
+
+
+EXTENDED = [
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+]
+
+
+@pytest.mark.parametrize("kind", EXTENDED)
+@pytest.mark.parametrize("before", [b"", header("a", b"%011o" % 1, b"L") + b"x".ljust(BLOCK, b"\0")])
+@pytest.mark.parametrize("size", [b"%011o" % 2**32, b"%011o" % (2**20 + 1), b"-1130"])
+def test_a_header_that_claims_gib_is_not_read_into_memory(tmp_path, kind, before, size):
+    path = tmp_path / "a.tar"
+    path.write_bytes(before + header("a", size, kind) + bytes(packed([("b.wav", b"2")])))
+    os.truncate(path, 2**24)
+    tracemalloc.start()  # tarfile would read all 16 MiB
+    first, *others = members(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert first == Damage(0, "its header is damaged")
+    assert [each.name for each in others if type(each) is Member] == ["b.wav"]
+    assert peak < 2**23
 
 
 @pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.SYMTYPE])

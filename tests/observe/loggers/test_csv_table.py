@@ -1,4 +1,5 @@
 import csv
+import errno
 import os
 import subprocess
 import sys
@@ -53,6 +54,29 @@ def test_a_cell(tmp_path, value, cell):
 @given(st.floats(0, 1e7))
 def test_times_keep_their_milliseconds(seconds):
     assert abs(float(csv_table.cell(seconds)) - seconds) <= 0.0006
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_named_pipe_in_its_place_is_reported(tmp_path):
+    errors = []
+    os.mkfifo(tmp_path / "t.csv")
+    made = table(tmp_path / "t.csv", errors=errors)
+    made.append({"step": 1, "value": 1})
+    made.flush()
+    assert [error.errno for error in errors] == [errno.ENXIO]
+
+
+@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
+def test_rows_behind_a_long_line_of_zeros_stay(tmp_path, size):
+    path = tmp_path / "t.csv"
+    written(path, {"step": 1, "value": 1})
+    with path.open("ab") as stream:
+        stream.write(bytes(size) + b"\n")
+    made = table(path)
+    made.append({"step": 2, "value": 2})
+    made.flush()
+    assert table(path).cut_after("step", 9) == 1
+    assert rows(path) == [["step", "value"], ["1", "1"], ["2", "2"]]
 
 
 def test_one_head_however_often_it_is_opened(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kit.browser import opened
 from tests.kit.page_reader import read_page
+from wellfed.cli import main as cli
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
@@ -23,7 +25,7 @@ from wellfed.study.ranking.ranking import board_of, search_board
 from wellfed.study.row import Row
 from wellfed.study.study_files import SEARCH, SearchFile, is_of_search
 
-LR, DIM = "workload.optimizer.lr", "workload.model.dim"
+LR, DIM, DEPTH = "workload.optimizer.lr", "workload.model.dim", "workload.model.depth"
 STRANGE = "<b>|`*\x1b[1m"
 
 
@@ -187,6 +189,69 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):
         board_of(folder)
+
+
+def write_search(folder: Path, **more: Any) -> None:
+    """Writes a search over an interval, a range and a choice, with the rows of four trials."""
+    space = {LR: Numbers(1e-4, 1e-1, is_log=True), DIM: Choices(("32", "64")), DEPTH: Numbers(1, 9, step=2)}
+    file(**{"space": space, **more}).write(folder)
+    overrides = [(f"{LR}=0.0{trial + 1}", f"{DIM}=32", f"{DEPTH}={2 * trial + 1}") for trial in range(4)]
+    ledger.append(folder, [row(trial, trial / 4, overrides=typed) for trial, typed in enumerate(overrides)])
+
+
+def with_entries(folder: Path, **changed: Any) -> None:
+    path = folder / "search.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def whole_numbers(low: float = 0, high: float = 4, step: Any = 1, *, is_log: bool = False) -> dict[str, Any]:
+    return {"space": {DIM: {"low": low, "high": high, "is_log": is_log, "step": step}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"ids": ["x"]}, "has 1 ids for a space of infinitely many points"),
+        ({"ids": "abc"}, "has 3 ids for a space of infinitely many points"),
+        ({"ids": [1]}, "has 1 ids for a space of infinitely many points"),
+        ({**whole_numbers(), "ids": ["x"]}, "has 1 ids for a space of 5 points"),
+        ({**whole_numbers(high=1e15), "ids": ["x"]}, "has 1 ids for a space of 1000000000000001 points"),
+        (whole_numbers(step=0), f"axis {DIM} has step 0; steps are whole numbers from 1"),
+        (whole_numbers(step=-1), f"axis {DIM} has step -1; steps are whole numbers from 1"),
+        (whole_numbers(step=0.5), f"axis {DIM} has step 0.5; steps are whole numbers from 1"),
+        (whole_numbers(step=True), f"axis {DIM} has step True; steps are whole numbers from 1"),
+        (whole_numbers(step="1"), f"axis {DIM} has step '1'; steps are whole numbers from 1"),
+        (whole_numbers(low=5), f"axis {DIM} goes from 5 to 4; it must be finite and not end before its start"),
+        (whole_numbers(high="inf"), f"axis {DIM} goes from 0 to inf; it must be finite and not end before its start"),
+        (whole_numbers(is_log=True), f"axis {DIM} starts at 0, which has no logarithm"),
+    ],
+)  # fmt: skip
+def test_a_space_that_no_search_has_is_refused(
+    changed: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_search(tmp_path)
+    with_entries(tmp_path, **changed)
+    assert cli.main(["leaderboard", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"search.json is not the file of a search: {told}." in said
+    assert "Start the search again with the same command" in said
+
+
+def test_a_wide_range_without_ids_takes_no_time(tmp_path: Path):
+    write_search(tmp_path)
+    with_entries(tmp_path, **whole_numbers(high=1e15))
+    assert cli.main(["leaderboard", str(tmp_path)]) == 0
+
+
+def test_trials_without_a_number_on_an_axis_are_left_out_of_its_picture(tmp_path: Path):
+    write_search(tmp_path)
+    odd = ["", "x", "nan", "-1", "0", "1e300"]
+    ledger.append(tmp_path, [row(4 + at, 0.1, overrides=(f"{LR}={text}",)) for at, text in enumerate(odd)])
+    page = to_html(board_of(tmp_path))
+    assert f"The metric of 4 trials over {LR}." in page
+    assert f"The metric of 4 trials over {DEPTH}." in page
+    with_entries(tmp_path, space={"workload.model.width": {"low": 1, "high": 8, "is_log": False, "step": 1}})
+    assert "workload.model.width." not in to_html(board_of(tmp_path))
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def _made_of(folder: Path) -> str:
         manifest = read_manifest(folder)
     except (OSError, ValueError):
         return "damaged"
-    settings = ", ".join(f"{name}={_value(value)}" for name, value in dict(manifest.get("settings", {})).items())
+    settings = ", ".join(f"{name}={_value(value)}" for name, value in manifest.get("settings", {}).items())
     number = manifest.get("num_sources", 0)
     first = f"{manifest.get('first_source')}{f' and {number - 1} more' if number > 1 else ''}" if number else ""
     return "; ".join(part for part in (first, settings) if part)

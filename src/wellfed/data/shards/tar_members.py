@@ -16,7 +16,7 @@ from pathlib import Path
 from tarfile import BLOCKSIZE as BLOCK
 
 from wellfed.errors import DataError
-from wellfed.units import show_bytes
+from wellfed.units import MIB, show_bytes
 
 NOT_CLOSED = "the file ends without the blocks of zeros that close it: it may have been cut off, and more be missing"
 """Damage that may stand for any number of members."""
@@ -24,6 +24,11 @@ _OTHERS = {
     tarfile.LNKTYPE: "a link", tarfile.SYMTYPE: "a link", tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device",
     tarfile.FIFOTYPE: "a pipe",
 }  # fmt: skip
+_EXTENDED = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
+"""Types of headers that hold names or records of the member after them; they have at most 1 MiB."""
+_TYPE_AT = 156
 _MAGIC, _MAGIC_AT = b"ustar", 257
 _NOT_ZERO = re.compile(rb"[^\0]")
 _COMPRESSED = {
@@ -81,6 +86,7 @@ def _members(path: Path, data: mmap.mmap) -> Iterator[Member | Damage]:
     while at < len(data):
         data.seek(at)
         try:
+            _check_extended(data, at)
             info = tarfile.TarInfo.fromtarfile(archive)
         except Exception:  # noqa: BLE001  whatever tarfile raises for a damaged header
             if data[at : at + BLOCK] == bytes(BLOCK):
@@ -135,6 +141,15 @@ def unsafe(name: str) -> str | None:
     if ".." in re.split(r"[/\\]", name):
         return "leads out of its folder by '..'"
     return None
+
+
+def _check_extended(data: mmap.mmap, at: int) -> None:
+    """Raises a HeaderError if a header of names or records is of impossible size. tarfile would read all of it."""
+    while data[at + _TYPE_AT : at + _TYPE_AT + 1] in _EXTENDED:
+        size = tarfile.TarInfo.frombuf(data[at : at + BLOCK], "utf-8", "surrogateescape").size
+        if not 0 <= size <= MIB:
+            raise tarfile.HeaderError
+        at += BLOCK + -(-size // BLOCK) * BLOCK
 
 
 def _is_header(block: bytes) -> bool:

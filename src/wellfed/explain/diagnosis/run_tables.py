@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import get_args
+from typing import IO, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from wellfed.observe.telemetry.machines import HOST, is_host, numbered
 from wellfed.observe.telemetry.series import Phase
-from wellfed.record import regular
+from wellfed.record import LONGEST_LINE, lines_of, regular
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
@@ -41,10 +42,10 @@ def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_C
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
         with regular(path).open("rb") as stream:
-            head = _cells(stream.readline())
+            head = _cells(stream.readline(LONGEST_LINE))
             indices = {name: head.index(name) for name in names if name in head}
-            while indices and (lines := stream.readlines(_CHUNK_BYTES)):
-                rows = _rows(lines, len(head), spelt)
+            for chunk in _chunks(stream) if indices else ():
+                rows = _rows(chunk, len(head), spelt)
                 rows[~(np.abs(rows) < _MOST)] = np.nan
                 for name, index in indices.items():
                     parts[name].append(rows[:, index].copy())
@@ -90,7 +91,7 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
     """Yields these cells of each complete row of metrics.csv."""
     try:
         with regular(folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
-            rows = csv.reader(stream)
+            rows = csv.reader(lines_of(stream, goes_on=False))
             head = next(rows, [])
             if set(names) <= set(head):
                 indices = [head.index(name) for name in names]
@@ -99,9 +100,18 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
         pass
 
 
-def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:
+def _chunks(stream: IO[bytes]) -> Iterator[list[bytes]]:
+    """Yields the lines of a table, many at a time, up to one longer than `LONGEST_LINE`."""
+    is_whole = True
+    while is_whole and (text := stream.read(_CHUNK_BYTES)):
+        text += stream.readline(LONGEST_LINE)
+        is_whole = text.endswith(b"\n")
+        yield io.BytesIO(text).readlines()
+
+
+def _rows(chunk: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:
     """Returns ``[rows, width]``, without lines of another width or without a line end."""
-    whole = [line for line in lines if line.endswith(b"\n") and line.count(b",") == width - 1]
+    whole = [line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1]
     text = b"".join(whole)
     if b",node" in text:
         text = numbered(text)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import regular, write_atomically
+from wellfed.record import LONGEST_LINE, lines_of, regular, write_atomically
 
 FLUSH_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -68,7 +68,7 @@ class CsvTable:
         with these columns.
         """
         with self._lock:
-            lines, torn = _cells_of(self.path)
+            lines, torn = _cells_of(self.path, goes_on=True)
             if not lines:
                 return 0
             damaged, names = 0, lines[0]
@@ -88,7 +88,7 @@ class CsvTable:
     def drop(self, columns: tuple[str, ...], keys: set[tuple[str, ...]]) -> None:
         """Drops written rows whose cells in ``columns`` are one of ``keys``."""
         with self._lock:
-            lines, _ = _cells_of(self.path)
+            lines, _ = _cells_of(self.path, goes_on=True)
             if not lines or not set(columns) <= set(lines[0]):
                 return
             size, indices = len(lines[0]), [lines[0].index(name) for name in columns]
@@ -111,7 +111,8 @@ class CsvTable:
 
     def _write(self) -> None:
         # Python's buffered files would keep unwritten rows and write them at close.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        extra = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # waits for no reader of a named pipe
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | extra, 0o666)
         try:
             start = os.fstat(descriptor).st_size
             left = memoryview(self._text(has_columns=start == 0).encode())
@@ -139,7 +140,7 @@ def column(path: Path, name: str) -> list[float]:
     Raises:
         OSError: the file can't be read.
     """
-    lines, _ = _cells_of(path)
+    lines, _ = _cells_of(path, goes_on=False)
     if not lines or name not in lines[0]:
         return []
     index = lines[0].index(name)
@@ -153,13 +154,20 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
     return needed not in names or (names != list(columns) and len(names) == len(columns) and 2 * alike >= len(columns))
 
 
-def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows."""
+def _cells_of(path: Path, *, goes_on: bool) -> tuple[list[list[str]], bool]:
+    """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows.
+
+    Args:
+        goes_on: as in `lines_of`.
+    """
     if not path.exists():
         return [], False
-    text = regular(path).read_bytes().decode("utf-8", errors="replace")
-    *lines, torn = text.split("\n")  # an incomplete line may lack digits
-    return [_cells(line) for line in lines], bool(torn)
+    found, is_torn = list[list[str]](), False
+    with regular(path).open(encoding="utf-8", errors="replace", newline="\n") as stream:
+        for line in lines_of(stream, goes_on=goes_on):
+            is_torn = not line.endswith("\n") and len(line) < LONGEST_LINE  # an incomplete line may lack digits
+            found += [] if is_torn else [_cells(line.removesuffix("\n"))]
+    return found, is_torn
 
 
 def _cells(line: str) -> list[str]:

@@ -20,7 +20,7 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
-from wellfed.record import EventKind, RunRecord, regular
+from wellfed.record import EventKind, RunRecord, lines_of, regular
 
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
@@ -114,7 +114,8 @@ class Journal:
         steps, path = set[str | None](), self._metrics.path
         try:
             with regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-                steps.update(row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val")
+                rows = csv.DictReader(lines_of(stream, goes_on=False))
+                steps.update(row.get("step") for row in rows if row.get("split") == "val")
         except FileNotFoundError:
             pass
         except (OSError, csv.Error) as error:

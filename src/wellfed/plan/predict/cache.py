@@ -21,7 +21,7 @@ from wellfed.errors import INSTALLED, ConfigError
 from wellfed.plan.predict.estimate import measure
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
-from wellfed.record import write_atomically
+from wellfed.record import text_of, write_atomically
 
 FILE_NAME = "footprint.json"
 DEPTH = 3
@@ -59,7 +59,7 @@ def cached_measure(
 def load(file: Path) -> Footprint | None:
     """Returns the footprint in a file; None if the file is missing or unreadable."""
     try:
-        return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return Footprint.from_dict(json.loads(text_of(file)))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -52,7 +52,7 @@ def import_wandb() -> None:
 def is_published(folder: Path, number_of_rows: int) -> bool:
     """Returns whether nothing was measured since the last copy."""
     try:
-        return (folder / _DONE).read_text(encoding="ascii") == str(number_of_rows)
+        return record.text_of(folder / _DONE) == str(number_of_rows)
     except (OSError, ValueError):
         return False
 
@@ -126,7 +126,7 @@ def _telemetry(path: Path) -> Iterator[dict[str, float]]:
     """Yields the figures of each reading, as a run would have logged them."""
     try:
         with record.regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-            rows = list(csv.DictReader(stream))
+            rows = list(csv.DictReader(record.lines_of(stream, goes_on=False)))
     except (OSError, csv.Error):
         return
     for time_s, samples in groupby(rows, key=lambda row: row.get("time_s")):

@@ -49,7 +49,13 @@ class Numbers:
     @property
     def size(self) -> int | None:
         """Number of values; None = infinite."""
-        return None if self.step is None else int(self.high - self.low) // self.step + 1
+        return None if self.step is None else len(self.numbers)
+
+    @property
+    def numbers(self) -> range:
+        """All numbers, if they are whole."""
+        assert self.step is not None
+        return range(int(self.low), int(self.high) + 1, self.step)
 
     def text(self, number: float) -> str:
         """Returns a number as it is typed."""
@@ -151,12 +157,10 @@ def size(space: Space) -> int | None:
 
 def grid_values(space: Space) -> dict[str, tuple[str, ...]]:
     """Returns axis -> all values of a finite space."""
-    return {name: axis.values if isinstance(axis, Choices) else _all(axis) for name, axis in space.items()}
-
-
-def _all(axis: Numbers) -> tuple[str, ...]:
-    assert axis.step is not None
-    return tuple(str(number) for number in range(int(axis.low), int(axis.high) + 1, axis.step))
+    return {
+        name: axis.values if isinstance(axis, Choices) else tuple(map(str, axis.numbers))
+        for name, axis in space.items()
+    }
 
 
 def describe(space: Space) -> str:
@@ -176,11 +180,20 @@ def from_dict(found: Mapping[str, Any]) -> dict[str, Axis]:
         KeyError, TypeError, ValueError: it is not a space.
     """
     return {
-        str(name): Choices(tuple(map(str, axis["values"])))
-        if "values" in axis
-        else Numbers(float(axis["low"]), float(axis["high"]), bool(axis["is_log"]), axis["step"])
+        str(name): Choices(tuple(map(str, axis["values"]))) if "values" in axis else _numbers(str(name), axis)
         for name, axis in found.items()
     }
+
+
+def _numbers(name: str, axis: Mapping[str, Any]) -> Numbers:
+    low, high, is_log, step = float(axis["low"]), float(axis["high"]), bool(axis["is_log"]), axis["step"]
+    if not -math.inf < low <= high < math.inf:
+        raise ValueError(f"axis {name} goes from {low:g} to {high:g}; it must be finite and not end before its start")
+    if is_log and low <= 0:
+        raise ValueError(f"axis {name} starts at {low:g}, which has no logarithm")
+    if step is not None and (type(step) is not int or step < 1):
+        raise ValueError(f"axis {name} has step {repr(step)[:40]}; steps are whole numbers from 1")
+    return Numbers(low, high, is_log, step)
 
 
 def show_value(text: str) -> str:

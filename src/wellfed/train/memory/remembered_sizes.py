@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import write_atomically
+from wellfed.record import text_of, write_atomically
 
 KIND = "memory"
 """Folder below ``paths.cache_dir``."""
@@ -61,16 +61,14 @@ def recall(file: Path) -> dict[str, Lowered]:
         ValueError: it is damaged, or has another format.
     """
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    try:
-        kept = json.loads(text)
+        kept = json.loads(text_of(file, errors="replace"))
         if kept["format"] != _FORMAT:
             raise ValueError(f"format {kept['format']!r}")
         found = {knob: Lowered(**entry) for knob, entry in kept["lowered"].items() if knob in _KNOBS}
         if not found or not all(_is_sound(knob, one) for knob, one in found.items()):
             raise ValueError("no such values")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError("is no file of sizes that had to be lowered") from error
     return found

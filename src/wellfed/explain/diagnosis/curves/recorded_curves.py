@@ -21,6 +21,7 @@ from wellfed.command_line import command
 from wellfed.errors import DataError
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import HOST
+from wellfed.record import regular
 from wellfed.units import show_text
 
 Writer = Literal["nvidia-smi", "wellfed"]
@@ -102,7 +103,7 @@ def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:
 
 def _opened(path: Path) -> IO[str]:
     """Opens the file as text, in UTF-8 or in UTF-16, which PowerShell writes."""
-    with path.open("rb") as stream:
+    with regular(path).open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if not head.strip():
         raise _refused(path, "is empty.")
