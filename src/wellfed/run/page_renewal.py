@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from wellfed import project
 from wellfed.explain.report import renewal
-from wellfed.explain.report.renewal import RENEWED_EVERY_S
+from wellfed.explain.report.run_lines import RENEWED_EVERY_S
 from wellfed.record import OnEvent
 
 _LOG = logging.getLogger(__name__)

@@ -12,8 +12,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-RENEWED_EVERY_S = 60.0
-"""Seconds between renewals of the page while a run lasts."""
 MOST_FRAC = 0.01
 """Largest share of a core that renewals may take. A page that needs more than 0.6 s of it is renewed less often."""
 _MOST_BYTES = 2**30
@@ -29,6 +27,7 @@ def main(folder: Path) -> float:
     # Imported here: `yield_to_the_run` goes first.
     from wellfed.explain.diagnosis.evidence import Evidence
     from wellfed.explain.diagnosis.run_rules import conclude
+    from wellfed.explain.report.run_lines import RENEWED_EVERY_S
     from wellfed.explain.report.run_page import to_html
     from wellfed.explain.report.write import PAGE
     from wellfed.record import write_atomically

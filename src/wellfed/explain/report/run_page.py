@@ -17,8 +17,8 @@ from wellfed.explain.diagnosis.finding import tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
-from wellfed.explain.report.renewal import RENEWED_EVERY_S
 from wellfed.explain.report.run_lines import (
+    RENEWED_EVERY_S,
     error_lines,
     figure_of,
     gain_of,
