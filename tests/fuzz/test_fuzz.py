@@ -19,7 +19,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are thos
 IS_FRESH = os.environ.get("HYPOTHESIS_PROFILE") == "fresh"
 SLOW = {"record", "replayed", "steps", "metrics", "telemetry", "option", "overrides", "mat"}
 """Readers that take longer than 20 ms for a file."""
-CHECKED_BEFORE = {"png", "jpg", "webp", "tiff", "bmp", "wav", "flac", "checkpoint", "foreign_checkpoint", "overrides"}
+CHECKED_BEFORE = {
+    "png",
+    "jpg",
+    "webp",
+    "tiff",
+    "bmp",
+    "wav",
+    "flac",
+    "checkpoint",
+    "foreign_checkpoint",
+    "resumed_checkpoint",
+    "overrides",
+}
 """Readers whose callers open no named pipe. Other tests cover that."""
 ANY_SIZE = {
     *("optuna", "series", "wav", "flac", "ratings_data", "ratings_user", "ratings_item", "overrides"),
