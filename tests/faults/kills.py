@@ -37,6 +37,7 @@ from tests.end_to_end.commands import ROOT, environment
 from tests.fake_cuda.marker import simulated_machine
 from tests.faults import page
 from tests.faults.harness import STEPS, Box
+from wellfed.config.code_overrides import names_code
 
 SAMPLES, BATCH = 64, 8
 """Samples of an epoch and of a step, as in planted.py."""
@@ -180,8 +181,9 @@ class Training:
 
     def _start(self, plant: str, *, in_container: bool) -> subprocess.Popen[bytes]:
         own = ("--config-dir", str(self.box.folder / "conf"), *OWN, "resume=auto")
-        # A run that resumes has its settings already.
-        rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)
+        rest = (*COMMON, *self.kind.settings)
+        if self.has_checkpoint:  # a run that resumes has its settings already, but for those that name code
+            rest = tuple(filter(names_code, rest))
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
         if self.kind.nodes > 1:
             command = ["bash", "-c", AGENTS.format(port=free_port()), *command]
