@@ -50,6 +50,7 @@ class Bookkeeper:
         self.wall = Wall()
         self.progress.around = self.wall.during
         self._wall_before = record.wall
+        self.opener = LoggerOpener(config, record, folder, self.journal.event)
         self.loggers: list[Any] = []
         """Lightning's loggers for Trainers, once they are open."""
         self.bad_sample: dict[str, Any] = {}
@@ -57,7 +58,6 @@ class Bookkeeper:
         self.evidence = Evidence(record)
         """Record and tables; complete once the run is finished."""
         self._phases_before, self._ceiling_before = record.phases, record.ceiling
-        self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
         self._plan: RunPlan | None = None
@@ -116,7 +116,7 @@ class Bookkeeper:
         self.record.steps, self.record.epochs = step, epochs
         self._forget_ranks()
         if in_place:
-            self._resumed_at = step
+            self.opener.resumed_at = step
             self.journal.cut_after(step, validates=validates)
             self.record.samples = self.journal.samples_written()
 
@@ -140,8 +140,7 @@ class Bookkeeper:
 
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
         """Opens the chosen loggers. If one fails, the files still have every metric."""
-        opener = LoggerOpener(self._config, self.record, self.folder, self._resumed_at, self.journal.event)
-        sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
+        sinks, self.loggers = self.opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
         self.journal.sink = Sink(*sinks)
         if sinks:
             self.journal.save()  # a resumed run continues theirs by the ids in the record

@@ -120,6 +120,8 @@ class Run:
     def _stages(self) -> None:
         facts, record = machine(torch_cuda()), self._books.record
         record.machine = facts.entry()
+        if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
+            self._books.opener.start()
         self._books.passed("imports_s")
         _prepare_machine(facts)
         self._stage("reading data")
@@ -133,7 +135,7 @@ class Run:
         passes = self._make_passes(planner, plan)
         target = self._saved.target
         checkpoint = None if target is None else self._resume_from(target, passes)
-        if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
+        if self.rank == 0 and self.measure is None:
             books.open_loggers(self.composed, plan)
         self._others.ready()
         received = self._others.receiving(books.take_node_message)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,35 @@ def test_a_wandb_that_cannot_start_is_one_error(bare, tmp_path, monkeypatch, mod
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(RuntimeError, match="wandb can't be started: broken"):
         opened(tmp_path, mode=mode)
+
+
+def test_a_service_started_before_serves_the_run_and_later_variables_count(bare, tmp_path, monkeypatch):
+    import wandb
+
+    for notes in (None, "of the data module"):
+        wandb.teardown()
+        service = room.Service("offline")
+        if notes:
+            monkeypatch.setenv("WANDB_NOTES", notes)
+        service.wait()
+        has_started = "WANDB_SERVICE" in os.environ
+        assert has_started is (notes is None)
+        sink = opened(tmp_path, service=service)
+        sink.log({"step": 1, "train/loss": 0.5})
+        sink.finish({}, 0)
+        found = stored(sink.folder)
+        assert found.history == [{"step": 1, "train/loss": 0.5}]
+        (run,) = found.of_type("run")
+        assert run.get("notes") == notes
+
+
+def test_the_installed_packages_are_stored(bare, tmp_path):
+    sink = opened(tmp_path)
+    sink.finish({}, 0)
+    listed, until_s = sink.folder / "files" / "requirements.txt", time.monotonic() + 30
+    while not listed.exists() and time.monotonic() < until_s:  # the service writes it
+        time.sleep(0.01)
+    assert f"torch=={version('torch')}" in listed.read_text().splitlines()
 
 
 def test_a_run_that_breaks_is_told_once_and_raises_nothing(bare, tmp_path, caplog):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,7 +72,8 @@ def list_packages() -> None:
     """
     from wandb import util
 
-    listed = tuple(util.working_set())
+    found = ((each["Name"], each["Version"]) for each in (package.metadata for package in distributions()))
+    listed = tuple(util.InstalledDistribution(name, version) for name, version in found if name and version)
     util.working_set = lambda: listed
 
 
@@ -201,6 +203,46 @@ class _NoInputs:
         """Does nothing: no inputs were declared."""
 
 
+def _import_wandb(mode: str) -> Any:
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    if mode == "offline":
+        _send_nothing()
+    return wandb
+
+
+def _environment() -> dict[str, str]:
+    """Returns the variables that wandb reads when its service starts."""
+    own = {"WANDB_SERVICE"}  # wandb sets it
+    return {name: value for name, value in os.environ.items() if name.startswith("WANDB_") and name not in own}
+
+
+class Service:
+    """wandb's service, which a thread starts within .2 s. `open_run` tries again if that fails."""
+
+    def __init__(self, mode: str) -> None:
+        """``mode``: online or offline. Raises what importing wandb raises."""
+        wandb = _import_wandb(mode)
+        self._environment = _environment()
+        self._start = threading.Thread(target=_quietly, args=(wandb.setup,), name="wandb-start")
+        self._start.start()
+
+    def wait(self) -> None:
+        """Waits for the start. Ends the service if the environment has changed since, which it would ignore."""
+        self._start.join()
+        if _environment() != self._environment:
+            import wandb
+
+            if wandb.run is None:
+                wandb.teardown()
+
+
+def _quietly(call: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        call()
+
+
 def open_run(
     folder: Path,
     *,
@@ -214,6 +256,7 @@ def open_run(
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
     beside_others: bool = False,
+    service: Service | None = None,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
@@ -222,13 +265,12 @@ def open_run(
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written. The run continues.
         beside_others: other runs of this process stay open, and the run is not ``wandb.run``.
+        service: None = it starts now.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
     """
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
+    wandb = _import_wandb(mode)
     with suppress(ImportError, AttributeError):  # another version, which lists them in another way
         list_packages()
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
@@ -236,8 +278,6 @@ def open_run(
         settings.x_transaction_log_flush_interval = _FLUSH_S
 
     def start(mode: Any) -> Any:
-        if mode == "offline":
-            _send_nothing()
         typed, sys.argv = (
             sys.argv,
             [*sys.argv[:1], *map(masked_override, sys.argv[1:])],
@@ -267,6 +307,8 @@ def open_run(
     try:
         try:
             with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
+                if service is not None:
+                    service.wait()
                 run = start(mode)
         except Exception as error:
             if mode != "online":
@@ -274,6 +316,7 @@ def open_run(
             reason, mode = str(error).splitlines()[0], "offline"
             _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
             on_lost(reason)
+            _send_nothing()
             run = start(mode)
     except Exception as error:
         raise RuntimeError(f"wandb can't be started: {error}") from error
