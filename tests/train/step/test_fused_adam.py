@@ -130,7 +130,9 @@ def test_others_step_by_themselves():
     weights = list(network().parameters())
     for optimizer in (torch.optim.SGD(weights, lr=0.1), Own(weights, lr=0.1, fused=True)):
         assert not isinstance(step_of(optimizer), FusedAdam)
-        assert step_of(optimizer)(lambda: torch.tensor(3.0)) == 3.0
+        called = []
+        step_of(optimizer)(lambda: called.append(1) or torch.zeros(()))
+        assert called == [1]
     mixed = torch.optim.AdamW([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())], fused=True)
     for weight in mixed.param_groups[0]["params"]:
         weight.grad = torch.ones_like(weight)
@@ -213,3 +215,54 @@ def test_sparse_gradients_are_torchs_to_refuse():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         step(lambda: torch.zeros(()))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_that_fails_before_it_changes_anything_may_be_repeated(kind):
+    made = network()
+    optimizer = kind(made.parameters(), lr=0.1, **({"fused": True} if kind is torch.optim.AdamW else {}))
+    step = step_of(optimizer)
+
+    def fails():
+        raise torch.OutOfMemoryError
+
+    for _ in range(2):  # without states, then with states
+        with pytest.raises(torch.OutOfMemoryError):
+            step(fails)
+        assert step.is_as_it_was()
+        trained(made, optimizer, step, steps=1)
+        assert not step.is_as_it_was()
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_step_that_fails_in_the_second_group_may_not_be_repeated(by_torch):
+    made = network()
+    optimizer = torch.optim.AdamW([{"params": made[0].parameters()}, {"params": made[2].parameters()}], 0.1, fused=True)
+    step = step_of(optimizer)
+    trained(made, optimizer, step, steps=1)
+    optimizer.state[made[2].weight]["exp_avg"] = None
+    if by_torch:
+        optimizer.register_step_pre_hook(lambda *_: None)
+    before = made[0].weight.detach().clone()
+    with pytest.raises(TypeError):
+        trained(made, optimizer, step, steps=1)
+    assert not torch.equal(made[0].weight, before)
+    assert not step.is_as_it_was()
+
+
+def test_states_of_a_first_step_that_failed_are_deleted():
+    made = network()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.1, fused=True)
+    step = step_of(optimizer)
+
+    def fails():
+        for weight in made.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.state[made[0].weight]["step"] = torch.zeros(())
+        raise torch.OutOfMemoryError
+
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(fails)
+    assert step.is_as_it_was()
+    assert not optimizer.state

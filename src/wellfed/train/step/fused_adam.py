@@ -1,4 +1,7 @@
-"""Calls the kernel of a fused Adam directly: torch's Python around it takes several times as long on a CPU."""
+"""Makes an optimizer's step, and knows whether a failed one has changed anything.
+
+Calls the kernel of a fused Adam directly: torch's Python around it takes several times as long on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,62 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
+from wellfed.train.memory.optimizer_state import BeforeStep
 
-class FusedAdam:
+
+class OptimizerStep:
+    """Steps of an optimizer.
+
+    Args:
+        make: makes a step; None = the optimizer's own method, found anew in each step: users may replace it.
+        may_repeat: whether a failed step may be repeated. Needed by `is_as_it_was`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        make: Callable[[Callable[[], Tensor]], Any] | None = None,
+        *,
+        may_repeat: bool = True,
+    ) -> None:
+        self._optimizer, self._make, self._may_repeat = optimizer, make, may_repeat
+        self._before: BeforeStep | None = None
+
+    def __call__(self, closure: Callable[[], Tensor]) -> None:
+        """Makes a step with the gradients that the closure computes."""
+        self._note()
+        (self._make or self._optimizer.step)(closure)  # type: ignore[arg-type]
+
+    def is_as_it_was(self) -> bool:
+        """Returns whether the step, which failed, can be repeated. Deletes states if there were none before."""
+        return self._before is None or self._before.is_as_it_was()
+
+    def _note(self) -> None:
+        if self._may_repeat:
+            self._before = BeforeStep(self._optimizer)
+
+
+class FusedAdam(OptimizerStep):
     """Steps of a fused `torch.optim.Adam` or `AdamW`, bit for bit those of torch.
 
     torch makes the step itself if an option or a weight is unusual, if a weight has no state yet, if its ``step`` was
     replaced, and while a hook or a profiler observes its steps.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer, self._is_adamw = optimizer, type(optimizer) is torch.optim.AdamW
+    def __init__(self, optimizer: torch.optim.Optimizer, *, may_repeat: bool = True) -> None:
+        super().__init__(optimizer, may_repeat=may_repeat)
+        self._is_adamw = type(optimizer) is torch.optim.AdamW
+        self._has_begun = False
+        """Whether the kernels were called, which change weights and states."""
         self._checked: list[tuple[list[Tensor], int]] = []
         """Weights of each group that `_are_usual` is about, and how many they were."""
         self._are_usual = False
 
     def __call__(self, closure: Callable[[], Tensor]) -> None:
         """Makes a step with the gradients that the closure computes."""
-        optimizer = self._optimizer
+        optimizer, self._before, self._has_begun = self._optimizer, None, False
         if self._is_observed(optimizer):
-            optimizer.step(closure)  # type: ignore[arg-type]
+            super().__call__(closure)
             return
         closure()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers of torch ask for it
@@ -42,13 +82,14 @@ class FusedAdam:
                     gradients.append(gradient)
                     states.append(state.get(weight))
                     if not states[-1] or gradient.is_sparse:
-                        optimizer.step()
+                        self._step_by_torch()
                         return
             if not self._are_usual or not _has_usual_options(group):
-                optimizer.step()
+                self._step_by_torch()
                 return
             found.append((group, weights, gradients, states))
         was_enabled = torch.is_grad_enabled()
+        self._has_begun = True
         torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
         try:
             for group, weights, gradients, states in found:
@@ -58,6 +99,14 @@ class FusedAdam:
                     _update(kernel, group, weights, gradients, states)
         finally:
             torch._C._set_grad_enabled(was_enabled)
+
+    def is_as_it_was(self) -> bool:
+        """Returns whether the step, which failed, can be repeated. Deletes states if there were none before."""
+        return not self._has_begun and super().is_as_it_was()
+
+    def _step_by_torch(self) -> None:
+        self._note()
+        self._optimizer.step()
 
     def _is_observed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether anything but torch's own ``step`` takes part in a step."""
@@ -125,12 +174,7 @@ def _update(
     )
 
 
-def step_of(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], Tensor]], Any]:
-    """Returns a function that makes the optimizer's step: `FusedAdam` for an Adam of torch."""
-    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
-        return FusedAdam(optimizer)
-
-    def step(closure: Callable[[], Tensor]) -> Any:
-        return optimizer.step(closure)  # type: ignore[arg-type]  # found anew in each step: users may replace it
-
-    return step
+def step_of(optimizer: torch.optim.Optimizer, *, may_repeat: bool = True) -> OptimizerStep:
+    """Returns what makes the optimizer's step: `FusedAdam` for an Adam of torch."""
+    is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    return (FusedAdam if is_adam else OptimizerStep)(optimizer, may_repeat=may_repeat)

@@ -12,7 +12,7 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.optimizer_state import BeforeStep, one_weight_at_a_time
+from wellfed.train.memory.optimizer_state import one_weight_at_a_time
 from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
@@ -99,7 +99,9 @@ class StepRetry:
             if not self._goes_on_with(self._smaller_optimizer(optimizer)):
                 raise self._exhausted(failure, _BEFORE_STATE.format(self.step + 1))
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool], is_as_it_was: Callable[[], bool]
+    ) -> bool:
         """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank.
 
         The micro-batch does not change the size of weights, gradients and states. So the fallbacks are, in this order:
@@ -107,6 +109,9 @@ class StepRetry:
         1. an optimizer's step that needs less memory;
         2. less memory that is held all the time;
         3. smaller micro-batches, as long as they free memory: fragmented blocks, or activations that a model keeps.
+
+        Args:
+            is_as_it_was: returns whether a failed attempt has changed no weight and no state.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
@@ -116,11 +121,10 @@ class StepRetry:
             return attempt()
         least_bytes: int | None = None
         while True:
-            before = BeforeStep(optimizer)
             is_so, failure = self._attempts(attempt)
             if failure is None:
                 return bool(is_so)
-            if not before.is_as_it_was():
+            if not is_as_it_was():
                 self._free(failure)
                 message = (
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
@@ -221,7 +225,9 @@ class EndOnAllRanks(StepRetry):
         """Allocates an optimizer's state before the first step."""
         self._on_all(attempt, optimizer, _BEFORE_STATE.format(self.step + 1), may_split=False)
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool], is_as_it_was: Callable[[], bool]
+    ) -> bool:
         """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank."""
         return self._on_all(attempt, optimizer, f"in the optimizer's step {self.step},")
 

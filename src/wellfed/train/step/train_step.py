@@ -18,7 +18,7 @@ from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.fused_adam import step_of
+from wellfed.train.step.fused_adam import OptimizerStep, step_of
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
 from wellfed.train.step.retry import EndOnAllRanks, StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
@@ -69,8 +69,6 @@ class TrainStep:
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
         self._optimizer, self._micro, self._settings = optimizer, fallbacks.micro, settings
-        scaled = partial(self._precision.scaled_step, optimizer)
-        self._update = step_of(optimizer) if self._precision.scaler is None else scaled
         self._on_event, self._listener = on_event, listener
         clip, retries = settings.gradient_clip, settings.on_oom == "retry"
         self._clip = self._ranks.clipping(optimizer, clip) if clip else None
@@ -85,6 +83,12 @@ class TrainStep:
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
         ends_together = retries and self._ranks.ends_together
+        may_repeat, scaled = retries and not ends_together, partial(self._precision.scaled_step, optimizer)
+        self._update = (
+            step_of(optimizer, may_repeat=may_repeat)
+            if self._precision.scaler is None
+            else OptimizerStep(optimizer, scaled, may_repeat=may_repeat)
+        )
         retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
         self._retry = retry(
             None if settings.on_oom == "raise" else fallbacks,
@@ -114,7 +118,7 @@ class TrainStep:
         self._ranks.begin_step()
         self._delivery, self._first_loss = delivery, None
         try:
-            is_thrashing = self._retry.optimizer_step(self._optimizer, self._step)
+            is_thrashing = self._retry.optimizer_step(self._optimizer, self._step, self._update.is_as_it_was)
         except NoWeight:
             self._is_undoable = False
             return self._changed_nothing()
