@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import psutil  # noqa: E402
 
-from benchmarks.measuring import NOT_INSTALLED, finish  # noqa: E402
+from benchmarks.measuring import COUNTED, NOT_INSTALLED, finish  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -52,6 +52,7 @@ THEMES: Mapping[str, Sequence[str]] = {
     "answers": ["startup.py", "--runs", "{rounds}"],
     "commands": ["startup.py", "--whole", "--runs", "{rounds}"],
     "loop": ["loop.py", "--rounds", "{rounds}", "--steps", "1500"],
+    "long_steps": ["loop.py", "--rounds", "{rounds}", "--steps", "300", "--model", "wide", "--only", "ours"],
     "studies": ["sweep.py", "--whole", "--rounds", "{rounds}"],
     "telemetry": ["telemetry_cost.py", "--peers", "--windows", "{rounds}", "--window-s", "8"],
     "triplets": ["loader.py", "--rounds", "{rounds}"],
@@ -104,7 +105,7 @@ def run(name: str, rounds: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     if failure:
         rows = [{"theme": name, "what": " ".join(["python", f"benchmarks/{script}", *words]), "verdict": failure}]
     elif others_frac > BUSY_FRAC:
-        rows = [row if row["verdict"] == NOT_INSTALLED else {**row, "verdict": "busy"} for row in rows]
+        rows = [row if row["verdict"] in (NOT_INSTALLED, COUNTED) else {**row, "verdict": "busy"} for row in rows]
     return {
         "rows": rows,
         "curves": [{"theme": name, **curve, "busy": others_frac > BUSY_FRAC} for curve in found.get("curves", ())],
@@ -156,6 +157,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if row["verdict"] in ("better", "worse", "level"):
             bounds = " to ".join(map(figure, row["ci95"]))
             last = f"{figure(row['times'])} ({bounds})" + ("" if last == "better" else f": {last}")
+        elif row["verdict"] == COUNTED:
+            last = f"{figure(row['times'])} ({COUNTED})"
         cells = (what, figure(row.get("ours")), row.get("peer", ""), figure(row.get("theirs")), last)
         lines.append(f"| {' | '.join(cells)} |")
     return lines

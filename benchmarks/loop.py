@@ -15,7 +15,7 @@ Six loops take turns within one process, in another order each round:
 
 All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
 one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
-The mlp shows best what is added; the lstm takes six times as long a step.
+The mlp shows best what is added; the lstm takes six times as long a step, and the wide one some 10 ms.
 
 `--calls` counts the calls of Python functions a step instead, by `sys.setprofile`, and lists them by function. A busy
 machine does not change these counts. `tests/end_to_end/test_loop.py` holds them to `MOST_CALLS`.
@@ -24,7 +24,6 @@ machine does not change these counts. `tests/end_to_end/test_loop.py` holds them
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -48,7 +47,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.measuring import compared, finish, interval, turned  # noqa: E402
+from benchmarks.measuring import compared, counted, finish, interval, turned  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
@@ -64,6 +63,8 @@ COUNTED, NUM_WINDOWS = 100, 3
 MOST_CALLS = {"ours": -28, "ours_bare": -31}
 """Calls of Python functions that a run may add to a step of plain PyTorch, which has 215. It is
 below 0, since a run calls the kernels of a fused Adam and of clipping without torch's Python around them."""
+CALLS_BEFORE = {"ours": 436.1, "ours_bare": 421.4}
+"""Calls a step at commit 5986e85d, counted by this script."""
 _BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
 """Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
@@ -79,15 +80,24 @@ schedule: {{name: constant}}
 class Mlp(nn.Module):
     """Steps of a few hundred microseconds: what the loop adds is seen best."""
 
+    width = WIDTH
+
     def __init__(self) -> None:
         super().__init__()
+        width = self.width
         self.net = nn.Sequential(
-            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
+            nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
         )
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         """Mean squared error."""
         return LossOutput((self.net(batch["x"]) - batch["y"]).square().mean())
+
+
+class Wide(Mlp):
+    """Steps of some 10 ms."""
+
+    width = 1536
 
 
 class Lstm(nn.Module):
@@ -103,7 +113,7 @@ class Lstm(nn.Module):
         return LossOutput((self.head(states[:, -1]) - batch["y"]).square().mean())
 
 
-MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "lstm": Lstm}
+MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "lstm": Lstm, "wide": Wide}
 
 
 class Cost(NamedTuple):
@@ -305,6 +315,8 @@ LOOPS: dict[str, Callable[..., None]] = {
 }
 
 
+OURS = {"ours": "everything on", "ours_bare": "telemetry and logger off"}
+OF_MODEL = {"wide": " of 8 ms"}
 WHOLE_STEPS = {"raw": "plain PyTorch", "fabric": "Lightning Fabric"}
 ADDED = {"lightning_default": "Lightning, its defaults", "lightning_bare": "Lightning, all switched off"}
 """Loops that are compared by their steps, and by what they add to plain PyTorch."""
@@ -403,7 +415,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--only", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--calls", action="store_true", help="count and list calls of Python functions")
-    parser.add_argument("--before", type=json.loads, default={}, help="calls over raw of an earlier commit, by loop")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     names = ["raw", *(name for name in chosen.only if name != "raw")]
@@ -419,7 +430,6 @@ def main() -> None:
     for row in results:
         row["calls"] = sum(calls[row["loop"]].values())
         row["calls_over_raw"] = row["calls"] - results[0]["calls"]
-        row["calls_over_raw_before"] = chosen.before.get(row["loop"])
     config = {
         "model": chosen.model,
         "batch": BATCH,
@@ -434,22 +444,33 @@ def main() -> None:
     }
     says = "; ".join(f"{said(row)}, {row['calls_over_raw']:.0f} calls of functions more" for row in results[1:])
     says += f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us."
-    finish("loop", results, says, chosen.out, config=config, compared=rows_of(found))
+    finish("loop", results, says, chosen.out, config=config, compared=rows_of(found, calls, chosen.model))
 
 
-def rows_of(found: dict[str, list[Cost]]) -> list[dict[str, Any]]:
-    """Returns the comparisons of whole steps, and of what each loop adds to plain PyTorch."""
+def rows_of(
+    found: dict[str, list[Cost]], calls: dict[str, dict[str, float]], model: str = "mlp"
+) -> list[dict[str, Any]]:
+    """Returns the comparisons of steps, of what each loop adds to plain PyTorch, and of the calls of functions."""
     rows: list[dict[str, Any]] = []
-    for name, title in (("ours", "everything on"), ("ours_bare", "telemetry and logger off")):
+    for name, title in OURS.items():
         if name not in found:
             continue
         steps_us = {each: [cost.wall_us for cost in found[each]] for each in found}
         peers = {peer: steps_us[each] for each, peer in WHOLE_STEPS.items() if each in found}
-        rows += compared(f"a step, {title}", "us", steps_us[name], peers, less_is_better=True)
+        rows += compared(f"a step{OF_MODEL.get(model, '')}, {title}", "us", steps_us[name], peers, less_is_better=True)
         added_us = {each: [max(1.0, value) for value in over_raw(found, each)] for each in found}
         peers = {peer: added_us[each] for each, peer in ADDED.items() if each in found}
         rows += compared(f"added to a step, {title}", "us", added_us[name], peers, less_is_better=True)
+        if model == "mlp":
+            rows += _rows_of_calls(name, calls)
     return rows
+
+
+def _rows_of_calls(name: str, calls: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """Returns rows of counts, which have no interval."""
+    theirs = {peer: sum(calls[each].values()) for each, peer in (WHOLE_STEPS | ADDED).items() if each in calls}
+    theirs["wellfed 5986e85d"] = CALLS_BEFORE[name]
+    return counted(f"calls of Python functions a step, {OURS[name]}", sum(calls[name].values()), theirs)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 240
 """Columns of a record; a list or object that is longer is broken."""
-NOT_INSTALLED, NO_PEER = "not installed", "no peer"
+NOT_INSTALLED, NO_PEER, COUNTED = "not installed", "no peer", "counted"
 _MACHINE = ("cpu", "cpu_quota_cores", "ram_gib", "gpus", "load", "load_before", "os")
 _VERSIONS = ("python", "torch", "lightning", "numpy")
 _PLACES = {"--out", "--folder", "--work", "--cache", "--keep", "--data"}
@@ -111,6 +111,15 @@ def alone(what: str, unit: str, ours: Sequence[float]) -> dict[str, Any]:
     return {**row, "verdict": NO_PEER}
 
 
+def counted(what: str, ours: float, theirs: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Returns rows of the table of `bench.py` for counts, which a busy machine does not change, one for each peer."""
+    return [
+        {"what": what, "unit": "", "peer": peer, "n": 1, "ours": ours, "theirs": number}
+        | {"times": _short(number / ours), "ci95": [], "verdict": COUNTED}
+        for peer, number in theirs.items()
+    ]
+
+
 def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -122,7 +131,7 @@ def shown(row: Mapping[str, Any]) -> str:
     figures = f"{row['what']} [{row['unit']}]: {row['ours']:.4g}, {row['peer']} "
     if "theirs" not in row:
         return figures + str(row["verdict"])
-    bounds = " to ".join(f"{bound:.3g}" for bound in row["ci95"])
+    bounds = " to ".join(f"{bound:.3g}" for bound in row["ci95"]) or COUNTED
     return f"{figures}{row['theirs']:.4g}, {row['times']:.3g} times better ({bounds}; n={row['n']})"
 
 

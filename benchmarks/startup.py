@@ -6,14 +6,16 @@ Each pair is run in turns: the entry script, then a script of a few lines in whi
 over the same ``configs/`` and schema and checks nothing. Wall time of the whole process and its CPU time (which other
 processes on the machine disturb less). The first round is dropped.
 
-``--whole`` measures whole commands of one training step instead, and the time to that step. They take turns with the
-bare imports of torch and Lightning and with Lightning composed by Hydra (`by_hand.py`). ``--before`` names a checkout
-of an earlier commit, whose commands run in the same turns.
+``--whole`` measures whole commands instead: of one training step with the time to that step, of training without any
+override less the wall time of its steps and validations, and of evaluating a checkpoint. They take turns with the bare
+imports of torch and Lightning and with Lightning composed by Hydra (`by_hand.py`). ``--before`` names a checkout of an
+earlier commit, whose commands run in the same turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -52,25 +54,38 @@ CASES = {
 
 ONE_STEP = ["trainer.max_steps=1", "workload.model.text=none"]
 """Without the default workload's GPT-2, whose library takes as long to import as Lightning."""
+TRAIN, EVALUATION = "training", "evaluation"
 WHOLE = {
     "one step": [*ONE_STEP, "logger=none"],
     "one step, wandb offline": [*ONE_STEP, "logger=wandb", "logger.mode=offline"],
+    TRAIN: ["logger.mode=offline"],
 }
 BARE = "bare imports"
 BY_HAND = "Lightning composed by Hydra"
 FIRST_STEP = """
-import os, runpy, sys, time
-from torch.optim.optimizer import register_optimizer_step_post_hook
-pid, out = os.getpid(), sys.argv[1]
+import importlib.util, os, runpy, sys, time
+pid, out, name = os.getpid(), sys.argv[1], "torch.optim.optimizer"
 def note(*_):
     if os.getpid() == pid and not os.path.exists(out):
         with open(out, "w") as file:
             file.write(str(time.time()))
-register_optimizer_step_post_hook(note)
+class Finder:
+    def find_spec(self, asked, path=None, target=None):
+        if asked != name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            module.register_optimizer_step_post_hook(note)
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a script, and writes the time of its first optimizer step to a file."""
+"""Runs a script, and writes the time of its first optimizer step to a file. Imports nothing before the script does."""
 
 
 def timed(command: list[str], folder: Path, expected: int | None, tree: Path = REPO) -> tuple[float, float]:
@@ -84,6 +99,12 @@ def timed(command: list[str], folder: Path, expected: int | None, tree: Path = R
     if expected is not None and done.returncode != expected:
         raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr.decode()}")
     return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def trained_s(folder: Path) -> float:
+    """Wall time of the steps and validations of a run."""
+    wall = json.loads((folder / "run.json").read_text(encoding="utf-8"))["wall"]
+    return float(wall["steps_s"] + wall["validation_s"])
 
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
@@ -128,27 +149,35 @@ def measure(runs: int) -> tuple[list[dict[str, object]], list[dict[str, object]]
 
 def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Whole commands of both trees, their peer and the bare imports, in turns; rows of figures and of comparisons."""
+    one_step = next(iter(WHOLE))
     commands = {name: (REPO, [str(REPO / "src" / "train.py"), *words]) for name, words in WHOLE.items()}
     if earlier is not None:
         tree = earlier.resolve()
         commands |= {
             f"before: {name}": (tree, [str(tree / "src" / "train.py"), *words]) for name, words in WHOLE.items()
         }
+    commands[EVALUATION] = (REPO, [str(REPO / "src" / "evaluate.py")])
     commands[BY_HAND] = (REPO, [str(REPO / "benchmarks" / "by_hand.py"), "one_step"])
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (BARE, *commands)}
     first: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as scratch:
+        trained = Path(scratch) / "trained"
+        timed([*commands[one_step][1], f"hydra.run.dir={trained}"], REPO, 0)
         for number in range(runs + 1):
             for name in turned(found, number):
                 if name == BARE:
                     found[name].append(timed(["-c", "import torch, lightning.pytorch"], Path(scratch), 0))
                     continue
                 tree, words = commands[name]
+                if name == EVALUATION:
+                    found[name].append(timed([*words, f"checkpoint={trained}/checkpoints/last.ckpt"], REPO, 0))
+                    continue
                 folder, stepped = Path(scratch) / f"{number}_{list(found).index(name)}", Path(scratch) / "stepped"
                 stepped.unlink(missing_ok=True)
                 began_at_s = time.time()
                 command = ["-c", FIRST_STEP, str(stepped), *words, f"hydra.run.dir={folder}"]
-                found[name].append(timed(command, tree, 0, tree))
+                wall_s, cpu_s = timed(command, tree, 0, tree)
+                found[name].append((wall_s - trained_s(folder) if words[1:] == WHOLE[TRAIN] else wall_s, cpu_s))
                 first[name].append(float(stepped.read_text()) - began_at_s)
             print(number, {name: pairs[-1] for name, pairs in found.items()}, flush=True)
 
@@ -156,10 +185,15 @@ def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, objec
         return [pair[0] for pair in found[name][1:]]
 
     rows: list[dict[str, object]] = []
+    bare = {f"{BARE} of torch and Lightning": walls(BARE)}
     for name in WHOLE:
-        peers = {BY_HAND: walls(BY_HAND), f"{BARE} of torch and Lightning": walls(BARE)}
+        if name == TRAIN:
+            what = "training without an override, beside its steps and validations"
+            rows += compared(what, "s", walls(name), bare, less_is_better=True)
+            continue
+        peers = {BY_HAND: walls(BY_HAND), **bare}
         rows += compared(f"a command of {name}", "s", walls(name), peers, less_is_better=True)
-    one_step = next(iter(WHOLE))
+    rows += compared("an evaluation of a checkpoint", "s", walls(EVALUATION), bare, less_is_better=True)
     rows += compared(
         f"the first optimizer step, {one_step}",
         "s",
