@@ -6,12 +6,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from tests.kit.few import few
 from wellfed import project
+from wellfed.config.hydra_internals import merged_files
 from wellfed.config.hydra_session import open_hydra
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
@@ -218,3 +220,64 @@ print(sorted({"torch", "lightning", "numpy", "pandas", "wandb", "rich", "wellfed
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(TRAIN.parent)}
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+OF_A_FILE = ["workload=recsys", "loader=baseline", "trainer.max_steps=7", "workload.optimizer.lr=0.1"]
+LATER_POINTS = {
+    "other values": (["workload=recsys", "loader=baseline", "trainer.max_steps=9", "workload.optimizer.lr=1e-3"], True),
+    "the same": (OF_A_FILE, True),
+    "an interpolation": ([*OF_A_FILE[:2], "trainer.max_steps=${seed}", "workload.optimizer.lr='${seed}'"], True),
+    "another kind of value": ([*OF_A_FILE[:3], "workload.optimizer.lr='a text'"], True),
+    "a list": ([*OF_A_FILE[:3], "workload.optimizer.lr=[1,2]"], False),
+    "nothing": ([*OF_A_FILE[:2], "trainer.max_steps=null", OF_A_FILE[3]], False),
+    "another option": (["workload=recsys", "loader=auto", *OF_A_FILE[2:]], False),
+    "one more": ([*OF_A_FILE, "seed=3"], False),
+    "one less": (OF_A_FILE[:3], False),
+    "added": ([*OF_A_FILE[:3], "++workload.optimizer.lr=0.2"], False),
+    "another order": ([*OF_A_FILE[:2], OF_A_FILE[3], OF_A_FILE[2]], False),
+}
+
+
+@pytest.mark.parametrize(("later", "is_made_from_the_first"), LATER_POINTS.values(), ids=LATER_POINTS)
+def test_a_later_point_is_as_hydra_composes_it(later: list[str], is_made_from_the_first: bool) -> None:
+    loader, master = opened()
+    first = OmegaConf.to_yaml(loader.load_sweep_config(master, OF_A_FILE))
+    files = merged_files(loader)
+    made = loader.load_sweep_config(master, later)
+    assert (merged_files(loader) is files) == (is_made_from_the_first)
+    as_hydra = ConfigLoaderImpl.load_sweep_config(loader, master, later)
+    assert made == as_hydra
+    assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(as_hydra)
+    for place in ("trainer.max_steps", "workload.optimizer.lr"):
+        nodes = [
+            OmegaConf.select(each, place.rpartition(".")[0])._get_node(place.rpartition(".")[2])
+            for each in (made, as_hydra)
+        ]
+        assert type(nodes[0]) is type(nodes[1])
+    assert OmegaConf.to_yaml(loader.load_sweep_config(master, OF_A_FILE)) == first
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (
+            ["workload.optimizer.lr=1", "workload.optimizer={lr:2}"],
+            ["workload.optimizer.lr=3", "workload.optimizer={lr:2}"],
+        ),
+        (["trainer.max_steps=1", "trainer.max_steps=2"], ["trainer.max_steps=3", "trainer.max_steps=2"]),
+        (["trainer.max_steps=1", "trainer.max_steps=2"], ["trainer.max_steps=1", "trainer.max_steps=4"]),
+    ],
+)
+def test_a_later_point_whose_overrides_meet_is_as_hydra_composes_it(first: list[str], later: list[str]) -> None:
+    loader, master = opened()
+    loader.load_sweep_config(master, first)
+    made = loader.load_sweep_config(master, later)
+    assert made == ConfigLoaderImpl.load_sweep_config(loader, master, later)
+
+
+def test_a_value_that_a_knob_refuses_is_refused_at_a_later_point() -> None:
+    made = multirun()
+    made.compose(["trainer.max_steps=5"], Path("runs/a"))
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps=many"):
+        made.compose(["trainer.max_steps=many"], Path("runs/b"))
+    assert made.compose(["trainer.max_steps=6"], Path("runs/c")).config.trainer.max_steps == 6

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.defaults_list import create_defaults_list
@@ -20,11 +22,23 @@ from hydra._internal.utils import get_args_parser as command_line_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 __all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser"]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A composed point of a multirun."""
+
+    master: DictConfig
+    overrides: Sequence[Override]
+    """Those of the point itself."""
+    config: DictConfig
 
 
 class _Loader(ConfigLoaderImpl):
@@ -32,6 +46,20 @@ class _Loader(ConfigLoaderImpl):
 
     merged: DictConfig | None = None
     """All files, merged, with the values that were set before; None if the files did not compose."""
+    _point: _Point | None = None
+    """The latest point that was composed from files."""
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Composes as Hydra does. A point that differs from an earlier one in plain values is made from that."""
+        overrides = OverridesParser.create().parse_overrides(sweep_overrides)
+        earlier = self._point
+        if earlier is not None and earlier.master is master_config:
+            changed = _changed_values(earlier, overrides)
+            if changed is not None and (made := _with_values(earlier.config, changed, overrides)) is not None:
+                return made
+        made = super().load_sweep_config(master_config, sweep_overrides)
+        self._point = _Point(master_config, overrides, copy.deepcopy(made))
+        return made
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
         self.merged = None
@@ -40,6 +68,47 @@ class _Loader(ConfigLoaderImpl):
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         self.merged = super()._compose_config_from_defaults_list(defaults, repo)
         return self.merged
+
+
+def _changed_values(earlier: _Point, after: Sequence[Override]) -> list[Override] | None:
+    """Returns the overrides whose values differ, if these are plain values of knobs and their order does not matter;
+    None if the overrides differ in anything else."""
+    before, groups = earlier.overrides, earlier.config.hydra.runtime.choices
+    if len(before) != len(after):
+        return None
+    changed = [new for old, new in zip(before, after, strict=True) if old.input_line != new.input_line]
+    knobs = [one.key_or_group for one in changed]
+    for old, new in zip(before, after, strict=True):
+        is_same_knob = (old.type, old.key_or_group, old.package) == (new.type, new.key_or_group, new.package)
+        if not is_same_knob or (new in changed and not (_is_plain(old) and _is_plain(new))):
+            return None
+    for place, knob in enumerate(knobs):
+        others = [one.key_or_group for one in after if not (one in changed or one.key_or_group in groups)]
+        others += knobs[:place]
+        if any(f"{knob}.".startswith(f"{other}.") or f"{other}.".startswith(f"{knob}.") for other in others):
+            return None
+    return changed
+
+
+def _is_plain(override: Override) -> bool:
+    """Returns whether an override sets a number, text or truth value of a knob that is in no list of options."""
+    key = override.key_or_group
+    is_knob = override.type is OverrideType.CHANGE and "." in key and not key.startswith("hydra.")
+    return is_knob and override.package is None and isinstance(override.value(), (int, float, str))
+
+
+def _with_values(config: DictConfig, changed: Sequence[Override], overrides: Sequence[Override]) -> DictConfig | None:
+    """Returns a copy of a point's configuration with other values; None if one is refused."""
+    made = copy.deepcopy(config)
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(list(changed), made)
+    except HydraException:
+        return None
+    job = made.hydra.job
+    made.hydra.overrides.task = [one.input_line for one in overrides if not one.is_hydra_override()]
+    ours = [one for one in overrides if not one.is_hydra_override()]
+    job.override_dirname = get_overrides_dirname(ours, **job.config.override_dirname)
+    return made
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
