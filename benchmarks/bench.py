@@ -52,7 +52,7 @@ THEMES: Mapping[str, Sequence[str]] = {
     "answers": ["startup.py", "--runs", "{rounds}"],
     "commands": ["startup.py", "--whole", "--runs", "{rounds}"],
     "loop": ["loop.py", "--rounds", "{rounds}", "--steps", "1500"],
-    "long_steps": ["loop.py", "--rounds", "{rounds}", "--steps", "300", "--model", "wide", "--only", "ours"],
+    "steps": ["loop.py", "--rounds", "{rounds}", "--steps", "300", "--model", "wide", "--only", "ours"],
     "studies": ["sweep.py", "--whole", "--rounds", "{rounds}"],
     "telemetry": ["telemetry_cost.py", "--peers", "--windows", "{rounds}", "--window-s", "8"],
     "triplets": ["loader.py", "--rounds", "{rounds}"],

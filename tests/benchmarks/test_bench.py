@@ -29,6 +29,7 @@ def theme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 FINISHES = textwrap.dedent("""
     rows = measuring.compared("reading", "rows/s", [4.0, 4.4, 4.2], {"a peer": [2.0, 2.1, 2.2], "another": None})
+    rows += measuring.counted("calls", 8, {"a third": 12})
     measuring.finish("made", [], "said", Path(sys.argv[sys.argv.index("--out") + 1]), config={}, compared=rows)
 """)
 
@@ -86,19 +87,20 @@ def test_every_theme_has_its_script() -> None:
 def test_a_theme_gives_a_row_for_each_peer(theme, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "BUSY_FRAC", 9.0)
     found = theme(FINISHES, "--rounds", "{rounds}")
-    installed, missing = found["rows"]
+    installed, missing, counted = found["rows"]
     assert (installed["theme"], installed["ours"], installed["theirs"]) == ("made", 4.2, 2.1)
     assert installed["verdict"] == "better"
     assert missing["verdict"] == "not installed"
     assert bench.table([missing])[-1] == "| reading, rows/s | 4.2 | another |  | not installed |"
+    assert bench.table([counted])[-1] == "| calls | 8 | a third | 12 | 1.5 (counted) |"
 
 
-def test_on_a_busy_machine_no_row_has_a_verdict(theme) -> None:
+def test_on_a_busy_machine_only_counts_have_a_verdict(theme) -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         found = theme("time.sleep(1)\n" + FINISHES)
         other.kill()
     assert found["theme"]["others_frac"] > bench.BUSY_FRAC
-    assert [row["verdict"] for row in found["rows"]] == ["busy", "not installed"]
+    assert [row["verdict"] for row in found["rows"]] == ["busy", "not installed", "counted"]
     assert "4.2 | a peer | 2.1 | machine busy: no verdict |" in bench.table(found["rows"])[2]
 
 
