@@ -37,12 +37,12 @@ class _Point:
 
     master: DictConfig
     overrides: Sequence[Override]
-    """Those of the point itself."""
+    """The point's own."""
     config: DictConfig
 
 
 class _Loader(ConfigLoaderImpl):
-    """A loader that keeps the configuration of its latest composition, as it was when a value was refused."""
+    """Hydra's loader, which keeps what it has composed: for messages about a refused value, and for later points."""
 
     merged: DictConfig | None = None
     """All files, merged, with the values that were set before; None if the files did not compose."""
@@ -73,21 +73,24 @@ class _Loader(ConfigLoaderImpl):
 def _changed_values(earlier: _Point, after: Sequence[Override]) -> list[Override] | None:
     """Returns the overrides whose values differ, if these are plain values of knobs and their order does not matter;
     None if the overrides differ in anything else."""
-    before, groups = earlier.overrides, earlier.config.hydra.runtime.choices
-    if len(before) != len(after):
+    if len(earlier.overrides) != len(after):
         return None
-    changed = [new for old, new in zip(before, after, strict=True) if old.input_line != new.input_line]
-    knobs = [one.key_or_group for one in changed]
-    for old, new in zip(before, after, strict=True):
-        is_same_knob = (old.type, old.key_or_group, old.package) == (new.type, new.key_or_group, new.package)
-        if not is_same_knob or (new in changed and not (_is_plain(old) and _is_plain(new))):
-            return None
-    for place, knob in enumerate(knobs):
-        others = [one.key_or_group for one in after if not (one in changed or one.key_or_group in groups)]
-        others += knobs[:place]
-        if any(f"{knob}.".startswith(f"{other}.") or f"{other}.".startswith(f"{knob}.") for other in others):
+    pairs = list(zip(earlier.overrides, after, strict=True))
+    others = [(old, new) for old, new in pairs if old.input_line != new.input_line]
+    has_others = any(_place_of(old) != _place_of(new) for old, new in pairs)
+    if has_others or not all(_is_plain(old) and _is_plain(new) for old, new in others):
+        return None
+    changed, groups = [new for _, new in others], earlier.config.hydra.runtime.choices
+    kept = [one.key_or_group for one in after if not (one in changed or one.key_or_group in groups)]
+    for place, knob in enumerate(one.key_or_group for one in changed):
+        before = [*kept, *(one.key_or_group for one in changed[:place])]
+        if any(f"{knob}.".startswith(f"{each}.") or f"{each}.".startswith(f"{knob}.") for each in before):
             return None
     return changed
+
+
+def _place_of(override: Override) -> tuple[Any, ...]:
+    return override.type, override.key_or_group, override.package
 
 
 def _is_plain(override: Override) -> bool:
@@ -104,9 +107,8 @@ def _with_values(config: DictConfig, changed: Sequence[Override], overrides: Seq
         ConfigLoaderImpl._apply_overrides_to_config(list(changed), made)
     except HydraException:
         return None
-    job = made.hydra.job
-    made.hydra.overrides.task = [one.input_line for one in overrides if not one.is_hydra_override()]
-    ours = [one for one in overrides if not one.is_hydra_override()]
+    job, ours = made.hydra.job, [one for one in overrides if not one.is_hydra_override()]
+    made.hydra.overrides.task = [one.input_line for one in ours]
     job.override_dirname = get_overrides_dirname(ours, **job.config.override_dirname)
     return made
 
