@@ -32,8 +32,8 @@ __all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_lin
 
 
 @dataclass(frozen=True)
-class _Point:
-    """A composed point of a multirun."""
+class _Composition:
+    """What was composed for a point of a multirun."""
 
     master: DictConfig
     overrides: Sequence[Override]
@@ -46,19 +46,19 @@ class _Loader(ConfigLoaderImpl):
 
     merged: DictConfig | None = None
     """All files, merged, with the values that were set before; None if the files did not compose."""
-    _point: _Point | None = None
+    _composed: _Composition | None = None
     """The latest point that was composed from files."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Composes as Hydra does. A point that differs from an earlier one in plain values is made from that."""
         overrides = OverridesParser.create().parse_overrides(sweep_overrides)
-        earlier = self._point
+        earlier = self._composed
         if earlier is not None and earlier.master is master_config:
             changed = _changed_values(earlier, overrides)
             if changed is not None and (made := _with_values(earlier.config, changed, overrides)) is not None:
                 return made
         made = super().load_sweep_config(master_config, sweep_overrides)
-        self._point = _Point(master_config, overrides, copy.deepcopy(made))
+        self._composed = _Composition(master_config, overrides, copy.deepcopy(made))
         return made
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
@@ -70,7 +70,7 @@ class _Loader(ConfigLoaderImpl):
         return self.merged
 
 
-def _changed_values(earlier: _Point, after: Sequence[Override]) -> list[Override] | None:
+def _changed_values(earlier: _Composition, after: Sequence[Override]) -> list[Override] | None:
     """Returns the overrides whose values differ, if these are plain values of knobs and their order does not matter;
     None if the overrides differ in anything else."""
     if len(earlier.overrides) != len(after):
