@@ -83,6 +83,7 @@ def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> 
     assert finding["change"][0].startswith("validation every ")
 
 
+@pytest.mark.slow
 def test_validations_at_other_times_than_the_ends_of_epochs_are_told_by_their_steps(tmp_path: Path) -> None:
     in_step = STEP.format("pass") + "\n        if number % 5 == 4: validate()"
     record = watched(tmp_path, in_step=in_step, epochs=4, samples=80)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.few import slow
 from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, on_card, record_of
 from wellfed.explain.diagnosis.evidence import Evidence
 
@@ -49,7 +50,7 @@ def test_a_storage_that_stalls_makes_all_gpus_swing(
 
 @pytest.mark.parametrize(
     ("how", "gpus", "module"),
-    [("--inner", ["0", "1", "2"], "layers"), ("--one-gpu", ["0"], None)],
+    [slow("--inner", ["0", "1", "2"], "layers"), ("--one-gpu", ["0"], None)],
 )
 def test_only_gpus_that_are_used_are_recorded(
     how: str, gpus: list[str], module: str | None, tmp_path: Path, fake_driver: FakeDriver
