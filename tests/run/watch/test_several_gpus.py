@@ -131,7 +131,7 @@ def test_times_of_a_model_on_two_gpus_are_those_of_one(tmp_path: Path, fake_driv
     [
         ({}, {"0": "the fast one"}),
         # NVML's order makes it the slow one, which the script does not use.
-        pytest.param({"CUDA_VISIBLE_DEVICES": "0"}, {}, marks=pytest.mark.slow),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}),
     ],
 )
 def test_gpus_are_numbered_as_torch_does_where_cards_differ(

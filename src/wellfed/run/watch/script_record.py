@@ -389,7 +389,9 @@ class ScriptRecord(RankOfScript):
             for gpu in self._facts.gpus
             if gpu.uuid is not None and same_uuid(gpu.uuid, uuid)
         ]
-        if all(uuids) and pairs:
+        # Some torch builds report a split card itself instead of its instance.
+        is_whole = all(gpu.uuid is not None and not gpu.uuid.startswith("MIG-") for gpu in self._facts.gpus)
+        if all(uuids) and (pairs or is_whole):
             self._numbers = {gpu.index: number for gpu, number in pairs}
             numbered = tuple(replace(gpu, index=number) for gpu, number in pairs)
             self.record.machine = replace(self._facts, gpus=numbered).entry()
