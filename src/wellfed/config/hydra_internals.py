@@ -33,7 +33,7 @@ __all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_lin
 
 @dataclass(frozen=True)
 class _Composition:
-    """What was composed for a point of a multirun."""
+    """Composed configuration of a point of a multirun."""
 
     master: DictConfig
     overrides: Sequence[Override]
