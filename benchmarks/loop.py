@@ -15,7 +15,7 @@ Six loops take turns within one process, in another order each round:
 
 All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
 one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
-The mlp shows best what is added; the lstm takes six times as long a step, and the wide one some 10 ms.
+The mlp shows best what is added; the lstm takes six times as long a step, and the wide one 30 times.
 
 `--calls` counts the calls of Python functions a step instead, by `sys.setprofile`, and lists them by function. A busy
 machine does not change these counts. `tests/end_to_end/test_loop.py` holds them to `MOST_CALLS`.
@@ -64,7 +64,7 @@ MOST_CALLS = {"ours": -30, "ours_bare": -33}
 """Calls of Python functions that a run may add to a step of plain PyTorch, which has 215. It is
 below 0, since a run calls the kernels of a fused Adam and of clipping without torch's Python around them."""
 CALLS_BEFORE = {"ours": 436.1, "ours_bare": 421.4}
-"""Calls a step at commit 5986e85d, counted by this script."""
+"""Calls a step at commit 5986e85d, counted there by this script, adapted to the names of that time."""
 _BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
 """Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
@@ -95,7 +95,7 @@ class Mlp(nn.Module):
 
 
 class Wide(Mlp):
-    """Steps of some 10 ms."""
+    """Steps of many milliseconds, nearly all of it in the kernels."""
 
     width = 1536
 
@@ -316,7 +316,6 @@ LOOPS: dict[str, Callable[..., None]] = {
 
 
 OURS = {"ours": "everything on", "ours_bare": "telemetry and logger off"}
-OF_MODEL = {"wide": " of 8 ms"}
 WHOLE_STEPS = {"raw": "plain PyTorch", "fabric": "Lightning Fabric"}
 ADDED = {"lightning_default": "Lightning, its defaults", "lightning_bare": "Lightning, all switched off"}
 """Loops that are compared by their steps, and by what they add to plain PyTorch."""
@@ -452,12 +451,14 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Returns the comparisons of steps, of what each loop adds to plain PyTorch, and of the calls of functions."""
     rows: list[dict[str, Any]] = []
+    raw_ms = statistics.median(cost.wall_us for cost in found["raw"]) / 1000
+    of_ms = "" if model == "mlp" else f" of {raw_ms:.0f} ms"
     for name, title in OURS.items():
         if name not in found:
             continue
         steps_us = {each: [cost.wall_us for cost in found[each]] for each in found}
         peers = {peer: steps_us[each] for each, peer in WHOLE_STEPS.items() if each in found}
-        rows += compared(f"a step{OF_MODEL.get(model, '')}, {title}", "us", steps_us[name], peers, less_is_better=True)
+        rows += compared(f"a step{of_ms}, {title}", "us", steps_us[name], peers, less_is_better=True)
         added_us = {each: [max(1.0, value) for value in over_raw(found, each)] for each in found}
         peers = {peer: added_us[each] for each, peer in ADDED.items() if each in found}
         rows += compared(f"added to a step, {title}", "us", added_us[name], peers, less_is_better=True)

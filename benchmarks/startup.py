@@ -177,7 +177,7 @@ def measure_whole(runs: int, earlier: Path | None) -> tuple[list[dict[str, objec
                 began_at_s = time.time()
                 command = ["-c", FIRST_STEP, str(stepped), *words, f"hydra.run.dir={folder}"]
                 wall_s, cpu_s = timed(command, tree, 0, tree)
-                found[name].append((wall_s - trained_s(folder) if words[1:] == WHOLE[TRAIN] else wall_s, cpu_s))
+                found[name].append((wall_s - trained_s(folder) if name.endswith(TRAIN) else wall_s, cpu_s))
                 first[name].append(float(stepped.read_text()) - began_at_s)
             print(number, {name: pairs[-1] for name, pairs in found.items()}, flush=True)
 

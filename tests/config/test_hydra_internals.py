@@ -45,6 +45,9 @@ assert code == 0 and "WellfedSweeper" in text and "WellfedLauncher" in text, tex
 assert "gpu=8gb" in completions(open_hydra(), "train", ["gpu="])
 code, text = shown("-m", "seed=1,2", *BASIC, f"hydra.sweep.dir={sys.argv[1]}/jobs")
 assert code == 0 and [composed.config.seed for composed in seen] == [1, 2], text
+seen.clear()
+code, text = shown("-m", "trainer.max_steps=3,4", *BASIC, f"hydra.sweep.dir={sys.argv[1]}/values")
+assert code == 0 and [composed.config.trainer.max_steps for composed in seen] == [3, 4], text
 code, text = shown("-m", "gpu=8gb,43gb", "seed=x", *BASIC)
 assert code == 2 and "43gb" in text and "seed=x" in text, text
 print(hydra.__version__)
