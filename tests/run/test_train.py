@@ -1,4 +1,3 @@
-import gc
 import io
 import logging
 import sys
@@ -76,7 +75,6 @@ def test_the_time_of_earlier_parts_is_kept_in_the_folder_of_the_run(tmp_path, in
 
 def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):
     """A bar that is drawn puts itself there: what was written beside it would tear it."""
-    gc.collect()  # else what earlier tests have left may be finalised while the line is written
     with log_file(tmp_path / "train.log"):
         monkeypatch.setattr(sys, "stderr", bar := io.StringIO())
         logging.getLogger("wellfed").warning("look")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -60,13 +61,16 @@ def is_starved(record: RunRecord) -> bool:
 
 @pytest.fixture
 def torch_as_before() -> Iterator[None]:
-    """Nothing stays replaced."""
+    """Nothing stays replaced, and later messages reach the root's log again."""
+    log = logging.getLogger("wellfed")
+    log_before = (log.propagate, log.handlers[:])
     names = {DataLoader: "__iter__", torch.autograd: "backward", torch: "save", nn.Module: "__call__"}
     names[torch.autocast] = "__enter__"
     before = [getattr(owner, name) for owner, name in names.items()]
     yield
     assert [getattr(owner, name) for owner, name in names.items()] == before
     assert "__call__" not in vars(Classifier)
+    assert (log.propagate, log.handlers) == log_before
 
 
 @pytest.mark.usefixtures("torch_as_before")

@@ -60,7 +60,8 @@ class WatchedScript:
         self._handler = StderrHandler()
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
-        self._propagates = _LOG.propagate
+        self._propagates = True
+        """Whether the log has passed messages on before the watch."""
         self._filters: list[Any] = []
         """Our own filter of warnings, once it is in use."""
 
@@ -75,7 +76,7 @@ class WatchedScript:
             return
         WatchedScript.current = self
         _LOG.addHandler(self._handler)
-        _LOG.propagate = False  # the script's own log must not hold our messages
+        self._propagates, _LOG.propagate = _LOG.propagate, False  # the script's own log must not hold our messages
         _watch_forks()
         when_torch_is_imported(self._safely(self._install))
 
