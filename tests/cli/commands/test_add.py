@@ -1,4 +1,5 @@
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one workload, to which the command adds."""
     root = project_with(tmp_path / "project", "recsys", "workloads.recsys.model.Recommender")
     monkeypatch.setenv("WELLFED_PROJECT", str(root))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands put the project first
     return root
 
 

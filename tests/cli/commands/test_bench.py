@@ -32,6 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = make_project(tmp_path / "repository")
     monkeypatch.chdir(found)
     monkeypatch.setenv("WELLFED_PROJECT", str(found))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands put the project first
     return found
 
 

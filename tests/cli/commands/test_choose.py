@@ -1,5 +1,6 @@
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -69,6 +70,7 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(project.configs(), copy)
     (copy.parent / "src").symlink_to(project.sources())
     monkeypatch.setenv(project.VARIABLE, str(copy.parent))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands put the project first
     return copy
 
 
