@@ -93,7 +93,7 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy \
 	  "mypy --config-file benchmarks/mypy.ini -p benchmarks" lint-imports \
-	  "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads --messages src" "python tools/site.py" \
+	  "python tools/size.py" "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads --messages src" "python tools/site.py" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }

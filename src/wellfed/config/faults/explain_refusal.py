@@ -10,6 +10,7 @@ from dataclasses import fields
 from omegaconf.errors import GrammarParseError
 
 from wellfed.command_line import command
+from wellfed.config.faults.gone import what_instead
 from wellfed.config.knobs import FREE_NODES, all_knobs, entries, is_free
 
 _FOREIGN = {
@@ -195,6 +196,8 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     knob = entries(schema_type).get(dotted)
     if is_free(f"{dotted}.") and error is not None and (knob is None or dotted in FREE_NODES):
         return f"does not fit: {reason}.", ""
+    if knob is None and (instead := what_instead(dotted)):
+        return "no such knob.", instead
     if knob is None:
         meant, note = ours_for(dotted, "", entries(schema_type))
         way_out = f"Did you mean {meant}? {note}".rstrip() if meant else note
