@@ -27,7 +27,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults kills long fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,9 +60,6 @@ faults: $(TESTS) ## plant faults in real runs, and check what each run says of i
 kills: $(TESTS) ## kill runs at random moments, resume them, and compare the weights: N=200 SEED=1 ARGS="--only ranks"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kills --kills $(or $(call given,N),20) $(ARGS) \
 	  $(if $(call given,SEED),--seed $(SEED))
-
-long: $(RUNS) ## watch long runs from outside: memory, handles, threads, folders, speed (20 minutes): ARGS="--only steps"
-	$(BIN)/python benchmarks/long_runs.py $(ARGS)
 
 fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTES=60 ARGS="--only checkpoint --seed 7"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(call given,MINUTES),5) $(ARGS)
@@ -120,7 +117,7 @@ constraints: ## resolve pyproject.toml afresh, all extras too, and write constra
 	@$(CHECK_PYTHON)
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check antlr4-python3-runtime
-	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS) -e '.[dev,guests,references,search,slurm,ray,bench]'
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS) -e '.[dev,guests,search,slurm,ray,bench]'
 	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS) --no-deps $(ALONE)
 	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/constraints.txt
@@ -161,9 +158,8 @@ $(TESTS): $(RUNS)
 	$(PIP) -e '.[dev,search]'
 	@touch "$@"
 
-# Peers whose requirements exclude today's ray, or bring a torchvision that a PyTorch for CPUs can't load. What they import
-# of their requirements is in the extra.
-ALONE = recbole litdata
+# A peer whose requirements exclude today's ray. What it imports of them is in the extra.
+ALONE = recbole
 
 # Without a stamp where something could not be installed: its rows then say so, and the next call tries again.
 $(PEERS): $(TESTS)

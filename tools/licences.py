@@ -21,8 +21,6 @@ REFUSED = re.compile(r"\b(AGPL|GPL|Affero|General Public License|Non-?Commercial
 EXCEPTIONS = {
     "cookiecutter": "BSD-3-Clause, by its file LICENSE",
     "text-unidecode": "the Artistic License, one of its two",
-    "bm3d": "for benchmarks alone: compared with restoration",
-    "bm4d": "for benchmarks alone: bm3d needs it",
     "cuda-toolkit": "names no licence; it holds no code, and requires packages of NVIDIA that name theirs",
     "nvitop": "for benchmarks alone: compared with the monitor",
 }

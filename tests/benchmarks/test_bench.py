@@ -37,7 +37,8 @@ FINISHES = textwrap.dedent("""
 def test_the_page_shows_the_newest_record() -> None:
     text = bench.PAGE.read_text(encoding="utf-8")
     assert bench.page(text, bench.newest()) == text, "python benchmarks/bench.py --page"
-    assert len(json.loads(bench.newest().read_text())["themes"]) == len(bench.THEMES)
+    themes = json.loads(bench.newest().read_text())["themes"]
+    assert {theme["theme"] for theme in themes} >= set(bench.THEMES)
 
 
 def test_a_record_that_lacks_a_theme_makes_no_page(tmp_path: Path) -> None:
@@ -66,18 +67,6 @@ def test_a_record_is_replaced_by_one_of_all_themes_alone(
     bench.main()
     assert (before.read_text() == "{}") == bool(left_out)
     assert (tmp_path / "build" / "bench.json").exists() == bool(left_out)
-
-
-def test_a_package_that_fails_at_its_import_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "broken_peer.py").write_text("import no_such_package_of_it\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert not measuring.has("broken_peer")
-    assert not measuring.has("no_such_package_of_it")
-    assert measuring.has("json")
-    assert "broken_peer is installed and can't be imported" in capsys.readouterr().err
 
 
 def test_every_theme_has_its_script() -> None:
@@ -125,19 +114,6 @@ def test_a_verdict_needs_an_interval_without_1(ours, theirs, less, verdict) -> N
     (row,) = measuring.compared("x", "s", ours, {"peer": theirs}, less_is_better=less)
     assert row["verdict"] == verdict
     assert (row["times"] > 1) == (verdict == "better") or verdict == "level"
-
-
-def test_a_record_has_a_row_of_results_a_line() -> None:
-    long = "x" * 2 * measuring.WIDTH
-    record = {
-        "machine": {"cpu": "x", "ram_gib": 2.0},
-        "results": [{"what": long, "ci95": [1.0, 2.0]}, {"runs": [{"what": long}, {"what": long}]}, [long, 2.0]],
-    }
-    text = measuring.as_rows(record)
-    assert json.loads(text) == record
-    rows = [line for line in text.splitlines() if long in line]
-    assert [len(line.strip(" ,")) > len(long) for line in rows] == [True] * 4
-    assert rows[0] == f"  {json.dumps(record['results'][0])},"
 
 
 def test_a_record_names_no_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

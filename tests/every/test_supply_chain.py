@@ -12,7 +12,7 @@ from tools.licences import EXCEPTIONS, is_allowed, licence_of, refused
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
-BENCHMARKS = ("bench", "references", "dev", "guests")
+BENCHMARKS = ("bench", "dev", "guests")
 """Extras that no run needs."""
 
 

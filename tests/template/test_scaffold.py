@@ -91,7 +91,7 @@ def test_every_file_of_the_template_is_of_an_example_or_not(source: dict[str, ob
         ("recsys_8gb and my-recsys and recsystem", "recsys_8gb and my-recsys and recsystem"),
         ("`recsys_8gb`, `recsys`", "`nets_8gb`, `nets`"),
         ("defaults:\n  - recsys_8gb", "defaults:\n  - nets_8gb"),
-        ("0.25 ms a batch (`benchmarks/recsys_fetch.py`).", "0.25 ms a batch."),
+        ("0.25 ms a batch (`benchmarks/loader.py`).", "0.25 ms a batch."),
         ("one\n\n**Learning.** measured\n\n| a |\n", "one\n"),
     ],
 )

@@ -14,7 +14,7 @@ CHEAP_MS = 0.05
 twice as long as in a row: 0.16 instead of 0.08 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
 MESSAGE_MS = 1.0
 """Milliseconds of build time below which worker processes are not timed. Passing a batch takes 0.3 ms of the training
-process, and as much of the worker (2 cores, torch 2.13, `benchmarks/handover.py`). So a step could gain 0.7 ms at most,
+process, and as much of the worker (2 cores, torch 2.13). So a step could gain 0.7 ms at most,
 and timing worker processes takes 0.3 s."""
 SLOW_MS = 100.0
 """Milliseconds of build time above which workers are used without a timing, which would take seconds."""

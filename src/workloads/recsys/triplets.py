@@ -13,7 +13,7 @@ from workloads.recsys.interactions import Ints
 TABLE_CELLS = 2**26
 """Maximum number of users x items for listing all free items: 128 MiB of int16 (int32 from 32,768 items).
 
-A lookup then replaces a search of 0.25-0.5 ms per batch (`benchmarks/recsys_fetch.py`).
+A lookup then replaces a search of 0.25-0.5 ms per batch.
 """
 
 
