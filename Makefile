@@ -27,7 +27,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures recordings format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -105,10 +105,6 @@ site: $(TESTS) ## build the pages of docs/ into build/site
 pictures: $(TESTS) ## draw the pictures of README and docs/ anew, from a run on a simulated GPU: ARGS="<run folder>"
 	$(BIN)/python tools/pictures.py $(ARGS)
 	$(BIN)/python tools/pictures.py --boards
-
-recordings: $(TESTS) ## on an idle machine: record tutorial and screens of docs/ anew, with their pictures (15 minutes)
-	$(BIN)/python tools/tutorial.py
-	$(BIN)/python tools/screens.py
 
 doctor: $(RUNS) ## what this machine offers, and what is missing
 	$(BIN)/python -m wellfed doctor

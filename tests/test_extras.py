@@ -26,7 +26,6 @@ DISTRIBUTIONS = {
     "pynvml": "nvidia-ml-py",
     "hydra": "hydra-core",
     "PIL": "pillow",
-    "prometheus_client": "prometheus-client",
 }
 """Import names that differ from the name for pip."""
 BROUGHT = {"submitit": "hydra-submitit-launcher", "cloudpickle": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
@@ -77,7 +76,7 @@ def test_every_import_is_of_a_base_dependency_or_of_an_extra(folder: str):
 
 def test_the_engine_needs_no_package_of_an_example():
     assert foreign("wellfed").keys() & PACKAGES.keys() == {
-        "transformers", "optuna", "submitit", "cloudpickle", "ray", "pytest", "PIL", "prometheus_client"
+        "transformers", "optuna", "submitit", "cloudpickle", "ray", "pytest", "PIL"
     }  # fmt: skip
 
 
@@ -100,7 +99,7 @@ def test_the_examples_extra_has_all_that_the_examples_import():
 
 
 def test_no_package_of_an_extra_is_a_base_dependency_too():
-    for extra in ("hf", "audio", "tables", "mat", "images", "search", "serve"):
+    for extra in ("hf", "audio", "tables", "mat", "images", "search"):
         assert of_extra(extra)
         assert not of_extra(extra) & BASE
 
@@ -122,7 +121,6 @@ def test_only_what_needs_an_optional_package_imports_it_at_once():
             found.add(path.relative_to(SRC / "wellfed").as_posix())
     assert {path for path in found if not path.startswith("testing/")} == {
         "study/points/optuna_study.py",
-        "monitor/prometheus_export.py",
     }
 
 
@@ -149,7 +147,6 @@ for name in {names}:
     lacking = dict(line.split() for line in done.stdout.splitlines())
     assert lacking == {
         "wellfed.study.points.optuna_study": "optuna",
-        "wellfed.monitor.prometheus_export": "prometheus_client",
     }, done.stderr
 
 

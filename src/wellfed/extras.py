@@ -18,7 +18,6 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "PIL": ("images", "pillow: image files"),
     "pytest": ("testing", "tests of workloads"),
     "optuna": ("search", "searches that choose their values"),
-    "prometheus_client": ("serve", "figures for Prometheus"),
     "tensorboard": ("tensorboard", "event files of TensorBoard"),
     "mlflow": ("mlflow", "runs in mlflow"),
     "submitit": ("slurm", "hydra/launcher=submitit_slurm"),

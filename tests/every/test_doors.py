@@ -27,7 +27,6 @@ DOORS = {
     "hydra": ("wellfed/config/", "hydra_plugins/"),
     "omegaconf": ("wellfed/config/", "hydra_plugins/"),
     "optuna": ("wellfed/study/points/optuna_study.py",),
-    "prometheus_client": ("wellfed/monitor/prometheus_export.py",),
     "ray": ("wellfed/study/executors/",),
     "submitit": ("wellfed/study/executors/",),
     "pytest": ("wellfed/testing/",),

@@ -78,8 +78,6 @@ LOOKED_FOR = {
     "loss is not a scalar": "workloads",
     "batch_size lr": "faq",
     "training got slower CI": "slower_in_ci",
-    "Prometheus": "prometheus",
-    "Grafana dashboard": "prometheus",
     "resume OneCycleLR": "callbacks",
     "ModelCheckpoint best.ckpt": "faq",
     "which weights were tested": "faq",

@@ -104,7 +104,6 @@ def test_it_needs_python_alone():
     for name in (
         "tools/wheel.py",
         "tools/scaffold.py",
-        "tools/thin.py",
         "{{cookiecutter.project_slug}}/tools/engine.py",
     ):
         tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))

@@ -4,6 +4,5 @@ Uses telemetry, NVML and the verdict on curves; no plans, configurations or Ligh
 `monitor.Monitor`; for a loop of your own: ``from wellfed import GPUWatch``.
 
     the monitor       monitor: seen_gpus, processes -> board -> screens: live_table, gpu_cells; curve_file;
-                      prometheus_export
     loops of users    gpu_watch, gpu_curves -> loop_watch -> loop_summary; error_guard
 """

@@ -92,7 +92,7 @@ def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPTS[name])
-    arguments = ("script.py", "--predict", "-m", "1")
+    arguments = ("script.py", "--log-dir", "-m", "1")
     code, out, err = ended(*arguments, cwd=tmp_path)
     watched_code, watched_out, watched_err = ended("-m", "wellfed", "watch", *arguments, cwd=tmp_path)
     assert (watched_code, watched_out) == (code, out)
@@ -127,7 +127,7 @@ def test_what_can_not_be_run(tmp_path: Path) -> None:
     code, _, err = ended("-m", "wellfed", "watch", "absent.py", cwd=tmp_path)
     assert code == 2
     assert "absent.py: there is no such file" in err
-    code, _, err = ended("-m", "wellfed", "watch", "--predict", cwd=tmp_path)
+    code, _, err = ended("-m", "wellfed", "watch", "--log-dir", "runs", cwd=tmp_path)
     assert code == 2
     assert "name a script, or a module after -m" in err
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 import io
 import math
-import re
-import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
-from wellfed.errors import EXIT_OK, ConfigError, NotShown
-from wellfed.extras import absence, is_installed
+from wellfed.errors import EXIT_OK, NotShown
 from wellfed.monitor.curve_file import CurveFile
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.screens import LiveScreen, PlainScreen
@@ -29,9 +24,6 @@ from wellfed.observe.telemetry.ticker import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal
 from wellfed.units import counted, seconds_of
-
-if TYPE_CHECKING:
-    from wellfed.monitor.prometheus_export import PrometheusServer
 
 SHORTEST_S = 0.1
 """Minimum seconds between readings, as for telemetry.interval_s."""
@@ -49,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold characters that this terminal can't write
     stop, terminal = StopRequest(), Terminal(markup=False, highlight=False, emoji=False)
-    with stop.listening(), suppress(Stopped), _server(asked) as server:
-        _watch(asked, stop, terminal, server)
+    with stop.listening(), suppress(Stopped):
+        _watch(asked, stop, terminal)
     if terminal.failure is not None:
         raise NotShown(terminal.failure)
     if stop.signum is None or (stop.signum == signal.SIGINT and asked.seconds == 0):
@@ -81,29 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="between readings, e.g. 1s, 200ms (default: 0.5s)",
     )
-    parser.add_argument(
-        "--serve",
-        type=_address,
-        metavar="[HOST:]PORT",
-        help="also serve the figures for Prometheus; a port alone listens on 127.0.0.1",
-    )
-    add_log_dir(parser)
     return parser
 
 
-def _server(asked: argparse.Namespace) -> AbstractContextManager[PrometheusServer | None]:
-    """Returns the server that `--serve` asks for. It listens before anything is watched."""
-    if asked.serve is None:
-        return nullcontext()
-    if not is_installed("prometheus_client"):
-        raise ConfigError.of("--serve", *absence("prometheus_client"))
-    from wellfed.monitor.prometheus_export import PrometheusServer
-
-    host, port = asked.serve
-    return PrometheusServer(host, port, Path(asked.log_dir))
-
-
-def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, server: PrometheusServer | None) -> None:
+def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
@@ -123,10 +96,6 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
     what = counted(len(found.gpus), "GPU") + " and the host" if found.gpus else "the host alone"
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.print_line(f"Watching {what} {how_long}.")
-    if server is not None:
-        server.show(monitor.board, monitor.time_s, monitor.add_line)
-        for line in server.lines:
-            screen.print_line(line)
     if found.problem is not None:
         screen.print_line(f"No GPU figures (NVML: {found.problem}). {command('doctor')} says what is missing.")
     with monitor:
@@ -140,18 +109,12 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal, ser
         table.close()
     for line in [*monitor.new_lines(), *monitor.summary()]:
         screen.print_line(line)
-    if table is not None and found.gpus:
-        screen.print_line(f"The curves again: {command('diagnose')} {shlex.quote(str(asked.csv))}")
-    elif table is not None:
-        screen.print_line(f"{asked.csv} has the readings of the host alone.")
 
 
 def _show(
     monitor: Monitor, screen: PlainScreen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest
 ) -> None:
     is_live, period_s, end_s = isinstance(screen, LiveScreen), max(1.0, asked.interval), asked.seconds or math.inf
-    if asked.serve is not None and not is_live:
-        period_s = math.inf  # a service, whose figures Prometheus has
     next_s = min(FIRST_S if is_live else math.inf, period_s)
     while stop.signum is None and not terminal.quiet:
         _sleep(min(MOST_S, min(next_s, end_s) - monitor.time_s()), stop)
@@ -179,15 +142,6 @@ def _time(text: str, least_s: float, limits: str) -> float:
         if least_s <= (seconds := seconds_of(text)) < math.inf:
             return seconds
     raise argparse.ArgumentTypeError(f"{text}: must be a time from {limits}")
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    is_whole = ":" not in text or re.fullmatch(r"\[[^\[\]]+\]|[^:\[\]]+", host)
-    if not (is_whole and port.isascii() and port.isdecimal() and int(port) < 2**16):
-        form = "9400, 127.0.0.1:9400 or [::1]:9400; 0.0.0.0:9400 listens on all addresses"
-        raise argparse.ArgumentTypeError(f"{text}: must be a port, or a host and a port: {form}")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _numbers(text: str) -> list[int]:

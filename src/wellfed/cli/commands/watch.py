@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{command('watch')} {name}: there is no such file.", file=sys.stderr)
         return EXIT_NOTHING_RUN
     script = Script(name, tuple(arguments), is_module=is_module)
-    watched = WatchedScript(script, Path(asked.log_dir), predicts=asked.predict)
+    watched = WatchedScript(script, Path(asked.log_dir))
     watched.start()
     end = run(script)
     sys.argv = typed
@@ -42,12 +42,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command("watch"),
-        usage=f"{command('watch')} [--predict] [--log-dir FOLDER] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        usage=f"{command('watch')} [--log-dir FOLDER] (SCRIPT | -m MODULE) [ARGUMENT ...]",
         description="Runs a PyTorch script unchanged. At its end: verdict, what to change, a page. Its output and its "
         "exit code stay its own. Under torchrun: torchrun --nproc-per-node 2 --no-python wellfed watch SCRIPT",
-    )
-    parser.add_argument(
-        "--predict", action="store_true", help="afterwards time the script's DataLoader with other settings"
     )
     parser.add_argument("--log-dir", default="logs", metavar="FOLDER", help="where to write (default: logs)")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")

@@ -7,5 +7,4 @@ Nothing here imports torch or numpy before the script does, and nothing imports 
     its steps    watched_script -> torch_marks -> script_steps -> rows_of_steps, script_record
     its ranks    ranks_of_script
     in code      own_trainers, trainer_watch
-    --predict    loader_trials
 """

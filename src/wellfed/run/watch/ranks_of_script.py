@@ -131,7 +131,6 @@ class RankOfScript:
         store: where this rank leaves its figures; None = the script has one rank, or was not started by torchrun.
     """
 
-    keeps_loader = False
     has_batch = True
     """Whether the bytes of a batch are recorded, or need not be."""
 

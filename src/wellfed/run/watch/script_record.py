@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -56,15 +55,13 @@ _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory
 class SeenLoader:
     """Settings of a DataLoader of the script, which itself may be gone while its iterator is in use."""
 
-    def __init__(self, loader: Any, *, is_kept: bool) -> None:
+    def __init__(self, loader: Any) -> None:
         self.settings = {name: getattr(loader, name, None) for name in _SETTINGS}
         self.batch_size = getattr(loader, "batch_size", None)
         self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
         """It reads an IterableDataset, of which each worker has a copy."""
         self.is_dispatched = False
         """Rank 0 reads its batches for all ranks."""
-        self.loader = _without_workers(loader) if is_kept else None
-        """A copy for trials, if it is kept. The DataLoader itself and its workers must end with the script's use."""
 
 
 class ScriptRecord(RankOfScript):
@@ -73,7 +70,6 @@ class ScriptRecord(RankOfScript):
     Args:
         origin_s: monotonic time of the script's start.
         store: where the other ranks leave their figures; None = there are none, or they can't be seen.
-        keeps_loader: whether a copy of the DataLoader is kept beyond the script's own use of it.
     """
 
     def __init__(
@@ -83,12 +79,11 @@ class ScriptRecord(RankOfScript):
         *,
         origin_s: float,
         store: TorchrunStore | None = None,
-        keeps_loader: bool = False,
     ) -> None:
         super().__init__(origin_s=origin_s, store=store)
         self._has_launch = self._is_shared = False
         """The record has the number of ranks; these train on the same batches."""
-        self.script, self.keeps_loader, self._log_dir = script, keeps_loader, log_dir
+        self.script, self._log_dir = script, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
         self.has_batch = False
@@ -180,11 +175,6 @@ class ScriptRecord(RankOfScript):
         count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
         if loader is not self._seen and count >= max(self._samples_of.values()):
             self._seen = loader
-
-    @property
-    def loader(self) -> Any:
-        """A copy of the DataLoader that most samples of training came from, if it is kept."""
-        return None if self._seen is None else self._seen.loader
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Records how the script computes, and the parameters that its optimizer has."""
@@ -407,10 +397,3 @@ class ScriptRecord(RankOfScript):
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)
-
-
-def _without_workers(loader: Any) -> Any:
-    """Returns a copy of a DataLoader with the same data and samplers, and without its running workers."""
-    copied = copy.copy(loader)
-    copied._iterator = None
-    return copied

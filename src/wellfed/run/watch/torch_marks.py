@@ -136,7 +136,7 @@ class TorchMarks:
             self._watch_copies()
             known = self._seen.get(loader)
             if known is None:
-                known = self._seen[loader] = SeenLoader(loader, is_kept=self._record.keeps_loader)
+                known = self._seen[loader] = SeenLoader(loader)
                 known.is_dispatched = caller == _DISPATCHER
         except Exception as error:  # noqa: BLE001  a subclass of any kind, and the script must not end by this
             self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")

@@ -37,15 +37,14 @@ class WatchedScript:
 
     Args:
         log_dir: folder in which ``watch/runs/`` has the run folders.
-        predicts: whether to time the script's DataLoader with other settings at the end.
         is_replaced: whether the next watch that starts ends this one, since nothing else does after an error.
     """
 
     current: ClassVar[WatchedScript | None] = None
     """Watch of this process that has begun and not ended."""
 
-    def __init__(self, script: Script, log_dir: Path, *, predicts: bool = False, is_replaced: bool = False) -> None:
-        self._script, self._log_dir, self._predicts = script, log_dir.absolute(), predicts
+    def __init__(self, script: Script, log_dir: Path, *, is_replaced: bool = False) -> None:
+        self._script, self._log_dir = script, log_dir.absolute()
         self._origin_s = time.monotonic()
         self._pid, self._parent = os.getpid(), multiprocessing.parent_process()
         self._rank, self._launch = own_rank() or _rank_in_group(), _launch_with_store()
@@ -91,7 +90,7 @@ class WatchedScript:
             self._record = RankOfScript(origin_s=self._origin_s, store=store)
         else:
             self._record = ScriptRecord(
-                self._script, self._log_dir, origin_s=self._origin_s, store=store, keeps_loader=self._predicts
+                self._script, self._log_dir, origin_s=self._origin_s, store=store
             )
         self._steps = ScriptSteps(self._record, self._parent)
         self._marks = TorchMarks(self._steps, self._record)
@@ -136,10 +135,6 @@ class WatchedScript:
         console = screen.Terminal(stderr=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
         assert record.folder is not None
         screen.show_end(console, evidence, _short(record.folder))
-        if self._predicts and not end.is_interrupt:
-            from wellfed.run.watch.loader_trials import show_trials
-
-            show_trials(console, record.loader, evidence)
 
     def _show_nothing_seen(self) -> None:
         why = self._problem
