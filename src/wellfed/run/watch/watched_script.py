@@ -89,9 +89,7 @@ class WatchedScript:
         if self._rank > 0:
             self._record = RankOfScript(origin_s=self._origin_s, store=store)
         else:
-            self._record = ScriptRecord(
-                self._script, self._log_dir, origin_s=self._origin_s, store=store
-            )
+            self._record = ScriptRecord(self._script, self._log_dir, origin_s=self._origin_s, store=store)
         self._steps = ScriptSteps(self._record, self._parent)
         self._marks = TorchMarks(self._steps, self._record)
         self._marks.install()
