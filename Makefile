@@ -67,7 +67,7 @@ fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTE
 audit: $(GUESTS) ## look up known vulnerabilities of all pinned packages, and the licences of those that tests install
 	$(PIP) "pip-audit>=2.7"
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict $(ARGS)
-	$(BIN)/python tools/licences.py
+	$(BIN)/pip-licenses --summary
 
 bench: $(PEERS) ## measure everything beside its peers in 20 minutes, on an idle machine: a record, and docs/benchmarks.md
 	$(BIN)/python benchmarks/bench.py $(ARGS)
@@ -90,7 +90,7 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy \
 	  "mypy --config-file benchmarks/mypy.ini -p benchmarks" lint-imports \
-	  "python tools/size.py" "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads --messages src" "python tools/site.py" \
+	  "python tools/size.py" "python tools/docstrings.py src" "python tools/sentences.py README.md CONTRIBUTING.md docs benchmarks src/workloads" "python tools/site.py" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }

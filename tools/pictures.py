@@ -6,7 +6,7 @@
     python tools/pictures.py --boards   # draws the leaderboard of `SWEEP` and the comparison of `COMPARED`
 
 A page is drawn anew from the files of the run. docs/images/pictures.json records what they show: where the run
-is from, the machine, the verdict. tests/every/test_pictures.py holds it to the code and to the captions.
+is from, the machine, the verdict.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""Checks the length of sentences in Markdown pages and in messages of Python files: none has over 30 words.
+"""Checks the length of sentences in Markdown pages: none has over 30 words.
 
     python tools/sentences.py README.md docs --show
-    python tools/sentences.py README.md docs --messages src
 
 The mean of a page is at most 16 words. Code, tables, headings, HTML and the addresses of links are left out.
-`inline code` counts as one word. Messages of a Python file are its texts (help, findings, reasons, warnings) without
-docstrings. A value in braces counts as one word.
+`inline code` counts as one word.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -70,44 +67,13 @@ def sentences(page: str) -> list[Sentence]:
     return found
 
 
-def value_of(node: ast.AST) -> str | None:
-    """Returns the text of a constant, an f-string or a sum of them, with X for each value; None for other nodes."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        found = ""
-        for part in node.values:  # a value behind a full stop is a sentence, or empty
-            found += value_of(part) or ("" if re.search(r"[.!?]$", found) else "X")
-        return found
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        texts = value_of(node.left), value_of(node.right)
-        return None if texts == (None, None) else "".join("X" if text is None else text for text in texts)
-    return None
-
-
-def messages(source: str) -> list[Sentence]:
-    """Returns the sentences of all texts of a Python file. Docstrings, code and lists of words are left out."""
-    found, left_out = [], set()
-    for node in ast.walk(ast.parse(source)):  # from the outside in
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            left_out.add(node.value)
-        if node in left_out or (text := value_of(node)) is None:
-            continue
-        left_out.update(ast.walk(node))
-        if "\n " not in text and re.search(r"[,.:;!?](?:\s|$)", text):
-            parts = (part for line in text.splitlines() for part in END.split(line))
-            found += [Sentence(node.lineno, part) for part in parts if re.search(r"\w", part)]
-    return found
-
-
 def faults(path: Path) -> Iterator[str]:
     """Yields a line for each sentence that is too long, and one if the mean of the page is."""
-    text, is_page = path.read_text(encoding="utf-8"), path.suffix != ".py"
-    found = sentences(text) if is_page else messages(text)
+    found = sentences(path.read_text(encoding="utf-8"))
     for sentence in found:
         if sentence.words > LONGEST:
             yield f"{path}:{sentence.line}: {sentence.words} words, at most {LONGEST}: {sentence.text[:100]} ..."
-    mean = fmean(sentence.words for sentence in found) if found and is_page else 0.0
+    mean = fmean(sentence.words for sentence in found) if found else 0.0
     if mean > LONGEST_MEAN:
         yield f"{path}: {mean:.1f} words a sentence in the mean, at most {LONGEST_MEAN:g}"
 
@@ -122,15 +88,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="+", help="Markdown files, or folders of them")
     parser.add_argument("--show", action="store_true", help="print the mean of each page too")
-    parser.add_argument("--messages", nargs="+", default=[], help="folders of Python files")
     options = parser.parse_args(arguments)
     if options.show:
         for path in pages(options.pages):
             found = [sentence.words for sentence in sentences(path.read_text(encoding="utf-8"))]
             over = sum(words > LONGEST for words in found)
             print(f"{fmean(found or [0]):5.1f} {max(found, default=0):4} {over:4} {len(found):5}  {path}")
-    files = [path for name in map(Path, options.messages) for path in sorted(name.rglob("*.py"))]
-    found = [fault for path in (*pages(options.pages), *files) for fault in faults(path)]
+    found = [fault for path in pages(options.pages) for fault in faults(path)]
     print("\n".join(found) or "sentences: no fault")
     return int(bool(found))
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 
-from tests.every.test_docs import hold, typed_commands
 from tests.every.test_pages import write
 from tests.every.test_readme import ROOT, Block, blocks, project, run
 from wellfed.sample_rng import SampleRng
@@ -224,18 +222,6 @@ PROMISES: dict[str, Callable[[Path, list[str]], None]] = {
 """Page -> what must hold once it was followed."""
 
 
-def test_every_page_has_its_test_and_its_row() -> None:
-    assert sorted([*PROMISES, NOTEBOOK]) == NAMES
-    index = (FOLDER / "index.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"\| \[(\w+)\.md\]\(\1\.md\) \|", index)) == NAMES
-    (recipes,) = [
-        entry["Recipes"] for entry in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] if "Recipes" in entry
-    ]
-    assert sorted(path for entry in recipes for path in entry.values()) == sorted(
-        f"recipes/{name}.md" for name in [*NAMES, "index"]
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROMISES)
 def test_a_recipe_is_followed_to_the_letter(name: str, project: Path) -> None:
@@ -284,59 +270,3 @@ def test_the_tutorial_feeds_its_run(project: Path) -> None:
     follow([with_options], project)
     (last,) = [record for name, record in records(project).items() if name not in runs]
     assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_whole(name: str) -> None:
-    """One question, files that compile, yaml that is some, and no block of an unknown kind."""
-    text, found = (FOLDER / f"{name}.md").read_text(encoding="utf-8"), blocks_of(name)
-    assert re.match(r"# (How|Does) [^\n]+\?\n\n", text)
-    assert text.count("\n```") == 2 * len(found)
-    for block in found:
-        assert block.language in ("bash", "python", "yaml", *SHOWN)
-        if block.language == "python":
-            compile(block.text, block.path or name, "exec")
-        elif block.language == "yaml":
-            assert yaml.safe_load(block.text)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_commands_within_sentences_can_be_typed(name: str) -> None:
-    """They belong to no block; a run of the page's own files is one of its blocks."""
-    text = re.sub(r"^```.*?^```", "", (FOLDER / f"{name}.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    for words in typed_commands(re.sub(r"`(?:!|\w+=\S+ )(?=python )", "`", text)):
-        if not re.search(r"src/predict|workload=|%%", " ".join(words)):
-            hold(words)
-
-
-LOOKED_FOR = {
-    "wandb tags": "recipes/wandb_tags.md",
-    "wandb run name": "recipes/wandb_tags.md",
-    "log image": "recipes/log_images.md",
-    "confusion matrix": "recipes/log_images.md",
-    "freeze layer": "recipes/freeze_layers.md",
-    "class weights": "recipes/class_weights.md",
-    "two optimizers": "recipes/two_optimizers.md",
-    "gan": "recipes/gan.md",
-    "resume another machine": "recipes/resume_on_another_machine.md",
-    "some gpus": "recipes/some_of_the_gpus.md",
-    "torchscript": "recipes/export.md",
-    "onnx": "recipes/export.md",
-    "notebook": "recipes/notebook.md",
-    "jupyter": "recipes/notebook.md",
-    "imagefolder": "recipes/image_folder.md",
-    "timm": "recipes/timm.md",
-    "mixup": "recipes/mixup.md",
-    "docker": "recipes/containers.md",
-    "macos": "recipes/macos_and_windows.md",
-    "windows": "recipes/macos_and_windows.md",
-    "predictions": "recipes/predictions.md",
-    "tutorial": "tutorial.md",
-}
-"""What users typed and did not find -> page whose title must have all of it."""
-
-
-@pytest.mark.parametrize("words", LOOKED_FOR)
-def test_a_title_has_the_words_that_users_type(words: str) -> None:
-    title = (ROOT / "docs" / LOOKED_FOR[words]).read_text(encoding="utf-8").splitlines()[0].lower()
-    assert [word for word in words.split() if word not in title] == []

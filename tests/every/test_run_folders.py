@@ -3,16 +3,13 @@
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.kit.few import few, slow
 from wellfed.cli import main as cli
 from wellfed.record import RunRecord
 
@@ -46,34 +43,11 @@ def cut(path: Path) -> None:
     path.write_bytes(content[: -len(content.splitlines()[-1]) // 2])
 
 
-def other_columns(path: Path) -> None:
-    path.write_text("time,what\n1.0,none\n2.0,<b>\n")
-
-
 def no_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x1b[31m,\n\x00,\x00\n" * 50)
 
 
-def head_alone(path: Path) -> None:
-    path.write_text(path.read_text().splitlines()[0] + "\n")
-
-
-def folder_in_its_place(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    few(
-        [
-            *(cut, no_text, folder_in_its_place, Path.unlink),
-            # What is read of such tables: tests/explain/diagnosis/test_run_tables.py.
-            *map(slow, (other_columns, head_alone)),
-        ],
-        2,
-    ),
-)
+@pytest.mark.parametrize("damage", [cut, no_text, Path.unlink])
 def test_tables_that_are_damaged_or_missing_are_done_without(
     run: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
@@ -116,60 +90,6 @@ def test_a_record_that_cannot_be_read_is_told(
         assert "Traceback" not in captured.err
 
 
-def test_a_folder_that_may_not_be_looked_into_is_told(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder belongs to another user; root may read any."""
-
-    def closing(ask: Callable[..., Any]) -> Callable[..., Any]:
-        def closed(self: Path, *words: Any, **options: Any) -> Any:
-            if RUN in self.parts and self.name != RUN:
-                raise PermissionError(13, "Permission denied", str(self))
-            return ask(self, *words, **options)
-
-        return closed
-
-    for name in ("is_file", "stat", "open", "read_text"):
-        monkeypatch.setattr(Path, name, closing(getattr(Path, name)))
-    for words in COMMANDS:
-        assert cli.main(words) == (0 if words == ["runs"] else 2)
-        captured = capsys.readouterr()
-        assert "Permission denied" in captured.out + captured.err
-        assert OTHER in captured.out or words != ["runs"]
-
-
-def older_ones(found: dict[str, Any], *, within: bool) -> Iterator[dict[str, Any]]:
-    """The record without each of its keys, and without each key within those."""
-    for key, value in found.items():
-        if key not in ("schema", "run_id"):
-            yield {name: other for name, other in found.items() if name != key}
-        if within and isinstance(value, dict):
-            for inner in value:
-                yield {**found, key: {name: other for name, other in value.items() if name != inner}}
-
-
-@pytest.mark.parametrize(
-    "commands",
-    [
-        slow((["report", OTHER], ["report", RUN, OTHER], ["runs"]), id="pages"),
-        pytest.param((["diagnose", OTHER],), id="diagnose"),
-    ],
-)
-def test_a_record_of_an_older_version_lacks_keys(
-    run: Path, capsys: pytest.CaptureFixture[str], commands: tuple[list[str], ...]
-) -> None:
-    run = run.with_name(OTHER)
-    found = json.loads((run / "run.json").read_text())
-    older = list(older_ones(found, within=len(commands) == 1))  # drawing takes long
-    assert len(older) > 25
-    for record in older:
-        (run / "run.json").write_text(json.dumps(record))
-        for words in commands:
-            lacking = [key for key in found if record.get(key) != found[key]]
-            assert cli.main(words) == 0, lacking
-            assert "damaged" not in capsys.readouterr().out, lacking
-
-
 def test_a_run_that_is_only_just_begun_has_pages(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in TABLES:
         (run / name).unlink(missing_ok=True)
@@ -180,7 +100,6 @@ def test_a_run_that_is_only_just_begun_has_pages(run: Path, capsys: pytest.Captu
         assert "running" in out or "still runs" in out
 
 
-EVIL = st.text(st.characters(codec="utf-8") | st.sampled_from("\x1b\x9b\x07\r\x00\u202e<>&\"'|`$"), max_size=12)
 TYPICAL = ["\x1b]0;title\x07", "\x9b2J", "a\r\nb\x00", "[bold]:smile:", "\u202e|`<b>"]
 
 
@@ -222,13 +141,6 @@ def test_a_text_that_a_terminal_or_a_browser_would_obey_is_written_out(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold(run, TYPICAL, capsys)
-
-
-@pytest.mark.slow
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(EVIL, min_size=5, max_size=5))
-def test_so_is_any_text(run: Path, capsys: pytest.CaptureFixture[str], texts: list[str]) -> None:
-    hold(run, texts, capsys)
 
 
 def test_names_of_folders_are_texts_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
