@@ -159,9 +159,6 @@ class LastSaveFailed(WellfedError):
 class ModelError(WellfedError):
     """A mistake in a user's model, or in its use of a batch; the message names both."""
 
-    row: int | None = None
-    """Row of the batch at fault, from 0."""
-
 
 class NotShown(WellfedError):
     """Output that could not be written, for example because the disk is full."""

@@ -283,10 +283,12 @@ def evaluated(split: str, evaluating: Evaluating, data: Data, table: FeatureTabl
     model: Any = evaluating.model
     model.eval()
     model.split = split
-    evaluating.evaluation.reset()
+    evaluating.must_repeat = True
     with torch.no_grad():
-        for delivery in EvalLoader(data, 32, seed=1):
-            evaluating.take(split, delivery, table.source, device, 0)
+        while evaluating.must_repeat:
+            evaluating.begin()
+            for delivery in EvalLoader(data, 32, seed=1):
+                evaluating.take(split, delivery, table.source, device, 0)
     model.train()
     return evaluating.evaluation.compute()["loss"]
 

@@ -88,53 +88,9 @@ def test_a_backward_pass_that_can_not_be_compiled_goes_on_without(tmp_path: Path
     assert torch.equal(*found)
 
 
-# -- what torch.compile raises ---------------------------------------------------------------------------------------
+def test_only_errors_of_the_compiler_are_its_own() -> None:
+    from torch._dynamo.exc import Unsupported
 
-
-class Scales(torch.nn.Linear):
-    """Compiled anew for each factor; ``bad`` is its own failure."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 1)
-        self.factor, self.bad = 1, False
-
-    def loss(self, batch: Any) -> LossOutput:
-        if self.bad:
-            raise KeyError("price")
-        return LossOutput(self(batch["x"]).square().mean() * self.factor)
-
-
-def failing(model: Scales) -> Exception:
-    """What the compiled loss raises; with a backend that compiles nothing, which is not what is looked at."""
-    torch.compiler.reset()  # limits count for the code, whatever model it is of
-    compiled = torch.compile(model.loss, backend="eager")
-    with torch._dynamo.config.patch({"recompile_limit": 1, "fail_on_recompile_limit_hit": True}):
-        for model.factor in (1, 2, 3):
-            try:
-                compiled({"x": torch.ones(2, 3)})
-            except Exception as error:  # noqa: BLE001  of any type
-                return error
-    raise AssertionError("nothing was raised")
-
-
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")  # torch's, after other tests
-def test_an_error_that_passes_through_the_compiler_as_it_is_is_the_compilers() -> None:
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    error = failing(Scales())
-    assert isinstance(error, FailOnRecompileLimitHit)
-    assert not isinstance(error, TorchDynamoException)
-    assert is_of_compiler(error)
-
-
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")  # torch's, after other tests
-def test_an_error_of_the_code_that_is_compiled_is_its_own() -> None:
-    model = Scales()
-    model.bad = True
-    error = failing(model)
-    assert isinstance(error, KeyError)
-    assert not is_of_compiler(error)
-
-
-def test_out_of_memory_is_never_the_compilers() -> None:
+    assert is_of_compiler(Unsupported("a graph break", "a graph break"))
+    assert not is_of_compiler(KeyError("price"))
     assert not is_of_compiler(torch.OutOfMemoryError("CUDA out of memory."))

@@ -18,7 +18,7 @@ from wellfed.run.objects.optimizers import states_per_parameter
 from wellfed.train.memory.checkpointing import blocks, checkpoint_blocks
 from wellfed.train.memory.features import of_data
 from wellfed.train.memory.fsdp_blocks import gathered_bytes
-from wellfed.train.memory.snapshot import bytes_of
+from wellfed.train.memory.step_start import bytes_of
 from wellfed.train.step.precision import set_backend_flags
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from wellfed.train.lightning.user_module.rank_shares import RankShares
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.loss_faults import explained_in_hooks
+from wellfed.train.step.loss_faults import add_context_of_module
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 
@@ -67,10 +67,8 @@ class ModuleLearner(Learner):
             return
         except Exception as error:
             if memory.failure is None or not self._may_restart:
-                explanation = explained_in_hooks(error, self.module)
-                if explanation is None:
-                    raise
-                raise explanation from error
+                add_context_of_module(error, self.module)
+                raise
         # Raised outside of the handler: the handled error refers to all tensors of the step.
         raise self._with_less(memory.failure, memory.samples, trainer)
 

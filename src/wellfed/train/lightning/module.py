@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -244,6 +244,16 @@ class StepModule(pl.LightningModule):
 
     def _evaluate(self, split: str, delivery: Delivery) -> None:
         self.plain.evaluating.take(split, delivery, self.plain.source(), self.device, self.trainer.global_step)
+
+    def end_evaluation(self, split: Literal["val", "test"]) -> dict[str, float]:
+        """Returns the metrics of a split. If memory ran out, first repeats the pass over it in smaller batches."""
+        evaluating = self.plain.evaluating
+        loader = self.trainer.val_dataloaders if split == "val" else self.trainer.test_dataloaders
+        while evaluating.must_repeat:
+            evaluating.begin()
+            for delivery in loader:
+                self._evaluate(split, delivery)
+        return evaluating.end()
 
     @property
     def mean_of_ranks(self) -> Callable[[Tensor], Tensor] | None:

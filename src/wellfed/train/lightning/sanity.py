@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers.logger import DummyLogger
-from torchmetrics import Metric
 
 from wellfed.batches import Delivery
 from wellfed.observe.loggers.log_media import not_logged
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
-from wellfed.train.lightning.ceiling import put_back, replaced
+from wellfed.train.lightning.ceiling import put_back
 from wellfed.train.lightning.module import StepModule
 
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
@@ -29,7 +25,7 @@ class SanityCheck(pl.Callback):
     """Check of each split. It must be the first callback. It logs nothing and restores buffers, generators and metrics.
 
     A resumed run is not checked again. Lightning checks the validation of a user's LightningModule with all its hooks
-    (``num_sanity_val_steps``). Its test is checked here, except for the end, which may write results.
+    (``num_sanity_val_steps``), and not its test.
     """
 
     def __init__(
@@ -60,18 +56,15 @@ class SanityCheck(pl.Callback):
         self._found("val", {name[4:]: value for name, value in logged.items() if name.startswith("val/")})
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if trainer.global_step > 0:
+        if trainer.global_step > 0 or not isinstance(module, StepModule):
             return
         for split, few in self._splits.items():
             self._trying = split
             with self._put_back(module), few() as deliveries, torch.no_grad():
                 module.eval()
-                if isinstance(module, StepModule):
-                    metrics = _metrics(trainer, module, split, deliveries)
-                    self._trying = None
-                    self._found(split, metrics)
-                elif split == "test":
-                    _try_test(trainer, module, deliveries)
+                metrics = _metrics(trainer, module, split, deliveries)
+                self._trying = None
+                self._found(split, metrics)
         self._trying = None
 
     @contextmanager
@@ -95,49 +88,13 @@ class SanityCheck(pl.Callback):
 
 def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
     step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
-    module.plain.evaluation.reset()
+    evaluating, few = module.plain.evaluating, list(deliveries)
     try:
-        for number, delivery in enumerate(deliveries):
-            step(delivery, number)
+        evaluating.must_repeat = True
+        while evaluating.must_repeat:
+            evaluating.begin()
+            for number, delivery in enumerate(few):
+                step(delivery, number)
         return module.plain.evaluation.compute()
     finally:
-        module.plain.evaluation.reset()
-
-
-def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Iterable[Delivery]) -> None:
-    loggers, trainer.loggers = trainer.loggers, [DummyLogger()]
-    trainer.testing = True
-    try:
-        with _forgetting(module):
-            module.on_test_start()
-            module.on_test_epoch_start()
-            for number, delivery in enumerate(deliveries):
-                batch = trainer.strategy.batch_to_device(getattr(delivery, "batch", delivery), module.device, 0)
-                takes_number = len(inspect.signature(module.test_step).parameters) > 1
-                module.on_test_batch_start(batch, number)
-                output = trainer.strategy.test_step(batch, *([number] if takes_number else []))
-                module.on_test_batch_end(output, batch, number)
-    finally:
-        trainer.training, trainer.loggers = True, loggers
-
-
-@contextmanager
-def _forgetting(module: pl.LightningModule) -> Iterator[None]:
-    """Disables the module's logging; afterwards restores its lists and dicts and resets its metrics."""
-    instead = {name: lambda *arguments, **named: None for name in ("log", "log_dict")}
-    held = {name: value.copy() for name, value in vars(module).items() if _is_plain(name, value)}
-    try:
-        with replaced(module, instead):
-            yield
-    finally:
-        for name, value in vars(module).items():
-            if name in held and _is_plain(name, value):
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(held[name])
-        for part in module.modules():
-            if isinstance(part, Metric):
-                part.reset()
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    return not name.startswith("_") and type(value) in (list, dict, set)
+        evaluating.begin()

@@ -9,7 +9,7 @@ from torch import nn
 
 from wellfed.contract import FeatureSource
 from wellfed.train.memory.features import DeviceTable, HostTable
-from wellfed.train.memory.snapshot import bytes_of
+from wellfed.train.memory.step_start import bytes_of
 from wellfed.units import show_bytes
 
 

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import generators
-from wellfed.train.memory.snapshot import LARGE_BYTES, bytes_of
+
+LARGE_BYTES = 2**20
+"""Bytes beyond which a buffer is copied only when torch has counted a change."""
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Returns the bytes of a tensor, also of a sparse one, for which torch defines no ``nbytes``."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 class StepStart:

@@ -1,9 +1,9 @@
-"""Evaluates the batches of a split, in smaller parts if memory runs out, and merges the metrics of all ranks."""
+"""Evaluates the batches of a split, again in smaller parts if memory runs out. Merges the metrics of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,10 +12,9 @@ from torch import nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.errors import DataError, ModelError, OutOfMemoryExhausted
+from wellfed.errors import DataError, OutOfMemoryExhausted
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.snapshot import Snapshot
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import Preparation
@@ -24,9 +23,16 @@ SHARING_STRATEGIES = ("auto", "ddp")
 """Strategies in which each rank has the whole model and can evaluate a batch alone."""
 
 
+class StartAgain(Exception):
+    """Memory ran out in an evaluation, which must pass over its split again, with smaller batches."""
+
+
 @dataclass
 class Evaluating:
-    """Evaluation of the batches of a split. After an out-of-memory error it halves the batch, and all later ones."""
+    """Evaluation of the batches of a split, in parts of at most ``_at_most`` samples.
+
+    An out-of-memory error halves that number for good. The pass over the split must then begin again.
+    """
 
     model: nn.Module
     evaluation: SplitMetrics
@@ -35,13 +41,16 @@ class Evaluating:
     on_event: OnEvent
     shares: bool = False
     """Ranks share the batches, and merge their metrics at the end."""
+    must_repeat: bool = False
+    """Memory ran out in this pass, which must begin again. The rest of it is skipped."""
     _at_most: int | None = None
     _failure: Exception | None = None
+    _attempts: oom.Attempts = field(default_factory=oom.Attempts)
 
     def begin(self) -> None:
         """Empties the metrics before a pass over a split."""
         self.evaluation.reset()
-        self._failure = None
+        self.must_repeat, self._failure = False, None
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -49,60 +58,43 @@ class Evaluating:
         """Adds a batch, which may still be on the host.
 
         Raises:
-            OutOfMemoryExhausted: a single sample does not fit, or the evaluation had already added a part of the batch
-                to a large tensor.
+            OutOfMemoryExhausted: a single sample does not fit.
         """
+        if self.must_repeat:
+            return
         if delivery.is_padding:
             self._failure = delivery.failure
             return
         prepare, evaluation = self.splits[split], self.evaluation
-        sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
-        parts = prepare.split(delivery.batch, sizes)
-
-        before: list[Snapshot] = []
+        sizes = self._sizes(delivery.size)
 
         def update() -> None:
-            before.clear()
-            if self.may_halve:
-                before.extend(Snapshot(part, device, leave_out=self.model) for part in evaluation.parts)
-            weight = prepare.weight(parts[done], sizes[done]) if evaluation.takes_loss else 0
-            batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
-            try:
-                evaluation.update(batch, weight, features)
-            except ModelError as error:
-                add_place(error, delivery, split, sum(sizes[:done]))
-                raise
+            for number, part in enumerate(prepare.split(delivery.batch, sizes)):
+                weight = prepare.weight(part, sizes[number]) if evaluation.takes_loss else 0
+                batch = prepare(batches.to_device(part, device), delivery, number, features)
+                try:
+                    evaluation.update(batch, weight, features)
+                except Exception as error:
+                    add_place(error, delivery, split)
+                    raise
 
-        while done < len(sizes):
-            if not self.may_halve:
-                update()
-                done += 1
-                continue
-            _, failure = attempts(update)
-            if failure is None:
-                done += 1
-                continue
-            size = sizes[done]
-            restored = [each.restore() for each in before]
-            if not all(restored):
-                name = type(evaluation.parts[restored.index(False)]).__name__
-                raise OutOfMemoryExhausted(
-                    f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
-                    f"{failure.message} Next: workload.eval_batch_size={max(1, size // 2)}.",
-                    failure.kind,
-                )
-            oom.release()
-            self.on_event("oom", step=step, message=failure.message)
-            if size == 1:
-                raise OutOfMemoryExhausted(
-                    f"Out of memory in the {split} split with one sample: {failure.message} "
-                    "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...).",
-                    failure.kind,
-                )
-            self._at_most = size // 2
-            self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
-            sizes = sizes[:done] + self._sizes(sum(sizes[done:]))
-            parts = prepare.split(delivery.batch, sizes)
+        if not self.may_halve:
+            update()
+            return
+        failure = self._attempts(update)[1]
+        if failure is None:
+            return
+        oom.release()
+        self.on_event("oom", step=step, message=failure.message)
+        if sizes[0] == 1:
+            raise OutOfMemoryExhausted(
+                f"Out of memory in the {split} split with one sample: {failure.message} "
+                "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...).",
+                failure.kind,
+            )
+        self._at_most = sizes[0] // 2
+        self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=sizes[0])
+        self.must_repeat = True
 
     def end(self) -> dict[str, float]:
         """Returns the metrics of the pass, over all ranks."""
@@ -111,9 +103,8 @@ class Evaluating:
         return self.evaluation.compute()
 
     def _sizes(self, num_samples: int) -> list[int]:
-        most = self._at_most or num_samples
-        full, rest = divmod(num_samples, most)
-        return [most] * full + ([rest] if rest else [])
+        full, rest = divmod(num_samples, self._at_most or num_samples)
+        return [self._at_most or num_samples] * full + ([rest] if rest else [])
 
 
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from wellfed.contract import Batch, Evaluation, FeatureSource, LossOutput
-from wellfed.errors import ConfigError, reason_of
+from wellfed.errors import ConfigError
 from wellfed.train.memory import oom
 from wellfed.train.step.compiled import Loss
 
@@ -163,7 +163,6 @@ class SplitMetrics:
         given: list[Any] = [each for each in (evaluation if self.own is None else None, metrics) if each is not None]
         self.means, self.metrics = Means(), [TorchMetrics(each) for each in given]
         self.takes_loss: bool = getattr(self.own, "with_loss", True) or bool(self.metrics)
-        self._has_taken_loss = False
         self.best_metric: str = "loss" if self.own is None else self.own.best_metric
         self.best_mode: Literal["max", "min"] = "min" if self.own is None else self.own.best_mode
 
@@ -179,33 +178,22 @@ class SplitMetrics:
 
     def update(self, batch: Batch, weight: int, features: FeatureSource | None) -> None:
         """Adds a batch whose loss is a mean over ``weight``."""
-        output = self._output(batch) if self.takes_loss else None
-        if output is not None:
+        if self.takes_loss:
+            output = self._output(batch)
             self.means.add(output, weight)
             for metrics in self.metrics:
                 metrics.update(output, self._model)
         if self.own is not None:
             self.own.update(self._model, batch, *(() if features is None else (features,)))
 
-    def _output(self, batch: Batch) -> LossOutput | None:
-        """Returns the output of the loss; None if the loss can't take the first batch of this split."""
+    def _output(self, batch: Batch) -> LossOutput:
         try:
-            output = self._loss(batch)
+            return self._loss(batch)
         except Exception as error:
-            is_needed = self.own is None or bool(self.metrics) or self._has_taken_loss
-            if is_needed or oom.classify(error, takes_suspects=True) is not None:
-                raise
-            self.takes_loss = False
-            _LOG.warning(
-                "This split has no loss besides %s: %s.loss can't take its batches (%s). with_loss = False in "
-                "that class avoids this warning.",
-                type(self.own).__name__,
-                type(self._model).__name__,
-                reason_of(error),
-            )
-            return None
-        self._has_taken_loss = True
-        return output
+            if self.own is not None and not self.metrics and oom.classify(error, takes_suspects=True) is None:
+                name = type(self.own).__name__
+                error.add_note(f"If its batches have no loss, set with_loss = False in the class {name}.")
+            raise
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches; waits for the device."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,7 @@ import torch
 from torch import nn
 
 from wellfed.contract import Batch, LossOutput
-from wellfed.errors import WellfedError
-from wellfed.train.memory import oom
-from wellfed.train.step.loss_faults import explained, output_of
+from wellfed.train.step.loss_faults import add_context, output_of
 
 _LOG = logging.getLogger(__name__)
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -81,7 +78,7 @@ class Loss(Compiled):
         """Returns the model's loss for the batch.
 
         Raises:
-            ModelError: a mistake in the model or the data that can be explained.
+            ModelError: the loss returned something that can't be used as a loss.
         """
         try:
             if self._compiled is None:
@@ -90,13 +87,9 @@ class Loss(Compiled):
                 if self._has_graphs:
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 given = super().__call__(batch)
-        except WellfedError:
-            raise
         except Exception as error:
-            explanation = explained(error, self._name, batch, self._model)
-            if explanation is None:
-                raise
-            raise explanation from error
+            add_context(error, self._name, batch, self._model)
+            raise
         return output_of(given, self._name, needs_gradient=self._needs_gradient)
 
 
@@ -114,10 +107,4 @@ def is_of_compiler(error: Exception) -> bool:
 
     known: list[type[Exception]] = [exc.TorchDynamoException]
     known += [kind for name in ("InductorError", "CppCompileError") if (kind := getattr(inductor, name, None))]
-    if isinstance(error, tuple(known)):
-        return True
-    if oom.classify(error) is not None:
-        return False
-    # The compiler does not wrap errors of some types. Errors of the code itself are raised when it runs.
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame, _ in frames)
+    return isinstance(error, tuple(known))

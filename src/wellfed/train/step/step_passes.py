@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.errors import ModelError
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, Mark
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -134,8 +133,8 @@ class StepPasses:
             batch = prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features())
         try:
             output = self._loss(batch)
-        except ModelError as error:
-            add_place(error, delivery, "train", part.number * self.largest if ranks.size == 1 else None)
+        except Exception as error:
+            add_place(error, delivery, "train")
             raise
         if not delivery.is_padding:
             self.samples += part.size if output.num_samples is None else output.num_samples

@@ -16,10 +16,9 @@ from torch import nn
 
 from tests.kit import tiny
 from wellfed.contract import LossOutput
-from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
+from wellfed.train.lightning.callbacks import synchronisations
+from wellfed.train.lightning.callbacks.synchronisations import Synchronisations, place_of
 from wellfed.train.lightning.prefetch import prefetched
-from wellfed.train.step import synchronisation_search
-from wellfed.train.step.synchronisation_search import place_of, side_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 SAYS = "called a synchronizing CUDA operation (function f)"
@@ -209,16 +208,6 @@ def test_a_warning_that_comes_too_late_is_shown_to_nobody(card: SimpleNamespace,
     assert shown == ["look out"]
 
 
-def test_whose_code_a_file_is() -> None:
-    python, installed = Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"])
-    assert side_of(synchronisation_search.__file__) == "wellfed"
-    assert side_of(__file__) == side_of("/home/me/model.py") == "user"
-    assert side_of(torch.__file__) == side_of(pl.__file__) == "machinery"
-    assert side_of(str(python / "threading.py")) == side_of("<string>") == "machinery"
-    assert side_of("/tmp/torchinductor_me/ab/cab.py") == "machinery"
-    assert side_of(str(installed / "transformers" / "models" / "bert.py")) == "library"
-
-
 def frames(*files: str) -> Any:
     """Returns a stack, the innermost call first."""
     frame = None
@@ -227,14 +216,15 @@ def frames(*files: str) -> Any:
     return frame
 
 
-def test_the_nearest_line_of_the_users_is_named_else_that_of_a_library_else_ours() -> None:
-    torchs, ours = torch.__path__[0] + "/nn/module.py", synchronisation_search.__file__
-    library = str(Path(sysconfig.get_paths()["purelib"]) / "metrics" / "mean.py")
-    compiled = torch.__path__[0] + "/_dynamo/eval_frame.py"
+def test_the_nearest_line_outside_of_torch_is_named() -> None:
+    torchs, ours = torch.__path__[0] + "/nn/module.py", synchronisations.__file__
+    python, installed = Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"])
+    library, threads = str(installed / "metrics" / "mean.py"), str(python / "threading.py")
+    compiled, inductor = torch.__path__[0] + "/_dynamo/eval_frame.py", "/tmp/torchinductor_me/ab/cab.py"
     assert place_of(frames(torchs, "/home/me/model.py", torchs, ours, "/home/me/train.py")) == "/home/me/model.py:2"
-    assert place_of(frames(library, torchs, "/home/me/model.py", ours)) == "/home/me/model.py:3"
-    assert place_of(frames(torchs, library, ours, "/home/me/train.py")) == "metrics/mean.py:2"
-    assert place_of(frames(torchs, ours, library)) == "wellfed/train/step/synchronisation_search.py:2"
+    assert place_of(frames(torchs, pl.__file__, threads, "<string>", inductor, "/home/me/a.py")) == "/home/me/a.py:6"
+    assert place_of(frames(library, torchs, "/home/me/model.py", ours)) == "metrics/mean.py:1"
+    assert place_of(frames(torchs, ours, library)) == "wellfed/train/lightning/callbacks/synchronisations.py:2"
     assert place_of(frames(torchs, compiled, "/home/me/model.py")) is None
     assert place_of(frames("/home/me/model.py", compiled)) == "/home/me/model.py:1"  # not compiled, called from there
     assert place_of(frames(torchs)) is place_of(None) is None

@@ -115,11 +115,11 @@ class Figures(pl.Callback):
             return
         self.validated_step = self.step
         if isinstance(module, StepModule):
-            self._write("val", module.plain.evaluating.end(), trainer)
+            self._write("val", module.end_evaluation("val"), trainer)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if isinstance(module, StepModule):
-            self._write("test", module.plain.evaluating.end(), trainer)
+            self._write("test", module.end_evaluation("test"), trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # The module's own hook at the epoch's end may log, and comes after ours.
