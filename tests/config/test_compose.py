@@ -53,6 +53,21 @@ def test_a_configuration_is_small_since_a_sweep_holds_thousands():
     assert len(pickle.dumps(once("gpu=auto", "loader=auto", "memory=auto"))) < 16 * 1024
 
 
+def test_the_folder_of_the_run_is_filled_in(tmp_path):
+    composed = compose(["+workload.data.kept=${hydra:runtime.output_dir}/a", "+workload.model.b=${paths.output_dir}"])
+    filled = composed.in_folder(tmp_path)
+    assert filled.config.workload.data["kept"] == f"{tmp_path}/a"
+    assert filled.config.workload.model["b"] == filled.config.paths.output_dir == str(tmp_path)
+    assert filled.resolved["workload"]["data"]["kept"] == f"{tmp_path}/a"
+    assert "output_dir" not in filled.resolved["paths"]  # two runs would differ in it
+    assert filled.config.loader.backend is Backend.auto
+
+
+def test_the_folder_of_the_run_is_not_set_by_itself():
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=/x"):
+        compose(["paths.output_dir=/x"])
+
+
 def test_overrides_as_typed_and_in_order():
     typed = ["seed=3", "gpu=8gb", "hydra.run.dir=some/where", "seed=4"]
     composed = compose(typed)

@@ -31,7 +31,7 @@ def test_leaves_only():
         ("config.allow_targets", "a list [..] of texts"),
         ("sweep.retry", "a list [..] of ok, oom, failed, killed, timeout"),
         ("memory.stages", "a list [..] of {..} entries or null"),
-        ("paths", "a group of knobs (log_dir, cache_dir)"),
+        ("paths", "a group of knobs (log_dir, cache_dir, output_dir)"),
         ("workload.model", "any value"),
     ],
 )

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.check_composed import examine, why_unresolved
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra
-from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
-from wellfed.errors import ConfigError
+from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of, open_hydra
+from wellfed.config.schema import RUN_FOLDER
+from wellfed.errors import ConfigError, Fault
 from wellfed.masking import learn, map_texts, masked, masked_override, secrets_of
 
 C = TypeVar("C")
+
+_OUTPUT_DIR = "${hydra:runtime.output_dir}"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,19 @@ class Composed(Generic[C]):
     _sweep_dir: Path | None = field(default=None, repr=False, compare=False)
     """Folder in which Hydra's own sweeper writes ``multirun.yaml``; None for a single run."""
 
+    def in_folder(self, folder: Path) -> Composed[C]:
+        """Returns the same configuration, with ``folder`` as the run's folder wherever it is named."""
+        path = str(folder.absolute())
+
+        def filled(text: str) -> str:
+            return text.replace(RUN_FOLDER, path)
+
+        values = {name: map_texts(getattr(self, name), filled) for name in ("resolved", "_hydra")}
+        return replace(self, config=_map_knobs(self.config, filled), **values)
+
     def yaml(self, *, resolve: bool = False) -> str:
         """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
-        return OmegaConf.to_yaml(OmegaConf.create(dict(self._unresolved)), resolve=resolve)
+        return to_yaml(self.resolved) if resolve else OmegaConf.to_yaml(OmegaConf.create(dict(self._unresolved)))
 
     def follows(self, name: str, *sources: str) -> bool:
         """Returns whether the value of a dotted name is an interpolation of one of these, such as ``workload.``."""
@@ -83,6 +94,15 @@ class Composed(Generic[C]):
         if many is not None and many.exists():  # Hydra's own sweeper does not mask secrets
             tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
             many.write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
+
+
+def _map_knobs(group: Any, change: Callable[[str], str]) -> Any:
+    """Returns a copy of a group of knobs with each text changed."""
+    if isinstance(group, Enum):
+        return group
+    if not is_dataclass(group) or isinstance(group, type):
+        return map_texts(group, change)
+    return replace(group, **{one.name: _map_knobs(getattr(group, one.name), change) for one in fields(group)})
 
 
 def compose(
@@ -132,20 +152,6 @@ def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None
     return dict(values)
 
 
-@contextmanager
-def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
-    """Yields a configuration without its ``hydra`` node; ``${hydra:...}`` still resolves."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)
-    try:
-        job = copy.copy(cfg)
-        with open_dict(job):
-            del job["hydra"]
-        yield job
-    finally:
-        HydraConfig.instance().cfg = before
-
-
 def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
     """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked; but if it does not
     compose, all faults are raised, including broken rules."""
@@ -172,6 +178,10 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         ConfigError: rules, missing values, interpolations, signatures.
     """
     config, faults = examine(job)
+    paths: Any = OmegaConf.to_container(job.paths) if "paths" in job else {}
+    if (typed_dir := paths.get("output_dir", RUN_FOLDER)) not in (RUN_FOLDER, _OUTPUT_DIR):
+        where, way_out = f"paths.output_dir={typed_dir}", f"Name the folder: hydra.run.dir={typed_dir}"
+        faults = [*faults, Fault(where, "is the run's folder, for other values to refer to.", way_out)]
     if faults and checked:
         raise ConfigError(faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
@@ -182,6 +192,7 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
     secrets = secrets_of(values, unresolved) | secrets_of(own)
     learn(secrets)
     resolved = masked(values, unresolved)
+    resolved.get("paths", {}).pop("output_dir", None)  # differs in each run
     pairs = [text.partition("=")[::2] for text in typed]
     choices |= {key: value for key, value in pairs if value[:1] == "[" and isinstance(resolved.get(key), dict)}
     return Composed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -11,14 +13,15 @@ from typing import Any
 import yaml
 from hydra import version
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, FloatNode, IntegerNode, OmegaConf, ValueNode
+from omegaconf import MISSING, DictConfig, FloatNode, IntegerNode, OmegaConf, ValueNode, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
 from wellfed.config.knobs import OPEN_NODES, entries
-from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
+from wellfed.config.schema import RUN_FOLDER, EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import ConfigError
 from wellfed.units import seconds_of
 
@@ -86,6 +89,24 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
         if not Path(extra_dir).is_dir():
             raise ConfigError.of(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)
+
+
+@contextmanager
+def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
+    """Yields a configuration without its ``hydra`` node; ``${hydra:...}`` still resolves."""
+    hydra: Any = HydraConfig.instance()
+    before = hydra.cfg
+    if not cfg.hydra.runtime.get("output_dir"):
+        with open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = RUN_FOLDER
+    hydra.cfg = cfg
+    try:
+        job = copy.copy(cfg)
+        with open_dict(job):
+            del job["hydra"]
+        yield job
+    finally:
+        hydra.cfg = before
 
 
 def read_times(schema: DictConfig, schema_type: type) -> None:

@@ -12,15 +12,15 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from wellfed.config.compose import Composed, composed_from, folder_of, job_of
+from wellfed.config.compose import Composed, composed_from, folder_of
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, add_searchpath, repository_of
-from wellfed.config.hydra_session import COMPOSE_ERRORS
+from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RUN_FOLDER, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import masked
 
@@ -162,7 +162,12 @@ class Multirun:
             name = self._master.hydra.job.config_name
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
         with job_of(cfg) as job:
-            return composed_from(job, cfg.hydra, run_dir=str(folder))
+            composed = composed_from(job, cfg.hydra, run_dir=str(folder))
+        for name in ("data", "model"):
+            if RUN_FOLDER in str(getattr(composed.config.workload, name)):
+                problem = "refers to the run's folder, and trials of a sweep share their data and model."
+                raise ConfigError.of(f"workload.{name}", problem, "Name a folder of its own there.")
+        return composed
 
 
 def _varied(parsed: Override) -> Varied:

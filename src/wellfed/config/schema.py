@@ -425,12 +425,17 @@ class SearchConfig:
     retry: list[SweepStatus] = knob("Statuses whose trials are run again, e.g. [oom,failed].", [])
 
 
+RUN_FOLDER = "<run folder>"
+"""Value of ``${hydra:runtime.output_dir}`` until the run has its folder; `Composed.in_folder` replaces it."""
+
+
 @dataclass
 class PathsConfig:
     """Where files are read and written."""
 
     log_dir: str = knob("Run folders go to <log_dir>/<workload>/runs/; relative to the working directory.", "logs")
     cache_dir: str = knob("Caches: <cache_dir>/<kind>/<digest>/; may be deleted at any time.", ".cache")
+    output_dir: str = knob("The run's folder, for other values to refer to; hydra.run.dir sets it.", RUN_FOLDER)
 
 
 @dataclass

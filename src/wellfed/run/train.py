@@ -159,13 +159,16 @@ class _Start:
             raise ConfigError(faults)
         target = self._target()
         if target and target.earlier:
-            for line in resume.check_unchanged(self.composed, target.earlier):
+            for line in resume.check_unchanged(
+                self.composed.in_folder(target.checkpoint.parent.parent), target.earlier
+            ):
                 if self.rank == 0:
                     print(f"resume: {line}", file=sys.stderr)
         set_environment(os.environ, self._config)
         with self._folder(target) as folder:
             if target is not None and target.in_place and self.shared is None:  # another resume may have ended since
                 target = self._target()
+            self.composed = self.composed.in_folder(folder.path if self.shared is None else self.shared.folder)
             record = begin_record(self.composed, folder, target)
             if self.rank == 0:
                 _write_first(self.composed, folder.path, record)

@@ -24,7 +24,7 @@ from wellfed.config.faults.explain_refusal import explain, explain_delete, neare
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, merged_files, repository_of, set_value
-from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
+from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS, job_of
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import Fault
@@ -84,9 +84,8 @@ class _Search:
         examined: list[Fault] = []
         if is_dataclass(OmegaConf.get_type(cfg)):
             added = self._set_values(cfg)
-            with open_dict(cfg):
-                cfg.pop("hydra", None)
-            examined = examine(cfg, self.doubted, imports=bool(added))[1]
+            with job_of(cfg) as job:
+                examined = examine(job, self.doubted, imports=bool(added))[1]
             for index, dotted in added:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
@@ -228,9 +227,8 @@ class _Search:
             set_value(tried, typed.parsed)
         except COMPOSE_ERRORS:
             return False
-        with open_dict(tried):
-            tried.pop("hydra", None)
-        return not any(dotted in str(fault) for fault in examine(tried, imports=typed.parsed.is_add())[1])
+        with job_of(tried) as job:
+            return not any(dotted in str(fault) for fault in examine(job, imports=typed.parsed.is_add())[1])
 
     def _doubt(self, group: str) -> None:
         """Marks the knobs of ``group`` as unknown; for a group outside the schema, such as experiment, all knobs."""
