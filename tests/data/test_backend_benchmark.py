@@ -9,7 +9,7 @@ import torch
 
 from tests.kit import sets
 from tests.kit.sets import SIZE, Breaking, Failing, Fetching, Global
-from wellfed.data.backend_benchmark import copied, time_first_batches
+from wellfed.data.backend_benchmark import TrialStep, build_first_batches, copied, time_backends, time_step
 from wellfed.data.backends import thread_backend
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
@@ -58,8 +58,10 @@ def loaders(dataset, batch_size=4):
     return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, settings=plan)
 
 
-def tried(dataset, *plans, on_gpu=True):
-    return time_first_batches(loaders(dataset), lambda _: plans, INLINE, on_gpu=on_gpu)
+def tried(dataset, *plans, on_gpu=True, step=None):
+    make = loaders(dataset)
+    found = build_first_batches(make, INLINE)
+    return found if found is None else time_backends(make, plans, found, step, on_gpu=on_gpu)
 
 
 def states():
@@ -67,27 +69,30 @@ def states():
 
 
 def test_one_batch_is_sized_and_timed():
+    found = build_first_batches(loaders(Sleeping()), INLINE)
+    assert found.batch_bytes == 4 * (8 + 4 + 8)
+    assert found.num_batches == 6
+    assert found.build_ms > 2.5 > found.build_cpu_ms
+    assert (found.step_ms, found.timed, found.failed) == (None, {}, ())
+
+
+def test_a_step_is_timed_when_it_is_warm():
     seen = []
-    trial = time_first_batches(loaders(Sleeping()), lambda first: seen.append(first) or (), INLINE, on_gpu=True)
-    assert seen == [trial]
-    assert trial.batch_bytes == 4 * (8 + 4 + 8)
-    assert trial.num_batches == 6
-    assert 2.5 < trial.build_ms == trial.step_ms
-    assert (trial.timed, trial.failed) == ({}, ())
 
+    def run(batch):
+        time.sleep(0.2 if not seen else 0.004)
+        seen.append(batch["index"].tolist())
 
-def test_what_is_known_is_not_built_again():
-    known, data, seen = tried(Sleeping()), Noting(), []
-    trial = time_first_batches(loaders(data), lambda first: seen.append(first) or (), INLINE, on_gpu=True, known=known)
-    assert (trial, seen, data.asked) == (known, [known], [])
-    timed = time_first_batches(loaders(data), lambda _: (INLINE,), INLINE, on_gpu=True, known=known)
-    assert (timed.build_ms, set(timed.timed)) == (known.build_ms, {"inline"})
-
-
-def test_a_fast_batch_is_measured_against_steps_of_a_millisecond():
-    trial = tried(Fetching(), INLINE)
-    assert trial.build_ms < trial.step_ms == 1.0 or trial.build_ms == trial.step_ms
-    assert set(trial.timed) == {"inline"}
+    step = TrialStep(run, lambda: None)
+    data = Noting()
+    found = build_first_batches(loaders(data), INLINE)
+    known = time_step(loaders(data), INLINE, found, step)
+    assert 4 < known.step_ms < 100
+    assert known.step_cpu_ms < known.step_ms
+    assert seen[:2] == data.asked[:2]  # the first batches of training
+    timed = time_backends(loaders(data), [INLINE, THREADS], known, step, on_gpu=True)
+    assert timed.timed["inline"].period_ms > 4
+    assert [each.num_workers for each in timed.timed.values()] == [0, 1]
 
 
 def test_threads_lose_less_where_building_leaves_the_lock():
@@ -95,7 +100,6 @@ def test_threads_lose_less_where_building_leaves_the_lock():
     for _ in range(5):  # a machine under load disturbs some
         trial = tried(Sleeping(), INLINE, THREADS)
         assert list(trial.timed) == ["inline", "threads"]
-        assert all(found.noise_ms >= 0 for found in trial.timed.values())
         gains_ms.append(trial.timed["inline"].period_ms - trial.timed["threads"].period_ms)
     assert max(gains_ms) > 1
 
@@ -131,7 +135,7 @@ def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(capl
     def make(plan):
         return sets.loader_of(Failing(bad=3), plan, seed=7, max_skipped=1, shuffle=False)
 
-    trial = time_first_batches(make, lambda _: (), THREADS, on_gpu=True)
+    trial = build_first_batches(make, THREADS)
     assert (trial.num_batches, trial.batch_bytes) == (6, 3 * (8 + 4 + 8))
     assert caplog.messages == []
     assert len(list(make(INLINE))) == 6
@@ -152,7 +156,7 @@ def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
 
     began_s = time.monotonic()
     watched = replace(THREADS, timeout_s=0.2)
-    assert time_first_batches(make, lambda _: (), watched, on_gpu=True) is None
+    assert build_first_batches(make, watched) is None
     assert time.monotonic() - began_s < 5
 
 
@@ -170,13 +174,14 @@ def test_every_loader_is_closed_also_after_an_error():
         made.append(loader)
         return loader
 
-    time_first_batches(make, lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
-    assert len(closed) == 3
+    time_backends(make, [INLINE, THREADS], build_first_batches(make, INLINE), None, on_gpu=True)
+    assert len(closed) == 4
     assert closed == made
 
 
 def test_an_epoch_of_one_batch_is_enough():
-    trial = time_first_batches(loaders(Fetching(), SIZE), lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
+    make = loaders(Fetching(), SIZE)
+    trial = time_backends(make, [INLINE, THREADS], build_first_batches(make, INLINE), None, on_gpu=True)
     assert (trial.num_batches, set(trial.timed)) == (1, {"inline", "threads"})
 
 
@@ -187,8 +192,9 @@ def test_batches_are_not_pinned():
         plans.append(plan)
         return loaders(Fetching())(plan)
 
-    time_first_batches(make, lambda _: (LoaderSettings(pin_memory=True),), INLINE, on_gpu=True)
-    assert [plan.pin_memory for plan in plans] == [False, False]
+    found = build_first_batches(make, INLINE)
+    time_backends(make, [LoaderSettings(pin_memory=True)], found, None, on_gpu=True)
+    assert {plan.pin_memory for plan in plans} == {False}
 
 
 class Lazy(Fetching):

@@ -166,19 +166,19 @@ class MadeMachine:
             return plan_run(given, choices, self._facts, device, self._data, model, first)
 
         build_ms = (self.fetch_ms or self.getitem_ms) + self.outside_ms
-        first = FirstBatches(build_ms, 2**16, 1000, max(1.0, build_ms))
+        first, step_ms = FirstBatches(build_ms, 2**16, 1000), max(1.0, build_ms)
         rough = planned(config.loader, first)
-        if not rough.loader.candidates or not 0.05 <= build_ms < 100:
+        if not rough.loader.candidates or not 0.05 <= build_ms <= 250:
             return config, rough
         key = (rough.loader.candidates, config.loader.num_workers, choices.get("loader"))
         if key not in self._timed:
             for name in rough.loader.candidates:
                 if name != "processes" or build_ms >= 1:
                     one = planned(replace(config.loader, backend=Backend(name)), first)
-                    period_ms = sum(self._step(one, first.step_ms)[:4])
+                    period_ms = sum(self._step(one, step_ms)[:4])
                     if self.has_card and not one.loader.num_workers:  # nothing is built while that loop rests
-                        period_ms = build_ms + first.step_ms
-                    self._timed.setdefault(key, {})[name] = BackendTime(period_ms, 0.01)
+                        period_ms = build_ms + step_ms
+                    self._timed.setdefault(key, {})[name] = BackendTime(period_ms, one.loader.num_workers)
         return config, planned(config.loader, replace(first, timed=self._timed.get(key, {})))
 
     def _step(self, plan: RunPlan, step_ms: float) -> tuple[float, float, float, float, float, float]:

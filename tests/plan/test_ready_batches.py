@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def sized(mib, num_batches=1000):
-    return FirstBatches(50.0, int(mib * MIB), num_batches, 50.0)
+    return FirstBatches(50.0, int(mib * MIB), num_batches)
 
 
 def facts(shm_gib=None, ram_gib=32.0, **more):
@@ -79,7 +79,7 @@ def test_a_number_left_to_the_plan_is_one_that_fits():
     count = planned(given("processes"), facts(0.0625), data=ITEMS, trial=sized(10)).knobs["loader.num_workers"]
     assert (count.value, count.source) == (2, "measured")
     assert count.because.endswith("; the batches of 2 fit into 0.8 of /dev/shm")
-    assert planned(given("processes"), facts(2.0), data=ITEMS, trial=sized(10)).loader.num_workers == 7
+    assert planned(given("processes"), facts(2.0), data=ITEMS, trial=sized(10)).loader.num_workers == 8
     assert "don't fit" in faults_of(given("processes"), facts(0.0625), data=ITEMS, trial=sized(40))
 
 

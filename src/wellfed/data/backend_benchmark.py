@@ -1,7 +1,8 @@
-"""Times the first batches of an epoch with each candidate backend; planning decides.
+"""Times the first batches of an epoch with each candidate backend beside steps of the model; planning decides.
 
-Each candidate feeds a simulated training loop with steps as long as building one batch, at least `SHORTEST_STEP_MS`. A
-step sleeps if training runs on a GPU. On a CPU it computes, since workers and step then share the cores.
+If the model can't step before training, a stand-in step takes as long as building one batch, at least
+`SHORTEST_STEP_MS`. It sleeps if training runs on a GPU. On a CPU it computes, since workers and step then share the
+cores.
 
 The batches belong to epoch 0, also in a resumed run. They come from separate loaders, and random state is restored, so
 training is not affected. Batches are not pinned, since that would start CUDA before Lightning has chosen the GPU.
@@ -16,9 +17,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -26,61 +27,113 @@ import torch
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.data.backends import bad_samples
-from wellfed.data.backends.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
+from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream, copied_by
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader
 
 _LOG = logging.getLogger(__name__)
+Make = Callable[[LoaderSettings], TrainLoader | StreamLoader]
+"""Returns a loader of epoch 0, separate from the loader of training."""
 
+SHORTEST_STEP_MS = 1.0
+"""Milliseconds of the shortest stand-in step; real steps are hardly ever shorter."""
 _BUILDS, _BUILDS_S = 8, 0.02
 """Maximum number of batches, and maximum seconds, to measure building one batch; at least one is built."""
-_LOOP, _LOOP_S = 32, 0.25
-"""Maximum number of steps, and maximum seconds, of one candidate's loop; at least `_FEWEST` steps."""
-_FEWEST = 2
+_STEPS, _STEPS_S = 8, 0.3
+"""Maximum number of warm steps, and maximum seconds, to measure a step; at least two are run."""
+_LOOP, _LOOP_S = 32, 0.3
+"""Maximum number of steps, and maximum seconds, of one pass of a candidate's loop."""
+_FEWEST = 4
+"""Minimum number of steps of a pass."""
+_PASSES = 2
+"""Passes of each candidate, in turns. The fastest counts, since other programs only slow a pass down."""
 
 
-def time_first_batches(
-    make: Callable[[LoaderSettings], TrainLoader | StreamLoader],
-    candidates: Callable[[FirstBatches], Sequence[LoaderSettings]],
-    first: LoaderSettings,
-    *,
-    on_gpu: bool,
-    known: FirstBatches | None = None,
-    data: Any = None,
-) -> FirstBatches | None:
-    """Returns the time of a step and its batch with each candidate; None if a batch can't be built.
+@dataclass(frozen=True)
+class TrialStep:
+    """A step of a copy of the model."""
+
+    run: Callable[[Any], None]
+    """Runs the step on a batch; may return before a GPU has finished."""
+    wait: Callable[[], None]
+    """Blocks until the device has finished."""
+
+
+def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> FirstBatches | None:
+    """Measures the time to build a batch, and its size; None if it can't be built.
 
     In that case training requests the same batch and reports the error, also if it exceeds the timeout of ``first``.
-    Takes milliseconds for cheap batches, up to about 2 s for batches of 100 ms.
 
     Args:
-        make: returns a loader of epoch 0, separate from the loader of training.
-        candidates: returns the settings to time, given the time to build a batch with ``first``.
-        on_gpu: whether a step leaves the CPU cores to the workers.
-        known: earlier measurements of building one batch.
         data: the dataset, whose own generators are restored.
     """
+    try:
+        with without_side_effects(data):
+            return _build(make(first), is_here=not first.num_workers)
+    except Exception as error:  # noqa: BLE001  training meets the same error and reports it
+        _LOG.info("no batch could be built to time loader backends: %r", error)
+        return None
+
+
+def time_step(
+    make: Make, first: LoaderSettings, found: FirstBatches, step: TrialStep, data: Any = None
+) -> FirstBatches:
+    """Returns ``found`` with the time of a step on the first batches, once the step is warm."""
+    with without_side_effects(data), closing(make(first)) as loader:
+        few = [delivery.batch for delivery in islice(_endless(loader), 2)]
+        for batch in few:  # the first steps allocate, and choose kernels
+            step.run(batch)
+        step.wait()
+        count, began_s, began_cpu_s = 0, time.perf_counter(), time.process_time()
+        while count < 2 or (count < _STEPS and time.perf_counter() - began_s < _STEPS_S):
+            step.run(few[count % len(few)])
+            step.wait()
+            count += 1
+        step_ms = 1000 * (time.perf_counter() - began_s) / count
+        step_cpu_ms = 1000 * (time.process_time() - began_cpu_s) / count
+    return replace(found, step_ms=step_ms, step_cpu_ms=step_cpu_ms)
+
+
+def time_backends(
+    make: Make,
+    plans: Sequence[LoaderSettings],
+    found: FirstBatches,
+    step: TrialStep | None,
+    *,
+    on_gpu: bool,
+    data: Any = None,
+) -> FirstBatches:
+    """Returns ``found`` with the time of a step and its batch with each candidate.
+
+    Takes milliseconds for cheap batches, up to about 3 s for batches of 100 ms.
+
+    Args:
+        plans: the settings to time.
+        step: a warm step; None = one that only takes time.
+        on_gpu: whether a step leaves the CPU cores to the workers.
+    """
+    if not plans:
+        return found
+    step = step or _stand_in(max(SHORTEST_STEP_MS, found.build_ms), on_gpu=on_gpu)
+    timed: dict[str, BackendTime] = {}
+    failed: list[str] = []
     with without_side_effects(data):
-        try:
-            found = known or _build(make(first))
-        except Exception as error:  # noqa: BLE001  training meets the same error and reports it
-            _LOG.info("no batch could be built to time loader backends: %r", error)
-            return None
-        plans = candidates(found)
-        if not plans:
-            return found
-        step = _busy(found.step_ms, on_gpu=on_gpu)
-        timed: dict[str, BackendTime] = {}
-        failed: list[str] = []
-        for plan in plans:
+        for plan in list(plans) * _PASSES:
+            if plan.backend in failed:
+                continue
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False)), step)
+                period_ms = _loop(make(replace(plan, pin_memory=False)), step, plan.num_workers)
             except Exception as error:  # noqa: BLE001  the plan names the backend; others may work
                 _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
                 failed.append(plan.backend)
-        return replace(found, timed=timed, failed=tuple(failed))
+                timed.pop(plan.backend, None)
+                continue
+            before = timed.get(plan.backend)
+            fastest_ms = period_ms if before is None else min(period_ms, before.period_ms)
+            timed[plan.backend] = BackendTime(fastest_ms, plan.num_workers)
+    return replace(found, timed=timed, failed=tuple(failed))
 
 
 def copied(dataset: Any) -> Any:
@@ -93,26 +146,42 @@ def copied(dataset: Any) -> Any:
     return dataset if hasattr(type(dataset), "__del__") else copied_by(copy.copy, dataset)
 
 
-def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:
-    """Measures the time to build a batch, and its size."""
+def _build(loader: TrainLoader | StreamLoader, *, is_here: bool) -> FirstBatches:
     with closing(loader):
         deliveries = _endless(loader)
         batch = next(deliveries).batch
         size, uncut = batches.num_bytes(batch), batches.why_uncut(batch)
         del batch
-        build_ms = statistics.median(_times_ms(deliveries, lambda: None, 1, _BUILDS, _BUILDS_S))
-    return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms), uncut=uncut)
+        times_ms: list[float] = []
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        while not times_ms or (len(times_ms) < _BUILDS and sum(times_ms) < 1000 * _BUILDS_S):
+            next(deliveries)
+            times_ms.append(1000 * (time.perf_counter() - began_s) - sum(times_ms))
+        cpu_frac = (time.process_time() - began_cpu_s) / max(sum(times_ms) / 1000, 1e-9)
+        build_ms = statistics.median(times_ms)
+        build_cpu_ms = build_ms * min(1.0, cpu_frac) if is_here else None
+        return FirstBatches(build_ms, size, len(loader), uncut=uncut, build_cpu_ms=build_cpu_ms)
 
 
-def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> BackendTime:
-    """Measures a step and its batch; the first batch, which includes the start of the workers, is dropped."""
+def _loop(loader: TrainLoader | StreamLoader, step: TrialStep, workers: int) -> float:
+    """Returns the milliseconds of a step and its batch.
+
+    Workers start with a batch each, and go on finishing one each at about the same time. So the first of each worker
+    are not counted, and then whole rounds.
+    """
+    in_round = max(1, workers)
     with closing(loader):
         deliveries = _endless(loader)
-        next(deliveries)
-        step()
-        periods_ms = _times_ms(deliveries, step, _FEWEST, _LOOP, _LOOP_S)
-    noise_ms = statistics.stdev(periods_ms) / len(periods_ms) ** 0.5
-    return BackendTime(statistics.fmean(periods_ms), noise_ms)
+        for _ in range(in_round):
+            step.run(next(deliveries).batch)
+        step.wait()
+        count, began_s = 0, time.perf_counter()
+        while count < _FEWEST or (count < _LOOP and time.perf_counter() - began_s < _LOOP_S):
+            for _ in range(in_round):
+                step.run(next(deliveries).batch)
+            count += in_round
+        step.wait()
+        return 1000 * (time.perf_counter() - began_s) / count
 
 
 def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
@@ -120,24 +189,10 @@ def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
     return chain.from_iterable(repeat(loader))
 
 
-def _times_ms(
-    deliveries: Iterator[Delivery], step: Callable[[], None], fewest: int, most: int, longest_s: float
-) -> list[float]:
-    times_ms: list[float] = []
-    began_s = last_s = time.perf_counter()
-    while len(times_ms) < fewest or (len(times_ms) < most and last_s - began_s < longest_s):
-        next(deliveries)
-        step()
-        now_s = time.perf_counter()
-        times_ms.append(1000 * (now_s - last_s))
-        last_s = now_s
-    return times_ms
-
-
-def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
-    """Returns a function that simulates a step."""
+def _stand_in(step_ms: float, *, on_gpu: bool) -> TrialStep:
+    """Returns a step that takes time, and on a CPU the cores."""
     if on_gpu:
-        return partial(time.sleep, step_ms / 1000)
+        return TrialStep(lambda _: time.sleep(step_ms / 1000), lambda: None)
     left, right, out = (torch.ones(128, 128) for _ in range(3))
 
     def multiply(times: int) -> None:
@@ -148,7 +203,8 @@ def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
     began_s = time.perf_counter()
     multiply(20)
     took_ms = 1000 * (time.perf_counter() - began_s)
-    return partial(multiply, max(1, round(20 * step_ms / took_ms)))
+    work = partial(multiply, max(1, round(20 * step_ms / took_ms)))
+    return TrialStep(lambda _: work(), lambda: None)
 
 
 @contextmanager

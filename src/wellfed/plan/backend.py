@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.data.worker_count import WAIT_FRAC
 from wellfed.plan.run_plan import DataFacts, Decided, as_set, by_rule
 from wellfed.units import show_ms
 
@@ -16,10 +18,12 @@ MESSAGE_MS = 1.0
 """Milliseconds of build time below which worker processes are not timed. Passing a batch takes 0.3 ms of the training
 process, and as much of the worker (2 cores, torch 2.13). So a step could gain 0.7 ms at most,
 and timing worker processes takes 0.3 s."""
-SLOW_MS = 100.0
-"""Milliseconds of build time above which workers are used without a timing, which would take seconds."""
+SLOW_MS = 250.0
+"""Milliseconds of a step and its batch above which no backend is timed, which would take seconds."""
 TIE_FRAC = 0.1
-"""Minimum relative gain per step for a backend to replace a simpler one."""
+"""Minimum relative gain per step for a backend to replace a simpler one. Less is noise of a trial."""
+TIMED_LATER = "timed at the start of a training run, which may take another"
+"""Reason added to decisions that a run makes by its first batches."""
 _WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
 """Loader options with a timeout that applies only if there are workers."""
 
@@ -54,11 +58,18 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
 
 
 def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
-    """Returns the candidates worth timing, given the time to build one batch."""
-    if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
+    """Returns the candidates worth timing, given the time to build one batch, and of a step if it was measured."""
+    if len(names) < 2 or first.build_ms < CHEAP_MS or first.build_ms + (first.step_ms or 0.0) > SLOW_MS:
+        return ()
+    if is_negligible(first):
         return ()
     left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
     return left if len(left) > 1 else ()
+
+
+def is_negligible(first: FirstBatches) -> bool:
+    """Returns whether building takes so little of a step that steps count as fed without any worker."""
+    return first.step_ms is not None and first.build_ms <= WAIT_FRAC * first.step_ms
 
 
 def plan_backend(
@@ -78,8 +89,10 @@ def plan_backend(
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
     thumb = _rule_of_thumb(loader, data, timeout_for_workers(loader, choices))
-    if first is None or len(names) < 2:
+    if len(names) < 2:
         return thumb
+    if first is None:
+        return replace(thumb, because=f"{thumb.because}; {TIMED_LATER}")
     left = tuple(name for name in names if name not in too_large) or ("inline",)
     more = "".join(f"; {name} failed" for name in first.failed)
     more += "".join(f"; no room for {name}" for name in names if name in too_large)
@@ -104,31 +117,46 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
 
 def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
     """Decides by the times of the first batches; ``more`` names failed and excluded backends."""
-    built = f"a batch is built in {show_ms(first.build_ms)}"
+    built, step_ms = f"a batch is built in {show_ms(first.build_ms)}", first.step_ms
     if first.timed:
-        name = _fastest(names, first)
-        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
-        fastest = min(first.timed, key=lambda each: first.timed[each].period_ms)
-        tie = "" if name == fastest else "; a tie goes to the first named"
-        because = f"timed beside simulated steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
-        return Decided(name, because, "measured")
-    if first.build_ms >= SLOW_MS:
-        ahead = [name for name in ("threads", "processes") if name in names]
-        why = "too long to time others" if ahead else "nothing else can be had"
-        return Decided(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
-    if "inline" in names:
-        because = f"{built}, less than handing it over would cost: nothing else was timed{more}"
+        return _fastest(names, first, more)
+    if "inline" in names and is_negligible(first):
+        because = f"{built}, hardly anything beside a step of {show_ms(step_ms or 0.0)}{more}"
         return Decided("inline", because, "measured")
-    return Decided(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
+    if first.build_ms + (step_ms or 0.0) > SLOW_MS:
+        ahead = [name for name in ("threads", "processes") if name in names]
+        beside = "" if step_ms is None else f", a step takes {show_ms(step_ms)}"
+        why = "built beside the steps" if ahead else "nothing else can be had"
+        return Decided(ahead[0] if ahead else "inline", f"{built}{beside}: {why}{more}", "measured")
+    if "inline" in names:
+        because = f"{built}, less than handing it over would cost{more}"
+        return Decided("inline", because, "measured")
+    return Decided(thumb.value, f"{thumb.because}; {built}{more}", "measured")
 
 
-def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
-    """Returns the first timed backend, unless a later one is faster beyond a tie and beyond noise."""
-    best, *others = [name for name in names if name in first.timed] or ["inline"]
-    for name in others:
-        one, other = first.timed[best], first.timed[name]
-        gain_ms = one.period_ms - other.period_ms
-        noise_ms = 2 * (one.noise_ms**2 + other.noise_ms**2) ** 0.5
-        if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):
-            best = name
-    return best
+def _fastest(names: tuple[str, ...], first: FirstBatches, more: str) -> Decided[str]:
+    """Returns the fastest timed backend, or the first within a tie of it."""
+    timed = {name: first.timed[name] for name in names if name in first.timed}
+    if not timed:
+        return Decided("inline", f"nothing else worked{more}", "measured")
+    fastest_ms = min(each.period_ms for each in timed.values())
+    chosen = next(name for name, each in timed.items() if (1 - TIE_FRAC) * each.period_ms <= fastest_ms)
+    times = ", ".join(
+        f"{show_ms(each.period_ms)} {_with(name, each.num_workers)}" for name, each in timed.items() if name != chosen
+    )
+    own = f"{show_ms(timed[chosen].period_ms)} a step"
+    if not times:
+        because = f"alone in a trial ({own})"
+    elif timed[chosen].period_ms == fastest_ms:
+        because = f"faster in a trial ({own}, {times})"
+    else:
+        because = f"as fast in a trial, within noise ({own}, {times})"
+    return Decided(chosen, f"{because}{more}", "measured")
+
+
+def _with(name: str, num_workers: int) -> str:
+    """Returns how a backend builds batches, in words."""
+    if not num_workers:
+        return "sample by sample" if name == "torch" else "without workers"
+    one, several = ("a thread", "threads") if name == "threads" else ("a worker", "workers")
+    return f"with {one if num_workers == 1 else f'{num_workers} {several}'}"

@@ -10,10 +10,11 @@ from typing import Any
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.settings import MOST_PARTS
+from wellfed.data.worker_count import MOST_WORKERS
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.plan.backend import candidates, plan_backend, timeout_for_workers, to_time
-from wellfed.plan.loader_checks import UNSHARED, cores_of_a_device, loader_faults, loader_warnings
+from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, timeout_for_workers, to_time
+from wellfed.plan.loader_checks import UNSHARED, loader_faults, loader_warnings
 from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.ranks import largest_share
@@ -22,7 +23,9 @@ from wellfed.units import GIB, MIB, show_bytes, show_ms
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Maximum number of workers of a loader option."""
 _MOST_WORKERS = 8
-"""Maximum number of workers of other options."""
+"""Maximum number of workers of other options, unless a measured step needs more."""
+_SLACK = 1.25
+"""Factor on the time to build a batch, since workers disturb each other and the step."""
 PREFETCH_FACTOR = 2
 """torch's default."""
 THREADS_PREFETCH = 8
@@ -80,6 +83,17 @@ class LoaderPlanner:
         if self.on_gpu:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
         return LoaderSection.of(decided, candidates=names, eval_workers=count, **facts)
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether the time of a step decides, beside that of a batch, which loader is planned."""
+        assert self.first is not None
+        asked = self.config.loader
+        count_is_open = asked.num_workers is None and asked.backend in (Backend.threads, Backend.processes)
+        names = candidates(asked, self.data, self.choices)
+        return bool(to_time(names, self.first)) or (
+            (count_is_open or len(names) > 1) and self.first.build_ms >= MESSAGE_MS
+        )
 
     def to_time(self) -> list[LoaderSection]:
         """Returns the plan for each backend worth timing, after one batch was timed."""
@@ -181,22 +195,30 @@ class LoaderPlanner:
         timeout = timeout_for_workers(asked, self.choices)
         if timeout and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
             return by_rule(1, f"one worker, whose batches can be waited for: {timeout}")
-        limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS)
+        cores_each = max(1, int(cores / devices))
+        first, work = self.first, None
+        if first is not None and self.data.stream is None:  # a stream's order may depend on the number of workers
+            work = replace(first, build_ms=_SLACK * first.build_ms).work(cores_each)
+        limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS if work is None else MOST_WORKERS)
         limit = min(limit, self._most_readers or limit)
-        most = min(limit, cores_of_a_device(self.config, self.facts))
+        most = min(limit, cores_each)
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
-        because = f"{each} less one for training, at least 1, at most {limit}"
-        if self.first is None:
+        because = f"{each}, at most {limit}"
+        if first is None:
             return by_rule(most, because)
         # Fewer if the first batches show that more are useless or don't fit.
-        of_use = math.ceil(self.first.build_ms) + 1  # for steps of 1 ms
-        ready = self._ready_batches(self.first, backend, min(most, of_use))
+        if work is None:
+            of_use, steps = math.ceil(first.build_ms) + 1, "and steps are hardly shorter than 1 ms"
+        else:
+            of_use = work.workers_advised(most, cores_each, waits_outside=False)
+            steps = f"a step takes {show_ms(work.step_ms)}"
+        ready = self._ready_batches(first, backend, min(most, of_use))
         if ready.most_workers and ready.most_workers < ready.num_workers:
             fits = f"{because}; the batches of {ready.most_workers} fit into {NEAR_FRAC:g} of {ready.where}"
             return Decided(ready.most_workers, fits, "measured")
-        if of_use < most:
-            fewer = f"a batch is built in {show_ms(self.first.build_ms)}, and steps are hardly shorter than 1 ms"
-            return Decided(of_use, f"{fewer}: more would wait", "measured")
+        if of_use < most or work is not None:
+            enough = f"a batch is built in {show_ms(first.build_ms)}, {steps}"
+            return Decided(min(most, of_use), f"{enough}: more would win nothing on {each}", "measured")
         return by_rule(most, because)
 
     def _prefetch_factor(self, backend: str, num_workers: int) -> Decided[int]:

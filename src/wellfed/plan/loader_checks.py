@@ -97,11 +97,6 @@ def _stream_faults(config: RunConfig, stream: StreamFacts, section: LoaderSectio
         yield Fault(f"workload.schedule.name={schedule}", problem, "Set trainer.max_steps=1000, or give it __len__.")
 
 
-def cores_of_a_device(config: RunConfig, facts: MachineFacts) -> int:
-    """Returns the CPU cores for the workers of a device; the training thread needs one more."""
-    return max(1, int(facts.cpu_quota_cores / config.trainer.devices) - 1)
-
-
 def loader_warnings(
     config: RunConfig,
     choices: Mapping[str, str],
@@ -116,7 +111,8 @@ def loader_warnings(
         ready: ready batches of its workers, if known.
     """
     asked, devices = config.loader, config.trainer.devices
-    cores, own_cores = facts.cpu_quota_cores, cores_of_a_device(config, facts)
+    cores = facts.cpu_quota_cores
+    own_cores = max(1, int(cores / devices))
     if data.stream is not None:
         yield from _stream_warnings(config, data.stream, section)
     elif asked.shuffle_buffer is not None:
@@ -126,7 +122,7 @@ def loader_warnings(
         on_each = "" if devices == 1 else f" on each of {devices} devices"
         yield (
             f"loader.num_workers={asked.num_workers}{on_each} is more than the {cores:g} CPU cores this process "
-            f"may use; workers will take turns. loader.num_workers={own_cores} leaves one for the training process."
+            f"may use; workers will take turns. Set loader.num_workers={own_cores}."
         )
     if section.num_workers == 0 and asks_for_timeout(asked, choices):
         unused = f"loader.timeout_s={asked.timeout_s} is not used"

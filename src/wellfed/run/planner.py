@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from wellfed.config.compose import Composed
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.schema import Accelerator, RunConfig
+from wellfed.data.backend_benchmark import TrialStep
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.generators import seed_everything
@@ -31,7 +32,7 @@ from wellfed.plan.predict.peak import Footprint
 from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run.micro_batch.footprints import Footprints
-from wellfed.run.micro_batch.real_steps import measured
+from wellfed.run.micro_batch.real_steps import beside_steps, measured
 from wellfed.run.objects import assemble, datasets, loaders, models
 from wellfed.run.objects.feature_stages import of_stage, train_encoder
 from wellfed.run.objects.run_objects import RunObjects
@@ -40,7 +41,7 @@ from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5
-"""Share of the free host memory that an estimate may use if a model must be run for real."""
+"""Share of the free host memory that steps before training may use."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,27 @@ class Planner:
         """
         rough = self.rough()
         estimate = self._budget_estimate(rough)
-        loading = LoaderPlanner(self.config, self.choices, self.facts, self.data, self.device.on_gpu)
         parts = self._for_loader(rough, estimate)
-        first = loaders.try_loader(
-            self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
-        )
+        first = self._first_batches(loaders.LoaderTrial(self.config, rough, parts, rank))
         plan = self._fitted(estimate, first)
         loaders.check_split(self.config, plan, parts, first)
         return self._with_stages(plan, lambda later: later._fitted(later._budget_estimate(later.rough()), None))
+
+    def _first_batches(self, trial: loaders.LoaderTrial) -> FirstBatches | None:
+        """Returns the time to build a batch and, if the choice of a loader depends on them, of a step and of each
+        loader beside steps."""
+        loading = LoaderPlanner(self.config, self.choices, self.facts, self.data, self.device.on_gpu)
+        found = trial.build()
+        if found is None or not replace(loading, first=found).needs_step:
+            return found
+
+        def beside(step: TrialStep | None) -> FirstBatches:
+            return trial.beside(step, found, lambda known: replace(loading, first=known).to_time())
+
+        model_bytes = 3 * self.model.parameter_bytes + self.model.optimizer_state_bytes
+        if model_bytes > HOST_SHARE * self.facts.ram_available_gib * GIB:
+            return beside(None)
+        return beside_steps(self.config, trial.plan, trial.objects, beside)
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Returns footprints for the precision and loader of a plan, up to the samples that one device could get."""

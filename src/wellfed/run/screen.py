@@ -264,7 +264,8 @@ def _loader(plan: RunPlan) -> str:
     """Returns who builds the batches, and why."""
     loader = plan.loader
     workers = f", {counted(loader.num_workers, 'worker')}" if loader.num_workers else ""
-    return f"{loader.backend}{workers}: {loader.reasons['backend'].because}"
+    by = "no workers" if loader.backend == "inline" else f"{loader.backend}{workers}"
+    return f"{by}: {loader.reasons['backend'].because}"
 
 
 def _fitted(line: str, columns: int | None) -> list[str]:

@@ -1,12 +1,11 @@
-"""Holds the times of the first batches: plain data without torch, for planning."""
+"""Describes the first batches: plain data without torch, for planning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SHORTEST_STEP_MS = 1.0
-"""Milliseconds of the shortest simulated step; real steps are hardly ever shorter."""
+from wellfed.data.worker_count import Work
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,7 @@ class BackendTime:
 
     period_ms: float
     """Mean time of a step, including the wait for its batch."""
-    noise_ms: float = 0.0
-    """Standard error of ``period_ms``."""
+    num_workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,22 @@ class FirstBatches:
     """Bytes of one rank's batch."""
     num_batches: int
     """Batches per epoch, the maximum that a loader holds."""
-    step_ms: float = SHORTEST_STEP_MS
-    """Duration of the simulated step."""
+    step_ms: float | None = None
+    """Mean time of a warm step of the model on these batches; None = not measured."""
     timed: Mapping[str, BackendTime] = field(default_factory=dict)
     """Times by backend; empty if the time to build a batch was enough to decide."""
     failed: tuple[str, ...] = ()
     uncut: str | None = None
     """Reason why the first batch can't be cut into micro-batches; None = it can."""
+    build_cpu_ms: float | None = None
+    """CPU time to build a batch; None = as its time."""
+    step_cpu_ms: float | None = None
+    """CPU time of a step, in all threads; None = as its time."""
+
+    def work(self, cores: float) -> Work | None:
+        """Returns what a step and its batch take with so many cores; None if no step was measured."""
+        if self.step_ms is None:
+            return None
+        build_cpu_ms = self.build_ms if self.build_cpu_ms is None else self.build_cpu_ms
+        step_cpu_ms = self.step_ms if self.step_cpu_ms is None else self.step_cpu_ms
+        return Work(self.step_ms, self.build_ms, build_cpu_ms + step_cpu_ms, cores)

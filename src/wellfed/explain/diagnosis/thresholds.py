@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from wellfed.data import worker_count
+
 FEWEST_STEPS = 20
 """Minimum steps after the warm-up for a diagnosis."""
-WAIT_FRAC = 0.05
-"""Maximum share of a step spent waiting for data without a finding (torch-tb-profiler 0.4.3)."""
+WAIT_FRAC = worker_count.WAIT_FRAC
+"""Maximum share of a step spent waiting for data without a finding."""
 CEILING_FACTOR = 1.1
 """Ceiling over rate. Less is noise of a ceiling of some 20 steps."""
 LEAST_AT_CEILING_FRAC = 0.9

@@ -17,9 +17,9 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
-from wellfed.data.backend_benchmark import copied, without_side_effects
+from wellfed.data.backend_benchmark import TrialStep, copied, without_side_effects
 from wellfed.plan.budget import step_shape
-from wellfed.plan.micro_batch import StepsToRun, at_plateau, because_too, with_probes
+from wellfed.plan.micro_batch import StepsToRun, at_plateau, because_too, why_untried, with_probes
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
 from wellfed.plan.run_plan import RunPlan
@@ -92,9 +92,10 @@ class ConfiguredStep:
         """Returns the meter of its device's memory."""
         return CudaMeter(self.device) if self.device.type == "cuda" else TensorMeter(self.resident)
 
-    def __call__(self, batch: Batch) -> None:
-        """Steps on the whole batch at once. The weights change."""
-        self._micro.size = size = batches.batch_size(batch)
+    def __call__(self, batch: Batch, most: int | None = None) -> None:
+        """Steps on the whole batch at once, or in micro-batches of ``most`` samples. The weights change."""
+        size = batches.batch_size(batch)
+        self._micro.size = size if most is None else min(most, size)
         self._step(Delivery(batch, epoch=0, index=0, total=size))
 
 
@@ -116,6 +117,27 @@ def with_steps(
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)  # the recorded peak must be training's
+
+
+def beside_steps(
+    config: RunConfig, plan: RunPlan, parts: RunObjects, use: Callable[[TrialStep | None], Result]
+) -> Result:
+    """Returns the result of ``use`` for steps of a copy of the model; for None if it can't step before training."""
+    if why := why_untried(plan, models.model_facts(parts, config)):
+        _LOG.info("loaders are timed beside stand-in steps: %s", why)
+        return use(None)
+
+    def with_step(step: ConfiguredStep) -> Result:
+        def run(batch: Batch) -> None:
+            step(step.to_device(batch), plan.memory.micro_batch)
+
+        return use(TrialStep(run, step.meter().wait))
+
+    try:
+        return with_steps(config, plan, lambda: _copy(parts, plan), blank, with_step)
+    except Exception as error:  # noqa: BLE001  user code; training will report its error
+        _LOG.info("loaders are timed beside stand-in steps, since no step could be run: %r", error)
+    return use(None)
 
 
 def _copy(parts: RunObjects, plan: RunPlan) -> RunObjects:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from wellfed.batches import methods, why_uncut
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
-from wellfed.data.backend_benchmark import copied, time_first_batches, without_side_effects
+from wellfed.data.backend_benchmark import (
+    TrialStep,
+    build_first_batches,
+    copied,
+    time_backends,
+    time_step,
+    without_side_effects,
+)
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.loader_parts import RepeatedBatches, loader_of
 from wellfed.data.settings import LoaderSettings
@@ -110,33 +118,38 @@ def make_train_loader(
     )
 
 
-def try_loader(
-    config: RunConfig,
-    to_time: Callable[[FirstBatches], list[LoaderSection]],
-    plan: RunPlan,
-    objects: RunObjects,
-    *,
-    rank: int = 0,
-) -> FirstBatches | None:
-    """Returns the result of building the first batches; None if nothing depends on it, or no batch can be built.
+@dataclass(frozen=True)
+class LoaderTrial:
+    """The first batches of a run's training data, to measure them before the plan is final."""
 
-    Args:
-        to_time: returns the other loaders to time, once building one batch has been timed.
-        plan: the plan without this result.
-    """
-    first = first_builder(config, plan)
-    if first is None:
-        return None
-    found = time_first_batches(
-        _trial_loaders(config, objects, rank),
-        lambda built: [loader_settings(config, section) for section in to_time(built)],
-        first,
-        on_gpu=plan.on_gpu,
-        known=objects.first_batches,
-        data=objects.data.train,
-    )
-    # Only rank 0 checks host memory, for all ranks, since free memory changes while the others start.
-    return found if found is None or rank == 0 else replace(found, batch_bytes=0)
+    config: RunConfig
+    plan: RunPlan
+    """The plan without these measurements."""
+    objects: RunObjects
+    rank: int = 0
+
+    def build(self) -> FirstBatches | None:
+        """Measures the time to build a batch; None if nothing depends on it, or if it can't be built."""
+        first = first_builder(self.config, self.plan)
+        if first is None:
+            return None
+        found = self.objects.first_batches or build_first_batches(self._make, first, self.objects.data.train)
+        # Only rank 0 checks host memory, for all ranks, since free memory changes while the others start.
+        return found if found is None or self.rank == 0 else replace(found, batch_bytes=0)
+
+    def beside(
+        self, step: TrialStep | None, found: FirstBatches, to_time: Callable[[FirstBatches], list[LoaderSection]]
+    ) -> FirstBatches:
+        """Measures the step, and then the candidates of ``to_time`` beside it."""
+        data, first = self.objects.data.train, first_builder(self.config, self.plan)
+        if step is not None and first is not None:
+            found = time_step(self._make, first, found, step, data)
+        plans = [loader_settings(self.config, section) for section in to_time(found)]
+        return time_backends(self._make, plans, found, step, on_gpu=self.plan.on_gpu, data=data)
+
+    @cached_property
+    def _make(self) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
+        return _trial_loaders(self.config, self.objects, self.rank)
 
 
 def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
@@ -151,8 +164,7 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: RunObjects) -> FirstBatches | None:
     """Returns size and build time of a first batch; None if it can't be built."""
-    make, train = _trial_loaders(config, objects), objects.data.train
-    return time_first_batches(make, lambda _: (), first, on_gpu=False, data=train)
+    return build_first_batches(_trial_loaders(config, objects), first, objects.data.train)
 
 
 def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: FirstBatches | None) -> None:

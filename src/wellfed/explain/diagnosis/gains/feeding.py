@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from wellfed.data.worker_count import MOST_WORKERS, Work
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
@@ -26,7 +27,6 @@ from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
 """Factor on the build time for the lower end of a gain, since workers disturb each other and the step."""
-_MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
 _REPLICATES, _MOST_SIMULATED, _BLOCK = 40, 512, 8
@@ -73,12 +73,16 @@ class Feeding:
         """CPU time over wall time of building."""
         return self.build_cpu_ms / self.build_ms
 
-    def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
+    @property
+    def work(self) -> Work:
+        """What a step and its batch take, beside other processes."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         free_cores = max(1.0, self.cores - max(0.0, self.others - self.ranks_cores))  # one core is always available
-        cpu_ms = self.cpu_ms + self.ranks_cores * self.step_ms
-        return max(self.fed_ms, slack * alone_ms / workers, slack * cpu_ms / free_cores)
+        return Work(self.fed_ms, alone_ms, self.cpu_ms + self.ranks_cores * self.step_ms, free_cores)
+
+    def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
+        """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
+        return self.work.period_ms(workers, slack)
 
     @property
     def is_cpu_full(self) -> bool:
@@ -127,8 +131,7 @@ class Feeding:
     @cached_property
     def workers_needed(self) -> int:
         """Smallest sufficient number of workers, if all batches took equally long."""
-        enough = self.step_ms_with(self.most_workers) / (1 - limits.WAIT_FRAC)
-        return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+        return self.work.workers_needed(self.most_workers)
 
     @property
     def has_enough(self) -> bool:
@@ -137,9 +140,9 @@ class Feeding:
 
     @property
     def workers_advised(self) -> int:
-        """Workers to advise: one more than needed since batches take unequal times, unless the step needs that core."""
-        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores / (self.ranks if self.ranks_cores else 1)
-        return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
+        """Workers to advise."""
+        own_cores = self.cores / (self.ranks if self.ranks_cores else 1)
+        return self.work.workers_advised(self.most_workers, own_cores, waits_outside=self.waits_outside)
 
     def show_need(self) -> str:
         """Returns how many workers are needed, as text."""
@@ -382,8 +385,8 @@ def _bound(evidence: Evidence, without_wait: float) -> float:
 
 def most_workers(evidence: Evidence) -> int:
     """Returns the maximum number of workers that advice may name: by the parts of a stream and by memory."""
-    most = evidence.record.loading.get("most_workers") or _MOST_WORKERS
+    most = evidence.record.loading.get("most_workers") or MOST_WORKERS
     one_mib = ready_mib(evidence, 1)
     if one_mib:
         most = int(min(most, room_mib(evidence) / one_mib))
-    return max(1, evidence.num_workers, min(most, _MOST_WORKERS))
+    return max(1, evidence.num_workers, min(most, MOST_WORKERS))
