@@ -27,7 +27,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults kills fuzz audit bench bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills audit bench bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -54,15 +54,13 @@ test: $(TESTS) ## install if needed, then run the tests, without the slow ones
 test-guests: $(GUESTS) ## run the tests of code that people bring: installs other libraries first
 	$(PYTEST) -m guests $(ARGS)
 
-faults: $(TESTS) ## plant faults in real runs, and check what each run says of itself (4 minutes on two idle cores): ARGS="--only SIGTERM"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
+faults: $(TESTS) ## plant likely faults in real runs, and check what each run says of itself: ARGS="-k SIGTERM"
+	OMP_NUM_THREADS=1 $(PYTEST) -m "slow or not slow" tests/faults/test_faults.py $(ARGS)
 
 kills: $(TESTS) ## kill runs at random moments, resume them, and compare the weights: N=200 SEED=1 ARGS="--only ranks"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kills --kills $(or $(call given,N),20) $(ARGS) \
 	  $(if $(call given,SEED),--seed $(SEED))
 
-fuzz: $(TESTS) ## read damaged files of every kind, fresh ones each time: MINUTES=60 ARGS="--only checkpoint --seed 7"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(or $(call given,MINUTES),5) $(ARGS)
 
 audit: $(GUESTS) ## look up known vulnerabilities of all pinned packages, and the licences of those that tests install
 	$(PIP) "pip-audit>=2.7"

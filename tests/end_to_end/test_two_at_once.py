@@ -24,7 +24,7 @@ from wellfed.train.lightning.checkpoints import checkpoint_trailer
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
-LOCK = "wellfed.run.folder.lock._lock"
+LOCK = "wellfed.run.folder.lock._locked"
 NAME = "wellfed.run.folder.run_folder.new_name"
 STEPS = 40
 LONG = (f"trainer.max_steps={STEPS}", "trainer.checkpoint_every_steps=4")
@@ -81,7 +81,7 @@ def check_whole(folder: Path, saved: int = 0) -> None:
         steps = [int(row["step"]) for row in csv.DictReader(stream)]
     assert steps == sorted(set(steps))
     assert [step for step in steps if step > saved] == list(range(saved + 1, STEPS + 1))
-    assert (folder / ".lock").read_text() == ""
+    assert not (folder / ".lock.json").exists()
 
 
 def killed(cwd: Path) -> Path:

@@ -1,9 +1,7 @@
 """Runs one planted fault the way a user would meet it, and checks what the run says about itself afterwards."""
 
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -39,7 +37,6 @@ class Case:
     """The result of a planted fault."""
 
     kind: str
-    seconds: float = 0.0
     code: int | None = None
     status: str = ""
     lost: str = ""
@@ -48,8 +45,6 @@ class Case:
     """Claims and actions of the run that are wrong; empty = survived."""
     message: str = ""
     """Last line of the command's stderr."""
-    skipped: str = ""
-    """Reason why the fault was not planted on this machine."""
 
 
 @dataclass
@@ -64,8 +59,7 @@ class Box:
     def __post_init__(self) -> None:
         (self.folder / "conf" / "workload").mkdir(parents=True, exist_ok=True)
         (self.folder / "conf" / "workload" / "planted.yaml").write_text(YAML)
-        for name in ("planted.py", "durable.py"):
-            (self.folder / name).write_text(Path(__file__).with_name(name).read_text())
+        (self.folder / "planted.py").write_text(Path(__file__).with_name("planted.py").read_text())
 
     def train(self, *overrides: str, plant: str = "", around: str = "", is_resumed: bool = False, **more: str) -> Done:
         """Runs ``python src/train.py`` on the planted training.
@@ -87,12 +81,6 @@ class Box:
             self.done = self._run(command, **given)
         else:
             self.done = run(name, *words, cwd=self.folder, timeout_s=TIMEOUT_S, **given)
-        return self.done
-
-    def command(self, *words: str) -> Done:
-        """Runs ``python -m wellfed ...`` in the folder."""
-        path = os.pathsep.join([str(self.folder), str(ROOT / "src")])
-        self.done = self._run([sys.executable, "-m", "wellfed", *words], PYTHONPATH=path)
         return self.done
 
     def _run(self, command: list[str], **variables: str) -> Done:
@@ -267,8 +255,3 @@ def _doubled_rows(run: Path) -> list[str]:
 def _last_line(done: Done) -> str:
     lines = [line.strip() for line in done.err.splitlines() if line.strip()] or done.out.strip().splitlines()
     return lines[-1][:160] if lines else ""
-
-
-def quoted(path: Path) -> str:
-    """Returns the path as one word of a shell."""
-    return shlex.quote(str(path))

@@ -2,7 +2,6 @@
 
 make kills N=200 SEED=1
 make kills ARGS="--only ranks --most 1"
-make kills N=200 SEED=1 ARGS=--record
 
 Each training is killed up to four times, resumed by ``resume=auto`` and completed. It must then be as the undisturbed
 one: the last weights, the rows of steps.csv and metrics.csv, each sample once an epoch, one id in wandb. Every fifth
@@ -27,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -35,9 +33,7 @@ import torch
 
 from tests.end_to_end.commands import ROOT, environment
 from tests.fake_cuda.marker import simulated_machine
-from tests.faults import page
 from tests.faults.harness import STEPS, Box
-from wellfed.config.code_overrides import names_code
 
 SAMPLES, BATCH = 64, 8
 """Samples of an epoch and of a step, as in planted.py."""
@@ -55,7 +51,7 @@ STREAM = ("workload.data._target_=killed.stream", *WORKERS)
 FEATURES = "workload.data._target_=killed.encoded"
 MODULE = ("workload.model._target_=killed.Module", "workload.optimizer=null")
 TWO_RANKS = ("trainer.devices=2", "trainer.strategy=ddp")
-ON_CARDS = ("gpu.precision=32-true", "memory.remember=false")
+ON_CARDS = ("gpu.precision=32-true",)
 CARD_MIB = 512
 LARGE, LARGER = "+workload.model.large_mib=80", "+workload.model.large_mib=160"
 """Memory of a sample with which 4 fit on a card and 8 do not; with which 2 fit and 4 do not."""
@@ -70,8 +66,6 @@ class Kind:
     """Number of simulated cards; 0 = it trains on the CPU."""
     nodes: int = 1
     """Machines, each a torchrun with two ranks on this one. A machine takes no more ranks than it has cores."""
-    within: float = 0.0
-    """Largest difference of a weight that the documents allow; 0 = bit for bit."""
 
 
 KINDS = {
@@ -99,14 +93,6 @@ KINDS = {
     "four ranks": Kind((*WATCHED, *TWO_RANKS, "trainer.num_nodes=2", "trainer.accelerator=cpu"), nodes=2),
     "a card, 16-mixed": Kind((*WATCHED, "gpu.precision=16-mixed", "+workload.model.scale=64"), cards=1),
     "a card, out of memory": Kind((*WATCHED, *ON_CARDS, LARGE), cards=1),
-    "a card, out of memory, size remembered": Kind(
-        (
-            *(*WATCHED, *ON_CARDS, LARGE, "memory.remember=true", "+workload.model.dropout=0"),
-            "workload.optimizer._target_=torch.optim.SGD",
-        ),
-        cards=1,
-        within=1e-5,  # the killed run may have taken the smaller size earlier: docs/out_of_memory.md
-    ),
     "a card, out of memory, a LightningModule": Kind((*WATCHED, *MODULE, *ON_CARDS, LARGE), cards=1),
     "two cards, out of memory": Kind((*WATCHED, *TWO_RANKS, *ON_CARDS, LARGER), cards=2),
 }
@@ -181,9 +167,7 @@ class Training:
 
     def _start(self, plant: str, *, in_container: bool) -> subprocess.Popen[bytes]:
         own = ("--config-dir", str(self.box.folder / "conf"), *OWN, "resume=auto")
-        rest = (*COMMON, *self.kind.settings)
-        if self.has_checkpoint:  # a run that resumes has its settings already, but for those that name code
-            rest = tuple(filter(names_code, rest))
+        rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)  # a run that resumes has its settings
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
         if self.kind.nodes > 1:
             command = ["bash", "-c", AGENTS.format(port=free_port()), *command]
@@ -259,10 +243,10 @@ class Training:
 
 def differences(whole: Training, training: Training) -> Iterator[str]:
     """Yields what a training that was killed has lost or has twice, beside an undisturbed one of its kind."""
-    within, expected, found = training.kind.within, whole.weights(), training.weights()
+    expected, found = whole.weights(), training.weights()
     if expected.keys() != found.keys():
         yield "the last checkpoint has other weights than that of the undisturbed training"
-    elif not all(torch.allclose(found[name], expected[name], rtol=within, atol=within) for name in expected):
+    elif not all(torch.equal(found[name], expected[name]) for name in expected):
         yield "the last weights differ from those of the undisturbed training"
     if training.steps() != whole.steps():
         yield f"steps.csv has {len(training.steps())} rows, or other samples; expected {STEPS}"
@@ -369,7 +353,6 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="default: another each time")
     parser.add_argument("--only", default="", metavar="TEXT", help="trainings whose name contains this")
     parser.add_argument("--most", type=int, default=MOST_KILLS, metavar="N", help="kills of one training (default 4)")
-    parser.add_argument("--record", action="store_true", help="write a record, and its table into docs/reliability.md")
     given = parser.parse_args(words)
     kinds = [kind for kind in KINDS if given.only in kind]
     if not kinds:
@@ -377,7 +360,6 @@ def main(words: Sequence[str]) -> int:
     drawn, trials = random.Random(given.seed), list[Trial]()
     drawn.shuffle(kinds)  # a short command takes other kinds each time
     print(f"seed {given.seed}", flush=True)
-    began_s = time.monotonic()
     wholes: dict[str, tuple[Training, float]] = {}
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         while kinds and (left := given.kills - sum(trial.kills for trial in trials)) > 0:
@@ -407,24 +389,9 @@ def main(words: Sequence[str]) -> int:
         f"{loaded} from a checkpoint, {contained} in a restarted container."
     )
     print(f"\n{says}")
-    if given.record:
-        minutes = round((time.monotonic() - began_s) / 60, 1)
-        command = f"make kills N={given.kills} SEED={given.seed} ARGS=--record"
-        page.write("kills", _of_kinds(trials), says, {"minutes": minutes, "seed": given.seed}, command)
     if not may_contain():
         print("No container was restarted: this process may not make namespaces of process numbers.")
     return 1 if bad else 0
-
-
-def _of_kinds(trials: Sequence[Trial]) -> list[list[Any]]:
-    """Returns a row of the table for each kind of training, with the sums of its trials."""
-    rows = []
-    for kind in dict.fromkeys(trial.kind for trial in trials):
-        same = [trial for trial in trials if trial.kind == kind]
-        sums = [sum(getattr(trial, name) for trial in same) for name in _COUNTS]
-        faults = "; ".join(fault for trial in same for fault in trial.faults)
-        rows.append([kind, *sums, faults or "yes"])
-    return rows
 
 
 def _row(trial: Trial) -> str:

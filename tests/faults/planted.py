@@ -10,17 +10,13 @@ listed before it has fired, since workers read ahead of the step). The module is
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import psutil
 import torch
-from durable import Durable
 from torch import Tensor, nn
 
 from wellfed.contract import Datasets, LossOutput
@@ -28,8 +24,8 @@ from wellfed.contract import Datasets, LossOutput
 SAMPLES, BATCH = 64, 8
 _SEEN: Counter[str] = Counter()
 _MAIN = os.getpid()
-_SIGNALS = {"sigterm", "sigint", "sighup", "sigusr1", "sigkill", "sigsegv"}
-_OF_DATA = ("nan", "inf", "vector", "shape", "key", "class")
+_SIGNALS = {"sigterm", "sigint", "sigkill"}
+_OF_DATA = ("nan", "inf")
 """Actions that the place itself carries out."""
 
 
@@ -78,82 +74,29 @@ def _act(action: str) -> None:
         os.kill(os.getpid(), signal.Signals[action.upper()])
     elif action == "raise":
         raise RuntimeError("planted failure")
-    elif action == "oserror":
-        raise OSError(5, "Input/output error", "planted.bin")
     elif action == "memory":
         raise MemoryError
     elif action == "oom":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    elif action == "interrupt":
-        raise KeyboardInterrupt
-    elif action == "recursion":
-        _act(action)
-    elif action.startswith("exit"):
-        os._exit(int(action.removeprefix("exit")))
-    elif action == "sysexit":
-        sys.exit(7)
-    elif action == "hang":
-        time.sleep(3600)
     elif action == "pause":
         time.sleep(0.15)
-    elif action == "stop":  # as Ctrl-Z or a suspended container does, for two seconds
-        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif action.startswith("clock"):
-        _set_clock(float(action.removeprefix("clock")))
-    elif action == "leak":
-        _leak()
-    elif action == "handles":
-        _use_all_handles()
-    elif action == "close":
-        while _HANDLES:
-            os.close(_HANDLES.pop())
-    elif action == "wandb":  # its service, a process beside this one
-        for child in psutil.Process().children(recursive=True):
-            if "wandb" in child.name():
-                child.kill()
     elif action == "full":  # any file that grows beyond 4 KiB fails, as on a full disk; SIGXFSZ would kill
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     elif action == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    elif action.startswith("powercut"):
-        Durable.cut_power(keeps_names=action != "powercut-names")
     elif action not in _OF_DATA:
         raise ValueError(f"planted action {action!r}")
 
 
-def _set_clock(by_s: float) -> None:
-    """Sets the wall clock of Python code that calls ``time.time``; the machine's own clock is not touched."""
-    own = time.time
-    time.time = lambda: own() + by_s
-    own_ns = time.time_ns
-    time.time_ns = lambda: own_ns() + int(by_s * 1e9)
+if "rename_" in os.environ.get("PLANTED", ""):
+    _own_replace = os.replace
 
+    def _replace(source: Any, target: Any, **more: Any) -> None:
+        planted(f"rename_{Path(target).name}")
+        _own_replace(source, target, **more)
 
-def _leak() -> None:
-    """Takes memory until none is left within 256 MiB more than now."""
-    used = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
-    kept = []
-    while True:
-        kept.append(bytearray(2**24))
-
-
-_HANDLES: list[int] = []
-
-
-def _use_all_handles() -> None:
-    """Leaves no free file descriptor."""
-    try:
-        while True:
-            _HANDLES.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return
-
-
-if any(word in os.environ.get("PLANTED", "") for word in ("powercut", "rename_")):
-    Durable.record(lambda name: planted(f"rename_{name}"))
+    os.replace = _replace
 
 
 class Points:
@@ -171,31 +114,13 @@ class Points:
         x, label = self.inputs[index], int(self.inputs[index].argmax()) % 3
         if action == "nan":
             x = x * float("nan")
-        elif action == "shape":
-            x = x[:3]
-        elif action == "class":
-            label = 7
-        sample: dict[str, Any] = {"x": x, "label": label}
-        if os.environ.get("PLANTED_TEXT"):
-            sample["text"] = f"sample {index}"
-        return sample
-
-
-def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stacks tensors; texts stay a list. ``PLANTED_TEXT=uneven`` adds a list of another length than the batch's."""
-    planted("collate")
-    batch = torch.utils.data.default_collate([{"x": one["x"], "label": one["label"]} for one in samples])
-    if "text" in samples[0]:
-        batch["text"] = [one["text"] for one in samples]
-    if os.environ.get("PLANTED_TEXT") == "uneven":
-        batch["numbers"] = list(range(len(samples) + 3))
-    return batch
+        return {"x": x, "label": label}
 
 
 def datasets(samples: int = SAMPLES, val: int = 16, test: int = 16) -> Datasets:
     """Returns training, validation and test data."""
     planted("data")
-    return Datasets(Points("train", samples), Points("val", val), Points("test", test), collate=collate)
+    return Datasets(Points("train", samples), Points("val", val), Points("test", test))
 
 
 class Classifier(nn.Module):
@@ -212,11 +137,7 @@ class Classifier(nn.Module):
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
         action = planted("loss", Watch.step) if self.training else planted("evaluate")
-        if action == "key":
-            batch["labels"]
         loss = nn.functional.cross_entropy(self.forward(batch), batch["label"], reduction="none")
-        if action == "vector":
-            return LossOutput(loss)
         return LossOutput(loss.mean() * float(action) if action in ("nan", "inf") else loss.mean())
 
 

@@ -83,15 +83,6 @@ def test_what_is_done_again_counts_once(tmp_path: Path) -> None:
     assert not list(differences(whole, training))
 
 
-def test_a_difference_that_the_documents_allow_is_none(tmp_path: Path) -> None:
-    kind = "a card, out of memory, size remembered"
-    whole, training = completed(tmp_path / "whole", kind), completed(tmp_path / "killed", kind)
-    saved(training, weight=torch.ones(3) + 1e-6, steps=torch.tensor(STEPS))
-    assert not list(differences(whole, training))
-    saved(training, weight=torch.ones(3) + 1e-4, steps=torch.tensor(STEPS))
-    assert list(differences(whole, training))
-
-
 def test_the_samples_of_ranks_are_put_together(tmp_path: Path) -> None:
     training = Training(tmp_path, "two ranks")
     (tmp_path / "samples-0").write_text("1 1 0 1 2 3\n")

@@ -240,11 +240,6 @@ def config_flags(argv: Sequence[str]) -> list[str]:
     return [*flags, *(text for text in args.overrides if text.startswith("hydra.searchpath="))]
 
 
-def typed_overrides(argv: Sequence[str]) -> list[str]:
-    """Returns the overrides of a command line, without flags."""
-    return list(command_line_parser().parse_intermixed_args(argv).overrides)
-
-
 def config_folders(argv: Sequence[str]) -> dict[str, Any]:
     """Returns the folders that a command line names: ``config_dir`` and ``extra_dirs`` of `compose`."""
     return _config_folders(command_line_parser().parse_intermixed_args(argv))

@@ -72,8 +72,8 @@ class Bookkeeper:
         self.record.before_training[part] = round(now_s - self._passed_at_s, 3)
         self._passed_at_s = now_s
 
-    def planned(self, plan: RunPlan) -> None:
-        """Records the plan."""
+    def planned(self, plan: RunPlan, *, saves: bool = True) -> None:
+        """Records the plan, and writes the record unless a resume may still be refused."""
         self.record.plan, self._plan = plan.to_dict(), plan
         self.record.refused = list(plan.refused)
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
@@ -81,7 +81,8 @@ class Bookkeeper:
             self.record.loading["most_workers"] = plan.loader.most_workers
         if plan.loader.build_ms is not None and plan.loader.num_workers:
             self.record.loading["build_ms_alone"] = plan.loader.build_ms
-        self.journal.save()
+        if saves:
+            self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run. A

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from wellfed import record
 from wellfed.command_line import typed_arguments
-from wellfed.config.code_overrides import names_code
 from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import config_folders, typed_overrides
-from wellfed.config.quoting import key_value, quoted
+from wellfed.config.entry import config_folders
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.process import without_collections
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
-from wellfed.run.folder.resume import check_unchanged, code_fault, derived_overrides
+from wellfed.run.folder.resume import check_unchanged, derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
 """Overrides about the training machine, which an evaluation ignores."""
@@ -51,22 +48,19 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
             books = Bookkeeper(record.RunRecord.start("evaluate"), Path(folder), config)
             return Passes(planner.config, planner.parts, plan, books, rank=0).evaluate(checkpoint)
     except RuntimeError as error:
-        first, *rest = str(error).splitlines()
-        if not first.startswith("Error(s) in loading state_dict"):
+        text = str(error)
+        if not text.startswith("Error(s) in loading state_dict"):
             raise
-        more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
-        shown = (rest or ["they differ"])[0].strip()[:200].rstrip(". ")
-        weights = f"its weights don't fit the model of workload {config.workload.name} that run.json describes"
+        problem = f"does not fit the model that run.json describes: {text[:300]}"
         way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
-        raise ConfigError.of(f"checkpoint={checkpoint}", f"{weights}: {shown}{more}.", way_out) from error
+        raise ConfigError.of(f"checkpoint={checkpoint}", problem, way_out) from error
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     """Returns the configuration of the run that wrote a checkpoint, from the record beside it.
 
     Raises:
-        ConfigError: no readable checkpoint or record, or overrides in it must be typed again, or ``configs/`` now gives
-            other data, model or metrics.
+        ConfigError: no readable checkpoint or record, or ``configs/`` now gives other data, model or metrics.
     """
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
@@ -78,38 +72,18 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     except (OSError, ValueError) as error:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
         raise ConfigError.of(where, f"has no run record beside it ({error}).", way_out) from error
-    accelerator = f"trainer.accelerator={asked.accelerator.value}"
-    kept = [quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)]
-    kept += derived_overrides(earlier)
-    _check_code(where, kept)
     overrides = [
-        *kept,
+        *(quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)),
+        *derived_overrides(earlier),
         "trainer.devices=1",
         "trainer.num_nodes=1",
         "trainer.strategy=auto",
-        accelerator,
+        f"trainer.accelerator={asked.accelerator.value}",
     ]
     composed = compose(overrides, extra_dirs=config_folders(typed_arguments())["extra_dirs"])
     for line in check_unchanged(composed, earlier, evaluates=True):
         print(f"evaluate: {line}", file=sys.stderr)
     return composed
-
-
-def _check_code(where: str, recorded: Sequence[str]) -> None:
-    """Raises an error unless the recorded overrides that can name code are the typed ones."""
-    typed = [text for text in typed_overrides(typed_arguments()) if is_typed_again(text)]
-    foreign = [text for text in typed if text not in recorded]
-    faults = [Fault(text, "is not an override of this run.", "Leave it out.") for text in foreign]
-    if missing := [text for text in recorded if names_code(text) and text not in typed]:
-        faults.append(code_fault(where, missing))
-    if faults:
-        raise ConfigError(faults)
-
-
-def is_typed_again(text: str) -> bool:
-    """Returns whether a word of ``evaluate.py`` is an override of the run, not of the evaluation."""
-    own = {*(each.name for each in fields(EvaluateConfig)), "hydra"}
-    return re.split("[./]", key_value(text)[0])[0] not in own and names_code(text)
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:

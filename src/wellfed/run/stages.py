@@ -19,7 +19,7 @@ import torch
 from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -30,7 +30,7 @@ from wellfed.ranks import own_local_rank, requeue
 from wellfed.record import RunRecord, differences
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
 from wellfed.run.folder.resume import Target
 from wellfed.run.folder.saved_training import SavedTraining
 from wellfed.run.objects.run_objects import RunObjects
@@ -41,6 +41,7 @@ from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
+from wellfed.run.train import write_first
 from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.resume_position import VALIDATION_IS_DUE
 from wellfed.train.memory import cap, oom
@@ -233,7 +234,8 @@ class Run:
         plan = self._others.plan(planner)
         self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
-        self._books.planned(plan)
+        target = self._saved.target
+        self._books.planned(plan, saves=target is None or not target.in_place)
         for note in notes:
             _LOG.info(note)
         if self.rank == 0:
@@ -248,14 +250,20 @@ class Run:
 
     def _resume_from(self, target: Target, passes: Passes) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
-        checkpoint, state, damaged = self._saved.load(target)
+        checkpoint = target.checkpoint
+        state = load_checkpoint(checkpoint, RESUMED)
         passes.check_fits(checkpoint, state)
-        step, epochs = _progress_at(state, passes)
+        try:
+            step, epochs = _progress_at(state, passes)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"holds no position to go on from ({first_line(error)})."
+            raise ConfigError.of(str(checkpoint), problem, WAY_OUT) from error
         self._saved.began_at = step
-        self._books.record.resumed_from = str(checkpoint)
+        if self.rank == 0 and target.in_place:
+            write_first(self.composed, self.folder, self._books.record)
         validates = bool(state.get(VALIDATION_IS_DUE))
         self._books.resumed_after(step, epochs, in_place=target.in_place, validates=validates)
-        for other in damaged:
+        for other in target.damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be used; it is passed over for %s of step %d.", other, checkpoint.name, step)
         self._books.journal.event("resume", step=step, checkpoint=str(checkpoint))
@@ -269,9 +277,9 @@ class Run:
         self._others.met()
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        if self.measure is not None or self.rank > 0 or outcome.is_refusal:
+        if self.measure is not None or self.rank > 0 or outcome.is_refusal or not self.has_trained:
             return outcome
-        return self._saved.advised(outcome, self._books.record.steps, has_trained=self.has_trained)
+        return self._saved.advised(outcome, self._books.record.steps)
 
     def _lost(self, outcome: Outcome) -> None:
         """Writes the record from another thread, when another rank has failed and this one hangs and will be ended."""

@@ -170,8 +170,8 @@ class _Start:
                 target = self._target()
             self.composed = self.composed.in_folder(folder.path if self.shared is None else self.shared.folder)
             record = begin_record(self.composed, folder, target)
-            if self.rank == 0:
-                _write_first(self.composed, folder.path, record)
+            if self.rank == 0 and not folder.is_resumed:  # a refused resume leaves the folder as it was
+                write_first(self.composed, folder.path, record)
             with log_file(folder.path / "train.log"):
                 if folder.warning:
                     _LOG.warning(folder.warning)
@@ -219,7 +219,7 @@ class _Start:
 
     @contextmanager
     def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
-        """Locks this rank's folder for the block, then restores its earlier state unless the block marks it as kept."""
+        """Locks this rank's folder for the block, then removes what it wrote unless the block marks it as kept."""
         composed = self.composed
         if self.rank > 0:  # rank 0 records for all ranks
             folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
@@ -228,13 +228,12 @@ class _Start:
         else:
             folder = run_folder.create(Path(self._config.paths.log_dir), self._config.workload.name)
         with only_one(folder.path, make=folder.is_new and self.rank == 0):
-            folder = folder.keep()
+            folder = folder.begun()
             try:
                 yield folder
             finally:
                 if self.rank > 0 or not folder.stays:
                     folder.undo()
-                folder.done()
                 run_folder.release(folder.path)
 
     def _target(self) -> resume.Target | None:
@@ -266,7 +265,7 @@ def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> Non
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
+def write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
     """Writes the first record, and reserves disk space for the last one."""
     try:
         composed.write_hydra_files(folder)

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import wellfed
-from tests.faults.plants import may_mount
 from tests.kit import sets
+from tests.kit.required_tools import may_mount
 from wellfed import batches, process
 from wellfed.data.backends import picklable, process_backend
 from wellfed.data.backends.batch_builder import BatchBuilder

@@ -4,9 +4,7 @@ import tempfile
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.record import write_atomically
 from wellfed.run.folder import run_folder
-from wellfed.run.folder.lock import only_one
 from wellfed.run.folder.run_folder import create, keep_log_of_rank, of_rank, open_given
 
 
@@ -65,41 +63,22 @@ def test_a_folder_that_was_named(tmp_path):
 def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
-        open_given(tmp_path, resume=False).keep()
+        open_given(tmp_path, resume=False).begun()
     assert f"resume={tmp_path}" in str(caught.value)
     made = open_given(tmp_path, resume=True)
     assert not made.is_new
 
 
-def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "steps.csv").write_text("step\n")
-    (tmp_path / "metrics.csv").write_text("step\n1\n")
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").write_text("a: 1")
-    made = open_given(tmp_path, resume=True).keep()
-    write_atomically(tmp_path / "run.json", '{"status": "running"}')
-    write_atomically(tmp_path / "metrics.csv", "step\n")  # cut back, and gone on with
-    for name in ("steps.csv", "metrics.csv"):
-        with (tmp_path / name).open("a") as stream:
-            stream.write("7\n")
-    (tmp_path / ".hydra" / "config.yaml").write_text("a: 2")
-    (tmp_path / "wandb" / "run").mkdir(parents=True)
-    (tmp_path / "wandb" / "run" / "file").write_text("")
-    (tmp_path / "wandb" / "latest-run").symlink_to("run")
-    (tmp_path / "train.log").write_text("")
-    made.undo()
-    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
-        "run.json": "{}",
-        "steps.csv": "step\n",
-        "metrics.csv": "step\n1\n",
-        ".hydra/config.yaml": "a: 1",
-    }
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "steps.csv", "metrics.csv", ".hydra"}
-    new = open_given(tmp_path / "new", resume=False)
+def test_undo_removes_a_new_folder_and_leaves_a_resumed_one_alone(tmp_path):
+    new = open_given(tmp_path / "new", resume=False).begun()
     (new.path / "run.json").write_text("")
     new.undo()
     assert not new.path.exists()
+    (tmp_path / "run.json").write_text("{}")
+    resumed = open_given(tmp_path, resume=True).begun()
+    (tmp_path / "train.log").write_text("a line")
+    resumed.undo()
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "train.log"}
 
 
 def test_a_folder_that_cannot_be_made(unwritable):
@@ -129,8 +108,7 @@ def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypa
 def test_undo_leaves_a_users_own_folder_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    made = open_given(tmp_path, resume=False).keep()
-    assert not (tmp_path / ".before").exists()
+    made = open_given(tmp_path, resume=False).begun()
     (tmp_path / "mine" / "more.txt").write_text("written meanwhile")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").write_text("")
@@ -139,35 +117,19 @@ def test_undo_leaves_a_users_own_folder_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]
 
 
-def test_folders_of_the_same_second_sort_as_they_were_made(tmp_path):
-    made = [run_folder.create(tmp_path, "w").path for _ in range(40)]
-    assert sorted(made) == made
-
-
 def test_a_run_that_another_process_has_put_there_since_is_neither_replaced_nor_removed(tmp_path):
     late = open_given(tmp_path / "a", resume=False)
     assert late.is_new
     (tmp_path / "a" / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path / 'a'}: holds a run already.")):
-        late.keep()
+        late.begun()
     assert (tmp_path / "a" / "run.json").read_text() == "{}"
 
 
 def test_undo_leaves_what_another_process_has_written_since_the_folder_was_made(tmp_path):
     late = open_given(tmp_path / "a", resume=False)
     (tmp_path / "a" / "notes.txt").write_text("keep me")
-    late = late.keep()
+    late = late.begun()
     (tmp_path / "a" / "run.json").write_text("{}")
     late.undo()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]
-
-
-def test_undo_removes_the_lock_of_a_users_folder_but_no_file_of_the_users(tmp_path):
-    (tmp_path / "notes.txt").write_text("keep me")
-    for content in (None, "mine"):
-        if content is not None:
-            (tmp_path / ".lock").write_text(content)
-        with only_one(tmp_path):
-            open_given(tmp_path, resume=False).keep().undo()
-        names = {path.name for path in tmp_path.iterdir()}
-        assert names == ({"notes.txt"} if content is None else {"notes.txt", ".lock"})

@@ -11,7 +11,6 @@ from typing import Any
 from wellfed.cli.exit_code import report_error
 from wellfed.command_line import PLAN_FLAG, announce, set_arguments
 from wellfed.config import entry
-from wellfed.config.code_overrides import names_code
 from wellfed.config.compose import Composed
 from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import key_value, quoted
@@ -71,11 +70,7 @@ def evaluate(argv: Sequence[str]) -> int:
     """Composes and checks before torch is imported, then evaluates a checkpoint."""
 
     def own(overrides: Sequence[str], _: object) -> list[str]:
-        if not any(map(names_code, overrides)):
-            return [quoted(text) for text in overrides]  # paths that Hydra's grammar can't read
-        from wellfed.run.checkpoint_evaluation import is_typed_again
-
-        return [quoted(text) for text in overrides if not is_typed_again(text)]  # the others are the run's
+        return [quoted(text) for text in overrides]  # paths that Hydra's grammar can't read
 
     return entry.main("evaluate", evaluate_composed, [*argv], expand=own)
 

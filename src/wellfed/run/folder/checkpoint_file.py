@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,44 +13,21 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
-_NEEDED = ("data.pkl", "version")
-"""Entries without which torch.load does not recognise a zip archive."""
-_NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
-"""Exceptions of torch.load for other content."""
-_KEYS = ("state_dict", "global_step")
-_RESUMED: tuple[tuple[str, type, bool], ...] = (
-    ("global_step", int, True),
-    ("pytorch-lightning_version", str, True),
-    ("loops", dict, True),
-    ("loops.fit_loop", dict, True),
-    ("callbacks", dict, True),
-    ("optimizer_states", list, True),
-    ("lr_schedulers", list, True),
-    ("position", dict, False),
-    ("position.epoch", int, False),
-    ("position.batch", int, False),
-    ("position.stream", dict, False),
-    ("position.stream.is_over", bool, True),
-    ("validation_is_due", bool, False),
-    ("rng", dict, False),
-    ("rng_of_ranks", list, False),
-    ("figures", dict, False),
-)
-"""Keys that a resume reads: dotted name, type, and whether the dict that holds it must have it.
-
-Lightning writes all that a checkpoint must have; a run adds the others.
-"""
 _WEIGHTS_ALONE = (
     "Name another, e.g. last-1.ckpt, or start a run whose model loads these weights: "
     'torch.load(file, weights_only=True)["state_dict"].'
 )
+_NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
+"""Exceptions of torch.load for other content."""
+_KEYS = ("state_dict", "global_step")
+RESUMED = (*_KEYS, "loops", "callbacks", "optimizer_states", "lr_schedulers")
+"""Keys that a resume needs."""
 
 
 def is_readable(checkpoint: Path) -> bool:
-    """Returns whether a file is an archive of torch.save with every byte as written, by its digest.
+    """Returns whether a file is a whole archive of torch.save: by its digest, which a run writes at its end.
 
-    Files of earlier versions have no digest, so their archive checksums are compared. The whole file is read, once
-    until it changes. torch itself would load changed bytes without an error.
+    The whole file is read, once until it changes. torch itself would load changed bytes without an error.
     """
     try:
         found = checkpoint.stat()
@@ -73,13 +49,9 @@ def step_of(checkpoint: Path) -> int | None:
 def _is_whole(checkpoint: Path, *_version: int) -> bool:
     try:
         is_intact = checkpoint_trailer.is_intact(checkpoint)
-        if is_intact is not None:
-            return is_intact
-        with zipfile.ZipFile(checkpoint) as archive:
-            names = {name.partition("/")[2] for name in archive.namelist()}
-            return names.issuperset(_NEEDED) and archive.testzip() is None  # torch.save writes each entry's CRC-32
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):
-        return False  # RuntimeError: a damaged flag reads as encryption or an unknown method
+    except (OSError, ValueError):
+        return False
+    return zipfile.is_zipfile(checkpoint) if is_intact is None else is_intact  # others write no digest
 
 
 def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:
@@ -101,36 +73,8 @@ def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:
     content: dict[str, Any] = state if isinstance(state, dict) else {}
     missing = [key for key in keys if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
-        raise _fault(path, f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}.")
-    return content
-
-
-def load_to_resume(path: Path) -> dict[str, Any]:
-    """Returns the content of a checkpoint with all that a resume needs.
-
-    The contents of Lightning's states are checked only when they are restored.
-
-    Raises:
-        ConfigError: as `load_checkpoint` does, or a key is missing or has another type, or a number is impossible.
-    """
-    content = load_checkpoint(path)
-    missing, others = [], []
-    for key, kind, is_needed in _RESUMED:
-        *holders, name = key.split(".")
-        holder: Any = content
-        for each in holders:
-            holder = holder.get(each) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict):
-            continue
-        if name not in holder:
-            missing += [key] if is_needed else []
-        elif not isinstance(value := holder[name], kind):
-            others.append(f"{key} is of type {type(value).__name__}, and must be {kind.__name__}")
-        elif isinstance(value, int) and not 0 <= value < 2**63:
-            others.append(f"{key} is below 0 or above 2**63")
-    faults = [*([f"it holds no {' and no '.join(missing)}"] if missing else []), *others]
-    if faults:
-        raise ConfigError.of(str(path), f"can't be resumed from: {'; '.join(faults)}.", _WEIGHTS_ALONE)
+        problem = f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}."
+        raise ConfigError.of(str(path), problem, _WEIGHTS_ALONE)
     return content
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from wellfed.config.code_overrides import names_code
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
@@ -21,7 +19,7 @@ from wellfed.masking import SECRET_SHOWN
 from wellfed.ranks import launched
 from wellfed.record import FILE_NAME, RunRecord, differences, plain
 from wellfed.run.folder import lock
-from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, step_of
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable
 
 CHECKPOINTS = "checkpoints"
 
@@ -61,7 +59,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         earlier = _read(replayed, f"rerun={rerun}")
         # A trial of a sweep is replayed as the run that it was measured for.
         before = [text for text in earlier.overrides if not text.startswith("sweep")]
-        return _merged(before, typed, f"rerun={replayed}")
+        return _merged(before, typed)
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
@@ -78,9 +76,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     in_place, named = _named_run(Path(resume))  # the run itself checks whether it may resume
     before = list[str]()
     if named is not None:
-        measured, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
-        before = [*measured, *named.overrides, *lowered, *derived_overrides(named)]
-    merged = _merged(before, rest, f"resume={resume}")
+        before = [*named.overrides, *_size_after_restarts(named, rest), *derived_overrides(named)]
+    merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -121,10 +118,8 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
         return Target(path, False, earlier)
     assert earlier is not None
     if not may_run and (writer := _writer(path, earlier)) is not None:
-        way_out = "Wait, or stop it."
-        may_be_dead = earlier.host_name != socket.gethostname() and lock.held_by(path) is None
-        saved = latest_checkpoint(path) if may_be_dead else None
-        if saved is not None:
+        way_out, saved = "Wait, or stop it.", latest_checkpoint(path)
+        if saved is not None and earlier.host_name != socket.gethostname():
             way_out += f" If it was killed there, go on in a new folder: resume={saved}"
         raise ConfigError.of(where, f"is still running ({writer}).", way_out)
     checkpoint = latest_checkpoint(path)
@@ -165,19 +160,8 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Returns the checkpoint of a run folder to resume from: the newest intact ``last*.ckpt``.
-
-    ``best.ckpt`` is written during a validation. It is taken only if a newer ``last*.ckpt`` is damaged, and if it is
-    newer than the intact one.
-    """
-    checkpoints = checkpoints_of(folder)
-    good = next((each for each in checkpoints if is_readable(each)), None)
-    if good is None or good == checkpoints[0]:
-        return good
-    best, step = folder / CHECKPOINTS / "best.ckpt", step_of(good)
-    newer = step_of(best)
-    is_newer = step is not None and newer is not None and newer > step
-    return best if is_newer and is_readable(best) else good
+    """Returns the newest intact checkpoint of a run folder; ``best.ckpt`` only if no other is intact."""
+    return next(filter(is_readable, checkpoints_of(folder)), None)
 
 
 def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
@@ -194,9 +178,7 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
             earlier = RunRecord.read(folder)
         except (OSError, ValueError) as error:
             if checkpoints:
-                good = latest_checkpoint(folder)
-                way_out = f"type its overrides and resume={good}, which goes on in a new folder; or " if good else ""
-                raise _damaged(folder, f"its record can't be read ({first_line(error)})", way_out) from error
+                raise _damaged(folder, f"its record can't be read ({first_line(error)})") from error
             continue
         if earlier.status == "ok":
             continue
@@ -205,18 +187,15 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
         elif any(map(is_readable, checkpoints)):
             return folder, passed_over
         elif checkpoints:
-            names = ", ".join(each.name for each in checkpoints)
-            raise _damaged(folder, f"it did not end well, and no checkpoint of it can be read ({names})", "")
+            raise _damaged(folder, "none of its checkpoints can be read")
         else:
             passed_over.append(f"{folder} did not end well, and has no checkpoint")
     return None, passed_over
 
 
-def _damaged(folder: Path, problem: str, way_out: str) -> ConfigError:
-    way_out += (
-        f"start afresh: leave out resume=auto, or move {folder} away; or go on from an older run: resume=<its folder>."
-    )
-    return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out[0].upper() + way_out[1:])
+def _damaged(folder: Path, problem: str) -> ConfigError:
+    way_out = f"Leave out resume=auto, move {folder} away, or name a run or one of its checkpoints: resume=<path>."
+    return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out)
 
 
 def _writer(folder: Path, earlier: RunRecord) -> str | None:
@@ -289,25 +268,14 @@ def _is_moved(old: Any, new: Any) -> bool:
     return paths[0].name == paths[1].name and any(len(path.parts) > 1 for path in paths)
 
 
-_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})
-
-
-def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns the micro-batch as an override if the run chose it by measured rates. A new measurement may differ, and
-    gradients summed in other parts are not bit for bit the same."""
-    found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
-    if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
-        return []
-    is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
-    return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
+_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate"})
 
 
 def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns overrides for the micro-batch of a run that restarted with less; none with ``memory.stages``."""
+    """Returns overrides for the micro-batch of a run that restarted with less."""
     restarts = [event.get("changes") or {} for event in earlier.events if event["kind"] == "restart"]
     lowered = [changes for changes in restarts if "memory.micro_batch" in changes]
-    has_stages = (earlier.config.get("memory") or {}).get("stages") is not None
-    if not lowered or has_stages or any(key_value(text)[0] in _OF_THE_SIZE for text in later):
+    if not lowered or any(key_value(text)[0] in _OF_THE_SIZE for text in later):
         return []
     if "memory.accumulate" in lowered[-1]:  # of a LightningModule
         return ["memory.micro_batch=null", f"memory.accumulate={lowered[-1]['memory.accumulate']}"]
@@ -319,39 +287,28 @@ def derived_overrides(earlier: RunRecord) -> list[str]:
     return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
-def code_fault(where: str, overrides: Sequence[str]) -> Fault:
-    """Returns the fault of recorded overrides that can name code and were not typed again."""
-    problem = "others may have changed its record, so overrides in it that can name code count only if you type them."
-    return Fault(where, problem, f"If you trust this run, add {shlex.join(overrides)}")
-
-
-def _merged(earlier: Sequence[str], later: Sequence[str], where: str) -> list[str]:
+def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Returns the earlier overrides that no later one replaces, then the later ones.
 
     Overrides with secrets can't be replayed, since secrets are not recorded. An override that is a secret as a whole is
     left out and named, since the run may not need it.
 
-    Args:
-        where: the override that names the earlier run, for the message.
-
     Raises:
-        ConfigError: an override that can name code, or that held a secret beside other values, was not typed again.
+        ConfigError: an override that held a secret beside other values was not typed again.
     """
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
-    kept, left_out, of_code, faults = list[str](), list[str](), list[str](), list[Fault]()
+    kept, left_out, faults = list[str](), list[str](), list[Fault]()
     for text in earlier:
         key, value = key_value(text)
         if key in replaced:
             continue
         if SECRET_SHOWN not in (value or ""):
-            (of_code if names_code(quoted(text)) else kept).append(quoted(text))
+            kept.append(quoted(text))
         elif unquoted(value) == SECRET_SHOWN:
             left_out.append(key)
         else:
             problem = "holds a secret, and secrets are not written down."
             faults.append(Fault(text, problem, f"Type it again with its secret: {text.partition('=')[0]}=..."))
-    if of_code:
-        faults.append(code_fault(where, of_code))
     if faults:
         raise ConfigError(faults)
     if left_out:

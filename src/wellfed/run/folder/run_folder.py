@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,10 +15,6 @@ from wellfed.errors import ConfigError
 from wellfed.run.folder import lock
 
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
-_KEPT = ".before"
-"""Folder of copies that a resumed run may have to restore."""
-_LARGE = 1 << 20
-_NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
 
 @dataclass
@@ -30,15 +25,15 @@ class RunFolder:
     is_new: bool
     """Created for this run, so removed if nothing was run."""
     warning: str | None = None
-    before: Mapping[Path, int | None] | None = None
-    """Content of the folder before the run: sizes of files, None for folders."""
+    before: frozenset[str] = frozenset()
+    """Names of a user's own files and folders in it."""
     stays: bool = False
     """The run has begun, so its files are kept."""
     is_resumed: bool = False
     """It holds the run that goes on, otherwise at most a user's other files."""
 
-    def keep(self) -> RunFolder:
-        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock.
+    def begun(self) -> RunFolder:
+        """Returns the same folder with what it holds now, for `undo`. The caller holds its lock.
 
         Raises:
             ConfigError: it holds another run already.
@@ -46,55 +41,21 @@ class RunFolder:
         if not self.is_resumed and (self.path / record.FILE_NAME).exists():
             way_out = f"Name another folder, or go on with that run: resume={self.path}"
             raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
-        if self.is_new and lock.holds_nothing(self.path):
-            return self
-        shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        paths = self.path.rglob("*") if self.is_resumed else self.path.iterdir()
-        found = {path.relative_to(self.path): path for path in paths}
-        sizes = {name: path.stat().st_size if path.is_file() else None for name, path in found.items()}
-        for name, size in sizes.items():
-            is_kept = self.is_resumed and size is not None and not found[name].is_symlink()
-            if is_kept and name.parts[0] not in _NEVER_REPLACED:
-                kept = self.path / _KEPT / name
-                with suppress(OSError):  # read-only or full: the next write reports it
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    _link(found[name], kept)
-        return replace(self, is_new=False, before=sizes)
-
-    def done(self) -> None:
-        """Removes what `undo` needs."""
-        shutil.rmtree(self.path / _KEPT, ignore_errors=True)
+        names = frozenset(path.name for path in self.path.iterdir() if not lock.is_of_lock(path))
+        return replace(self, is_new=self.is_new and not names, before=names)
 
     def undo(self) -> None:
-        """Removes what this run wrote, and restores what it replaced."""
+        """Removes what this run wrote. A resumed run has written nothing yet but lines of its log."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-        if self.before is None:
             return
-        for name, size in self.before.items():
-            kept = self.path / _KEPT / name
-            if size is not None and kept.exists():
-                os.truncate(kept, size)  # it may have grown under both its names
-                kept.replace(self.path / name)
-        self.done()
-        for path in list(self.path.rglob("*") if self.is_resumed else self.path.iterdir()):
-            if path.relative_to(self.path) in self.before or path.name == lock.FILE_NAME:
+        for path in [] if self.is_resumed else list(self.path.iterdir()):
+            if path.name in self.before:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if not self.is_resumed and lock.is_ours(self.path):
-            (self.path / lock.FILE_NAME).unlink(missing_ok=True)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Copies a file. A large one gets a hard link, since large files are replaced or grow, but never change."""
-    if source.stat().st_size > _LARGE:
-        with suppress(OSError):  # a disk without hard links
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)
 
 
 def reserve(folder: Path) -> None:
