@@ -4,7 +4,6 @@ import errno
 import gc
 import io
 import signal
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from tests.kit.meeting import together
-from tests.run.folder.test_lock import go_on, line, process
 from wellfed.run.folder.checkpoint_file import is_readable
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
@@ -166,40 +164,3 @@ def test_two_runs_that_save_under_one_name_of_the_users_leave_a_whole_file(tmp_p
     with zipfile.ZipFile(tmp_path / "model.ckpt") as archive:
         assert len({*archive.read("me")}) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"model.ckpt", "meeting"}
-
-
-WRITE_SLOWLY = """
-import sys
-from pathlib import Path
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
-
-def save(file):
-    file.write(b"x" * 100_000)
-    print("half", flush=True)
-    sys.stdin.readline()
-
-checkpoint_trailer.write(Path(sys.argv[1]), save, {}, is_shared=True)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="open files can't be removed")
-def test_halves_of_killed_runs_are_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
-    path, other = tmp_path / "model.ckpt", tmp_path / ".model.ckpt.mine.tmp"
-    other.touch()
-    with process(WRITE_SLOWLY, path) as first, process(WRITE_SLOWLY, path) as second:
-        assert [line(first), line(second)] == ["half", "half"]
-    assert len(list(tmp_path.glob(".model.ckpt.*"))) == 3  # both were killed
-    with process(WRITE_SLOWLY, path) as living:
-        assert line(living) == "half"
-        (half,) = {*tmp_path.glob(".model.ckpt.*")} - {other}
-        checkpoint_trailer.write(path, save, {"step": 3}, is_shared=True)
-        assert loads(path)
-        assert half.exists()
-        go_on(living)
-        assert living.wait() == 0
-
-    def save_while_another_thread_does(file: Any) -> None:
-        checkpoint_trailer.write(path, save, {}, is_shared=True)
-
-    checkpoint_trailer.write(path, save_while_another_thread_does, {}, is_shared=True)
-    assert {entry.name for entry in tmp_path.iterdir()} == {"model.ckpt", other.name}
