@@ -71,8 +71,9 @@ def main(words: list[str]) -> int:
         folder = folder_of(asked.run, Path(scratch)) if asked.run else made(Path(scratch))
         evidence = Evidence.read(folder)
         conclude(evidence)
-        if (first := evidence.record.findings[0])["id"] == "busy_machine":
-            print(f"Nothing is drawn. {first['message']}", file=sys.stderr)
+        busy = next((one for one in evidence.record.findings if one["id"] == "busy_machine"), None)
+        if busy is not None:
+            print(f"Nothing is drawn. {busy['message']}", file=sys.stderr)
             return 1
         page = to_html(evidence, folder)
         keep(

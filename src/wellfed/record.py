@@ -443,6 +443,8 @@ class FindingEntry(TypedDict):
     id: str
     severity: Literal["high", "medium", "low", "info"]
     message: str
+    advice: str
+    """What to do where no override does it; empty if there is no such advice."""
     evidence: dict[str, Any]
     change: list[str]
     changes_learning: bool

@@ -64,7 +64,10 @@ def publish(journal: Journal) -> None:
     """Records the files of a finished run, and hands findings, page, pictures and tables to its loggers."""
     record, folder, sink = journal.record, journal.folder, journal.sink
     record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (folder / path).exists()})
-    rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in record.findings]
+    rows = [
+        [one["id"], one["severity"], f"{one['message']} {one['advice']}".rstrip(), " ".join(one["change"])]
+        for one in record.findings
+    ]
     sink.table("findings", ("id", "severity", "message", "change"), rows)
     if (folder / PAGE).exists():
         sink.file("report", folder / PAGE)

@@ -287,8 +287,8 @@ def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, An
 
 def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:
     """Shows the verdict, where the time went, and what to type next."""
-    from wellfed.explain.report.last_screen import Screen, last_lines
+    from wellfed.explain.report.last_screen import last_lines
 
     console.print()
-    for line in last_lines(evidence, folder, Screen(console.columns, is_utf=console.is_utf)):
+    for line in last_lines(evidence, folder, console.columns, is_utf=console.is_utf):
         console.print(line, soft_wrap=True)

@@ -50,7 +50,7 @@ def test_warm_up_in_the_middle_of_a_run_is_in_no_figure_either():
     assert given.steps.period_s(10) == pytest.approx(0.5)
     assert given.wall.once_s == pytest.approx(60, rel=0.01)
     assert given.wall.steps_frac == pytest.approx(10 / 70, rel=0.01)
-    assert "healthy" not in {finding.id for finding in run_rules(given)}
+    assert {"healthy", "slow_start"} == {finding.id for finding in run_rules(given)}
 
 
 def write_steps(folder, given):

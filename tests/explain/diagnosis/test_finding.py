@@ -13,6 +13,7 @@ def test_a_finding_says_its_overrides_and_what_they_are_expected_to_win():
         "id": "few",
         "severity": "high",
         "message": "61 % waits.",
+        "advice": "",
         "evidence": {"wait_frac": 0.61},
         "change": ["loader.num_workers=4"],
         "changes_learning": False,

@@ -97,4 +97,4 @@ def test_workers_are_not_advised_where_handing_over_takes_as_long():
     assert slow.gain == gain
     assert (quick.change, quick.gain) == ((), None)
     assert quick.time_lost_frac == pytest.approx(1 / 3)
-    assert "Workers hardly pay" in quick.message
+    assert "Workers hardly pay" in quick.advice

@@ -161,7 +161,7 @@ def test_a_verdict_has_the_words_and_the_colour_of_the_page() -> None:
     words = [(span.style, line.plain[span.start : span.end]) for line in table.lines(None) for span in line.spans]
     assert [(style, word) for style, word in words if style in ("red", "green")] == [
         ("red", word_of(STARVED)),
-        ("green", "Healthy"),
+        ("green", "Fed"),
     ]
 
 

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wellfed.explain.diagnosis.thresholds import WAIT_FRAC
+from wellfed.explain.diagnosis.thresholds import WAIT_FRAC, WORTH_FRAC
 from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
 Figures = dict[str, float | int | str]
 """Figures behind a finding, by name, with units in the names."""
+PROFILE = "debug=profiler shows what the time is spent on."
+"""Advice if nothing that was measured names the cause."""
 Severity = Literal["high", "medium", "low", "info"]
 """Share of time lost: at least a third, at least a tenth, less. ``info`` = no time lost."""
-_HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
+_HIGH_FRAC = 1 / 3
 
 
 def waiting_colour(wait_frac: float) -> str:
@@ -52,7 +54,7 @@ class Finding:
     id: str
     """Id of the rule: its name in `wellfed.explain.diagnosis.rules`."""
     message: str
-    """One or two sentences with the figures in them, without overrides and gain."""
+    """One or two sentences with the figures in them, without advice, overrides and gain."""
     evidence: Mapping[str, float | int | str]
     change: tuple[str, ...] = ()
     """Overrides that remove the cause, to add after those of the run; empty if no knob does."""
@@ -62,10 +64,10 @@ class Finding:
     """Predicted gain; None if unknown, or if there is none."""
     lost_frac: float | None = None
     """Share of training's time that the cause costs; None = by the gain, or unknown."""
+    advice: str = field(default="", kw_only=True)
+    """Sentences on what to do where no override does it."""
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information instead of a cause of lost time."""
-    prospect: str = field(default="", kw_only=True)
-    """End of the message that predicts the gain, if no override does it; dropped if no gain can be predicted."""
     steps_frac: float | None = field(default=None, kw_only=True)
     """Share of the steps in the wall time of training, if gain and loss refer to steps alone; None = to all of it."""
 
@@ -82,17 +84,19 @@ class Finding:
         if self.is_note:
             return "info"
         lost_frac = self.time_lost_frac
-        return "high" if lost_frac >= _HIGH_FRAC else "medium" if lost_frac >= _MEDIUM_FRAC else "low"
+        return "high" if lost_frac >= _HIGH_FRAC else "medium" if lost_frac >= WORTH_FRAC else "low"
 
     @property
     def text(self) -> str:
-        """Message, overrides and gain in one line."""
-        parts = [self.message]
+        """Message, advice, overrides and gain in one line."""
+        parts = [self.message, self.advice]
         if self.change:
             parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")
+        elif self.gain is not None:
+            parts.append(f"Without it{_expected(self.gain, self.steps_frac)}.")
         if self.change and self.changes_learning:
             parts.append("This changes what is learned.")
-        return " ".join(parts)
+        return " ".join(filter(None, parts))
 
     def entry(self) -> FindingEntry:
         """Returns the entry of ``findings`` in run.json."""
@@ -101,6 +105,7 @@ class Finding:
             "id": self.id,
             "severity": self.severity,
             "message": self.message,
+            "advice": self.advice,
             "evidence": dict(self.evidence),
             "change": list(self.change),
             "changes_learning": self.changes_learning,
@@ -113,6 +118,8 @@ def _expected(gain: Gain | None, steps_frac: float | None) -> str:
     if gain is None:
         return ""
     low, high = show_factor(gain.low), show_factor(gain.high)
+    if float(low) <= 1:
+        return ", gain uncertain"
     bounds = "" if low == high else f" ({low} to {high})"
     if steps_frac is None:
         return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
@@ -121,19 +128,19 @@ def _expected(gain: Gain | None, steps_frac: float | None) -> str:
 
 
 _WORDS: Mapping[str, Sequence[str]] = {
+    "Fed": ("healthy",),
+    "Too short": ("too_few_steps",),
     "Starved": (
         *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
         *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
     ),
     "Copy-bound": ("slow_copy",),
-    "Launch-bound": ("launch_bound", "many_tensors", "synchronisation"),
+    "Launch-bound": ("launch_bound", "synchronisation"),
     "Memory-bound": ("memory_bound",),
-    "Held up between steps": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
-    "Not to be judged": ("busy_machine",),
-    "Too short to judge": ("too_few_steps",),
+    "Held up": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
 }
 """Word of the verdict -> findings; others are worded by their id."""
-_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two", "busy_machine": "one"}
+_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two"}
 """Colours of findings that are verdicts."""
 _SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "info": "four"}
 _COLOURS: Mapping[str, str] = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta"}
@@ -142,13 +149,15 @@ _COLOURS: Mapping[str, str] = {"good": "green", "bad": "red", "one": "yellow", "
 
 def word_of(finding: FindingEntry) -> str:
     """Returns the verdict in a word or two."""
-    words = (word for word, ids in _WORDS.items() if finding["id"] in ids and finding["severity"] != "low")
-    return next(words, finding["id"].replace("_", " ").capitalize())
+    name = finding["id"]
+    if name == "unexplained":
+        return "Starved" if "wait_frac" in finding["evidence"] else "Held up"
+    return next((word for word, ids in _WORDS.items() if name in ids), name.replace("_", " ").capitalize())
 
 
 def tone_of(finding: FindingEntry) -> str:
     """Returns the name of the colour of a finding."""
-    return _TONES.get(finding["id"], _SEVERE.get(finding["severity"], "four"))
+    return _TONES.get(finding["id"], _SEVERE[finding["severity"]])
 
 
 def colour_of(finding: str, severity: str) -> str:

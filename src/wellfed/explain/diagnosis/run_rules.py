@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.rules import rank_rules as ranks
 from wellfed.explain.diagnosis.rules import verdict_rules as verdicts
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
-from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
+from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC, WORTH_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
@@ -23,6 +23,10 @@ OF_EVENTS: tuple[Rule, ...] = (
     memory.host_memory_full,
 )  # fmt: skip
 """Rules on events and the end of a run, valid for any number of steps."""
+EVENT_IDS = tuple(rule.__name__ for rule in OF_EVENTS)
+"""Ids of their findings."""
+DOUBTS = ("busy_machine", "machine_was_slower", "steps_varied")
+"""Ids of notes on how certain verdict and gain are, which stand below the verdict."""
 OF_RANKS: tuple[Rule, ...] = (ranks.straggler, ranks.slow_link, ranks.uneven_memory)
 """Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
 wait. So these findings come first, unless another one wins back twice as much."""
@@ -50,8 +54,6 @@ _OF_WALL = (*OF_GAPS, feeding.restarted_workers)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _RANKS_FIRST = 2.0
 """Factor on the time that a finding about ranks wins back, for the order of findings."""
-_EXPLAINED_FRAC = 0.5
-"""Minimum share of a gap in the missing time, for a finding."""
 
 
 def conclude(evidence: Evidence) -> None:
@@ -65,28 +67,38 @@ def conclude(evidence: Evidence) -> None:
 
 
 def run_rules(evidence: Evidence) -> list[Finding]:
-    """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so. If
-    other programs use the machine, that finding is first, and no gain is predicted."""
-    too_few = verdicts.too_few_steps(evidence)
+    """Returns the verdict, then the other findings, the costliest first, then notes.
+
+    The verdict is the costliest cause of at least `WORTH_FRAC` of the wall time of training, or an event that
+    matters more; without either, the run is fed. Notes on how certain the figures are come before other notes. Beside
+    other programs no gain is predicted.
+    """
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
-    found += [] if too_few else _of_steps(evidence)
+    of_events = [finding.id for finding in found if not finding.is_note]
+    verdict = verdicts.too_few_steps(evidence) or verdicts.unknown(evidence)
+    found += [] if verdict else _of_steps(evidence)
     found.sort(key=lambda finding: (finding.is_note, -_weight(finding) * finding.time_lost_frac))
-    found += [too_few] if too_few else []
-    if (busy := verdicts.busy_machine(evidence)) is not None:
-        return [busy, *(_without_gain(finding) for finding in found)]
-    if too_few:
-        return found
-    doubt = verdicts.machine_was_slower(evidence)
-    if any(not finding.is_note for finding in found):
-        text = evidence.swings.describe_utilisation()
-        if text is not None and text not in found[0].message:
-            found[0] = replace(found[0], message=f"{found[0].message} {text}")
-        is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
-        return found if doubt is None or is_known else [*found, doubt]
-    verdict = doubt or verdicts.unexplained(evidence) or _largest_gap(evidence) or verdicts.unknown(evidence)
-    if verdict is None and (fed := verdicts.healthy(evidence)) is not None:
-        verdict = _with_phases(fed, evidence)
-    return found if verdict is None else [verdict, *found]
+    notes = [finding for finding in found if finding.is_note]
+    causes = [finding for finding in found if not finding.is_note]
+    doubts = [verdicts.busy_machine(evidence)]
+    if verdict is not None:
+        causes.append(verdict)
+    else:
+        is_named = any(one.id in of_events or one.time_lost_frac >= WORTH_FRAC for one in causes)
+        if not is_named:
+            verdict = _largest_gap(evidence) or verdicts.unexplained(evidence)
+            is_named = verdict is not None
+            verdict = verdict or _with_phases(verdicts.fed(evidence), evidence)
+            causes = [verdict, *(one for one in causes if one.id != verdict.id)]
+        doubts.append(verdicts.steps_varied(evidence))
+        if all(one.id != "workers_take_the_cpu" for one in causes):
+            doubts.append(verdicts.machine_was_slower(evidence))
+        swing = evidence.swings.describe_utilisation()
+        if is_named and swing is not None and swing not in causes[0].message:
+            causes[0] = replace(causes[0], message=f"{causes[0].message} {swing}")
+    if doubts[0] is not None:
+        causes = [_without_gain(finding) for finding in causes]
+    return [*causes, *(doubt for doubt in doubts if doubt is not None), *notes]
 
 
 def _weight(finding: Finding) -> float:
@@ -95,11 +107,8 @@ def _weight(finding: Finding) -> float:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """Returns the largest gap if too little of the wall time was spent in steps at the ceiling's rate."""
-    frac = evidence.wall.at_ceiling_frac
-    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
-        return None
-    named = [check(evidence, _EXPLAINED_FRAC * (1 - frac)) for check in OF_GAPS]
+    """Returns the longest kind of pause that costs enough to be the verdict, though it is acceptable in itself."""
+    named = [check(evidence, WORTH_FRAC) for check in OF_GAPS]
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
 
 
@@ -126,9 +135,7 @@ def _with_phases(finding: Finding, evidence: Evidence) -> Finding:
 def _without_gain(finding: Finding) -> Finding:
     if finding.gain is None:
         return finding
-    message = finding.message.removesuffix(finding.prospect)
-    message += " What that would win can't be predicted beside other programs."
-    return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
+    return replace(finding, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
 
 
 def _of_steps(evidence: Evidence) -> list[Finding]:

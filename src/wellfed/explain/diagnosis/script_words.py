@@ -11,8 +11,8 @@ from wellfed.record import RunRecord
 HANDOVER_MS = 2.0
 """Approximate milliseconds to receive a batch from a worker process of a DataLoader."""
 _WITHOUT_WORKERS = (
-    f"Workers hardly pay: receiving a batch from one takes about {HANDOVER_MS:g} ms. Larger batches, or whole batches "
-    "at once (a Dataset with __getitems__), cost less a sample."
+    "Make batches larger, or build whole batches at once (a Dataset with __getitems__), which costs less a sample. "
+    f"Workers hardly pay: receiving a batch from one takes about {HANDOVER_MS:g} ms."
 )
 SPLIT = "split the stream by get_worker_info(), else each worker repeats all samples"
 """Change that more than one worker of an IterableDataset needs. Without it training has other data."""
@@ -46,11 +46,11 @@ _CODE: Mapping[str, Mapping[str, str]] = {
 }
 """Knob -> value, or empty for any -> code or words for it. Knobs that are not here have no counterpart."""
 _PHRASES = (
-    ("give the run more steps (trainer.max_steps, trainer.max_epochs)", "let it run longer"),
+    ("Give the run more steps (trainer.max_steps, trainer.max_epochs)", "Let it run longer"),
     (" (trainer.max_steps)", ""),
     (" (setting up, trainer.sanity_batches)", " (setting up)"),
     (
-        "callbacks, loggers and hooks of the model run then. debug=profiler shows which.",
+        "callbacks, loggers and hooks of the model run then.",
         "logging, printed values (.item()), schedulers, and batches that the script makes itself come then.",
     ),
     (
@@ -79,7 +79,6 @@ _PHRASES = (
     (" (gpu.precision=32-true)", ""),
     ("gpu.allocator=expandable avoids", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids"),
     ("trainer.devices=2 trainer.strategy=ddp gives", "DistributedDataParallel under torchrun gives"),
-    ("no ceiling was measured. Nothing", "a script's ceiling is not measured. Nothing"),
 )
 """Words of rules -> words for a script."""
 
@@ -93,10 +92,10 @@ def in_script_words(finding: Finding, record: RunRecord) -> Finding:
     """Returns the finding with code instead of overrides. Workers are not advised where handing over costs as much."""
     build_ms = finding.evidence.get("build_ms", HANDOVER_MS)
     if finding.id == "loading_in_main_process" and isinstance(build_ms, float) and build_ms < HANDOVER_MS:
-        message = f"{in_words(finding.message)} {_WITHOUT_WORKERS}"
-        return replace(finding, message=message, change=(), gain=None, lost_frac=finding.time_lost_frac)
+        message, lost_frac = in_words(finding.message), finding.time_lost_frac
+        return replace(finding, message=message, advice=_WITHOUT_WORKERS, change=(), gain=None, lost_frac=lost_frac)
     change = tuple(dict.fromkeys(_changes(finding.change, record)))
-    return replace(finding, message=in_words(finding.message), change=change)
+    return replace(finding, message=in_words(finding.message), advice=in_words(finding.advice), change=change)
 
 
 def in_words(message: str) -> str:

@@ -6,6 +6,8 @@ from wellfed.data import worker_count
 
 FEWEST_STEPS = 20
 """Minimum steps after the warm-up for a diagnosis."""
+WORTH_FRAC = 0.1
+"""Minimum share of the wall time of training that a cause must cost to be the verdict."""
 WAIT_FRAC = worker_count.WAIT_FRAC
 """Maximum share of a step spent waiting for data without a finding."""
 CEILING_FACTOR = 1.1

@@ -1,14 +1,10 @@
-"""Words the last screen of a run: its verdict, where the time went, and the command to type next.
-
-A terminal gets `MOST_LINES` lines, the most important ones; report.md and report.html have the rest.
-"""
+"""Words the last screen of a run: its verdict, where the time went, and the command to type next."""
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +16,7 @@ from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import colour_of, waiting_colour, word_of
+from wellfed.explain.diagnosis.run_rules import DOUBTS, EVENT_IDS
 from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
@@ -29,20 +26,14 @@ from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
 
-MOST_LINES = 12
-"""Lines of the screen on a terminal of `_WIDE` columns. Only a long verdict or command takes more."""
-_WIDE = 60
-"""Columns below which all lines are shown, since a line holds little."""
 _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
 _CELLS = 16
 """Columns of all bars of a step together."""
 _MOST_METRICS, _MOST_OPERATIONS, _MOST_FILES = 6, 3, 4
 """Metrics, operations of a profile, and files of the evaluation that the screen shows."""
-_LONGEST_MESSAGE, _SHORT_MESSAGE, _LONGEST_EVENT = 140, 60, 120
-"""Characters of a finding, of a short one, and of the facts of an event. Findings are cut between clauses."""
-_LONG_ADVICE = 4
-"""Lines of the advice above which the finding is as short as each of two."""
+_LONGEST_MESSAGE, _LONGEST_EVENT, _LONGEST_ERROR = 180, 120, 400
+"""Characters of a finding (of whole sentences), of the facts of an event, and of an error."""
 _LABEL = 9
 """Columns of ``Report`` and the other labels of links."""
 _CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
@@ -52,140 +43,97 @@ _ORDER: Mapping[str, int] = {"val": 0, "test": 1}
 _ABOUT = ("kind", "step", "time_s")
 """Facts of every event."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")
-_CLAUSE = re.compile(r"(?<=[;:])\s+")
 
 
-class Screen:
-    """Lines for a terminal of some width: parts stay whole, and sentences break between words.
+def last_lines(evidence: Evidence, folder: Path, width: int | None, *, is_utf: bool = True) -> Iterator[Text]:
+    """Yields the lines of the screen, broken between words.
 
     Args:
-        width: columns; None = unlimited, for a file.
+        width: columns of the terminal; None = unlimited, for a file.
         is_utf: whether the terminal can show blocks.
     """
-
-    def __init__(self, width: int | None, *, is_utf: bool = True) -> None:
-        self.width, self.is_utf = width, is_utf
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether only the most important lines are shown. A file gets all, and so does a narrow terminal."""
-        return self.width is not None and self.width >= _WIDE
-
-    def parts(self, parts: Sequence[Text], indent: str = " ", gap: str = "  ") -> Iterator[Text]:
-        """Yields lines of parts with gaps between them. A part that is longer than a line breaks between its words."""
-        line = Text(indent)
-        for part in parts:
-            is_empty = len(line) <= len(indent)
-            if self.width is not None and len(line) + len(gap) * (not is_empty) + len(part) > self.width:
-                if not is_empty:
-                    yield line
-                line, is_empty = Text(indent), True
-                words = part.split(" ")
-                if len(indent) + len(part) > self.width and len(words) > 1:
-                    yield from self.parts(list(words), indent, " ")
-                    continue
-            line.append("" if is_empty else gap).append_text(part)
-        if len(line) > len(indent):
-            yield line
-
-    def sentence(self, text: str, indent: str = " ", style: str = "", *, first: str = "") -> Iterator[Text]:
-        """Yields the lines of a sentence. ``first`` begins its first line in bold."""
-        whole = f"{first}  {text}" if first else text
-        lines = [f"{indent}{whole}"]
-        if self.width is not None and len(lines[0]) > self.width:
-            lines = wrapped(whole, self.width, indent, indent + " " * bool(first))
-        for number, line in enumerate(lines):
-            shown = Text(line, style)
-            if number == 0 and first and line.startswith(f"{indent}{first}"):
-                shown.stylize("bold", len(indent), len(indent) + len(first))
-            yield shown
-
-    def shell(self, words: Sequence[str], indent: str = "   ") -> Iterator[Text]:
-        """Yields a command; a line that is too long goes on after a backslash, as shells read it."""
-        line = indent
-        for word in words:
-            if self.width is not None and line.strip() and len(line) + len(word) + 3 > self.width:
-                yield Text(f"{line} \\", "bold")
-                line = f"{indent}  "
-            line += word if not line.strip() else f" {word}"
-        yield Text(line, "bold")
+    for line in _lines(evidence, folder, is_utf=is_utf):
+        starts, end = [], 0
+        for part in [] if width is None or line.no_wrap else wrapped(line.plain, width - 1):
+            starts.append(line.plain.index(part, end))
+            end = starts[-1] + len(part)
+        for part in line.divide(starts[1:]):
+            part.rstrip()
+            yield Text(" ").append_text(part)
 
 
-def last_lines(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[Text]:
-    """Yields the lines, of a wide terminal only those that matter most."""
-    blocks = [(rank, list(lines)) for rank, lines in _blocks(evidence, folder, screen)]
-    shown, left = set[int](), MOST_LINES if screen.is_limited else math.inf
-    for place in sorted(range(len(blocks)), key=lambda place: blocks[place][0]):
-        rank, lines = blocks[place]
-        if rank == 0 or len(lines) <= left:
-            shown.add(place)
-            left -= len(lines)
-    for place in sorted(shown):
-        yield from blocks[place][1]
-
-
-def _blocks(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[tuple[int, Iterable[Text]]]:
-    """Yields lines in their order, each with its rank: 0 is always shown, and the highest is left out first."""
+def _lines(evidence: Evidence, folder: Path, *, is_utf: bool) -> Iterator[Text]:
     record = evidence.record
-    shown = list(_shown(record.findings))
-    advice = list(_advice(record, shown, screen))
-    is_short = len(shown) > 1 or (screen.is_limited and len(advice) > _LONG_ADVICE)
-    yield 0, _ending(record, screen)
-    for finding in shown:
-        word, sentence = verdict_of(finding, _SHORT_MESSAGE if is_short else _LONGEST_MESSAGE)
-        yield 0, screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
-    if not shown and record.status == "ok" and record.throughput:
-        yield 0, screen.sentence("no rule found a cause of lost time", first="NOTHING FOUND")
-    elif not shown:
-        yield 0, screen.sentence("the record does not show where time went", style="magenta", first="NO VERDICT")
-    yield from _broken(2, 7, screen.parts(list(_speed(record))))
-    yield from _broken(3, 7, screen.parts(list(_shares(record, screen))))
-    yield from _broken(5, 7, screen.parts([*_devices(record), *_host(evidence)]))
-    yield 0, advice
-    yield from _broken(4, 10, screen.parts(list(_metrics(evidence))))
-    if record.status == "ok":
-        yield 3, screen.sentence(run_lines.headline(record).removeprefix("ok: "))
-    others = dict.fromkeys(finding["id"] for finding in record.findings if finding not in shown)
-    if others:
-        yield 9, screen.sentence(f"{', '.join(others)}: see the report", first="Also found")
-    yield 1, _events(record, screen)
-    if run_lines.simulated_lines(record):
-        text = "Simulated GPU: figures show how wellfed works, not how fast a GPU is."
-        yield 2, screen.sentence(text, style="blue")
-    yield 6, _profile(record, screen)
     found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
-    label, path = "Report" if found else "Folder", folder / found
-    yield 0, [Text(f" {label.ljust(_LABEL)}").append(show_text(str(path)), f"link {_address(path)}")]
-    yield 11, _files(record, folder, screen)
+    link = Text(("Report" if found else "Folder").ljust(_LABEL), no_wrap=True)
+    link.append(show_text(str(folder / found)), f"link {_address(folder / found)}")
+    if record.error is not None:  # the last lines of a failed run are its error
+        cause = next((one for one in record.findings if one["id"] in EVENT_IDS and one["severity"] != "info"), None)
+        if cause is not None:
+            yield _badge(*verdict_of(cause), colour_of(cause["id"], cause["severity"]))
+            yield from _advice(record, cause)
+        yield link
+        yield from _ending(record)
+        return
+    yield from _ending(record)
+    first = record.findings[0] if record.findings else None
+    if first is None:
+        yield _badge("NO VERDICT", "the record does not show where time went", "magenta")
+    else:
+        yield _badge(*verdict_of(first), colour_of(first["id"], first["severity"]))
+    doubts = [one for one in record.findings[1:] if one["severity"] == "info" and one["id"] in DOUBTS]
+    for one in doubts:
+        yield Text(f"{verdict_of(one)[1]} {one['advice']}".rstrip(), "yellow")
+    yield from _joined(_speed(record))
+    yield from _joined(_shares(record, is_utf=is_utf))
+    yield from _joined([*_devices(record), *_host(evidence)])
+    if first is not None:
+        yield from _advice(record, first)
+    yield from _joined(_metrics(evidence))
+    if record.status == "ok":
+        yield Text(run_lines.headline(record).removeprefix("ok: "))
+    shown = [first, *doubts]
+    if others := dict.fromkeys(finding["id"] for finding in record.findings if finding not in shown):
+        yield _badge("Also found", f"{', '.join(others)}: see the report")
+    yield from _events(record)
+    if run_lines.simulated_lines(record):
+        yield Text("Simulated GPU: figures show how wellfed works, not how fast a GPU is.", "blue")
+    yield from _profile(record)
+    yield link
+    yield from _files(record, folder)
     if upload := run_lines.wandb_upload(record):
-        told = screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
-        yield 8, [*told, *screen.shell(upload)]
+        yield Text(f"{'wandb'.ljust(_LABEL)}offline; to upload it:")
+        yield _command(upload)
 
 
-def _broken(rank: int, of_the_rest: int, lines: Iterable[Text]) -> Iterator[tuple[int, Iterable[Text]]]:
-    """Yields the first line, and those that it goes on in, each with its rank."""
-    found = list(lines)
-    yield rank, found[:1]
-    yield of_the_rest, found[1:]
+def _badge(word: str, text: str, style: str = "") -> Text:
+    return Text(style=style).append(word, "bold").append(f"  {text}")
 
 
-def verdict_of(finding: FindingEntry, most: int = _LONGEST_MESSAGE) -> tuple[str, str]:
-    """Returns the verdict in a word, and at most so many characters of the finding, but at least its first clause."""
-    sentences = _SENTENCE.split(show_text(finding["message"]))
-    first = _beginning(sentences, most).removeprefix("Don't judge this run: ")
-    if len(first) > most:
-        first = _beginning(_CLAUSE.split(first), most).rstrip(";:")
+def _joined(parts: Iterator[Text] | Sequence[Text]) -> Iterator[Text]:
+    """Yields the parts as one line with gaps between them; nothing without parts."""
+    if line := Text("  ").join(parts):
+        yield line
+
+
+def _command(words: Sequence[str]) -> Text:
+    """Returns a command to copy, which is never broken."""
+    return Text(f"  {' '.join(words)}", "bold", no_wrap=True)
+
+
+def verdict_of(finding: FindingEntry) -> tuple[str, str]:
+    """Returns the verdict in a word, and the first sentences of the finding."""
+    first, *rest = _SENTENCE.split(show_text(finding["message"]))
+    for sentence in rest:
+        if len(first) + 1 + len(sentence) > _LONGEST_MESSAGE:
+            break
+        first = f"{first} {sentence}"
     return word_of(finding).upper(), first
 
 
-def _beginning(pieces: Sequence[str], most: int) -> str:
-    """Returns the first piece, and the next ones while all have at most so many characters."""
-    first, *rest = pieces
-    for piece in rest:
-        if len(first) + 1 + len(piece) > most:
-            break
-        first = f"{first} {piece}"
-    return first
+def way_out(finding: FindingEntry) -> str:
+    """Returns the first sentence of the advice of a finding, for one without overrides; empty without advice."""
+    return _SENTENCE.split(finding["advice"])[0]
 
 
 def gain_in_brackets(finding: FindingEntry) -> str:
@@ -207,23 +155,16 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
     return [*command("train").split(), *map(shlex.quote, [*flags, *kept, *change])]
 
 
-def _shown(findings: Sequence[FindingEntry]) -> Iterator[FindingEntry]:
-    """Yields the verdict. One that only names other programs is followed by the costliest finding."""
-    yield from findings[:1]
-    if findings and findings[0]["id"] in ("busy_machine", "machine_was_slower", "too_few_steps"):
-        yield from (one for one in findings[1:2] if one["severity"] in ("high", "medium"))
-
-
-def _ending(record: RunRecord, screen: Screen) -> Iterator[Text]:
-    """Yields how a run ended that did not end well. The error itself is on stderr, above."""
+def _ending(record: RunRecord) -> Iterator[Text]:
+    """Yields how a run ended that did not end well, with its error."""
     if record.status in ("ok", "running"):
         return
     word = _ENDINGS.get(record.status, record.status)
-    text = run_lines.headline(record).partition(": ")[2]
-    if record.error:
-        text += f"; the error is above, and in {MARKDOWN}"
     colour = "yellow" if record.status == "interrupted" else "red"
-    yield from screen.sentence(text, style=colour, first=word.upper())
+    yield _badge(word.upper(), run_lines.headline(record).partition(": ")[2], colour)
+    if record.error is not None:
+        for line in run_lines.error_lines(record):
+            yield Text(f"  {_cut(line, _LONGEST_ERROR)}")
 
 
 def _speed(record: RunRecord) -> Iterator[Text]:
@@ -232,7 +173,7 @@ def _speed(record: RunRecord) -> Iterator[Text]:
         return
     unit = f"{throughput['sample_unit']}/s"
     rate = f"{show_count(throughput['samples_per_s'])} {unit}"
-    if throughput["ci95"]:
+    if throughput["ci95"] and throughput["ci95"][0] > 0:
         low, high = throughput["ci95"]
         rate += f" ({show_count(low)}-{show_count(high)})"
     yield Text(rate)
@@ -246,15 +187,15 @@ def _speed(record: RunRecord) -> Iterator[Text]:
         yield Text(f"batches ready {100 * record.readiness_frac:.0f} %")
 
 
-def _shares(record: RunRecord, screen: Screen) -> Iterator[Text]:
+def _shares(record: RunRecord, *, is_utf: bool) -> Iterator[Text]:
     time = record.time
     if not time:
         return
-    block = "\u2588" if screen.is_utf else "#"
+    block = "\u2588" if is_utf else "#"
     shares = {name: time[f"{name}_frac"] for name in ("wait", "compute", "copy", "host")}  # type: ignore[literal-required]
     for name, share in shares.items():
         if share is not None:
-            bar = block * round(_CELLS * share) if screen.width is None or screen.width >= 40 else ""
+            bar = block * round(_CELLS * share)
             style = waiting_colour(share) if name == "wait" else ""
             phases = phase_shares(time).items() if name == "compute" else ()
             split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
@@ -304,17 +245,18 @@ def _host(evidence: Evidence) -> Iterator[Text]:
     yield text
 
 
-def _advice(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> Iterator[Text]:
-    finding = next((one for one in shown if one["change"]), None)
-    if finding is None:
+def _advice(record: RunRecord, finding: FindingEntry) -> Iterator[Text]:
+    """Yields the overrides of a finding with their gain, else the first sentence of its advice."""
+    if not finding["change"]:
+        if finding["advice"]:
+            yield Text("Try: ", "bold").append(way_out(finding))
         return
     learning = ", which changes what is learned" if finding["changes_learning"] else ""
-    yield from screen.sentence(f"Try{gain_in_brackets(finding)}{learning}:", style="bold")
+    yield Text(f"Try{gain_in_brackets(finding)}{learning}:", "bold")
     if is_script(record):
-        for one in finding["change"]:
-            yield from screen.sentence(one, "   ", "bold")
+        yield from (Text(f"  {one}", "bold") for one in finding["change"])
     else:
-        yield from screen.shell(next_command(record, finding["change"]))
+        yield _command(next_command(record, finding["change"]))
 
 
 def _metrics(evidence: Evidence) -> Iterator[Text]:
@@ -335,14 +277,14 @@ def _metrics(evidence: Evidence) -> Iterator[Text]:
         yield Text(f"{left} more in the report")
 
 
-def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
+def _events(record: RunRecord) -> Iterator[Text]:
     """Yields the events that need attention. A kind alone has its facts, several have one line."""
     by_kind: dict[str, list[Mapping[str, object]]] = {}
     for event in record.events:
         if event["kind"] not in (*run_lines.EVERYDAY_EVENTS, "signal"):  # the first line has it
             by_kind.setdefault(event["kind"], []).append(event)
     for unseen in by_kind.pop("unseen", []):
-        yield from screen.sentence(str(unseen.get("message")), first="Unseen")
+        yield _badge("Unseen", str(unseen.get("message")))
     told = []
     for kind, events in by_kind.items():
         often = f", the first of {len(events)}" if len(events) > 1 else ""
@@ -352,29 +294,28 @@ def _events(record: RunRecord, screen: Screen) -> Iterator[Text]:
         facts = [f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)]
         told[0] += f": {', '.join(facts)}" if facts else ""
     if told:
-        yield from screen.sentence(_cut("; ".join(told)), style="yellow", first="Happened")
+        yield _badge("Happened", _cut("; ".join(told), _LONGEST_EVENT), "yellow")
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, longest: int) -> str:
     """Returns the beginning of a text, on one line."""
     text = " ".join(show_text(text).split())
-    start = text[:_LONGEST_EVENT]
+    start = text[:longest]
     return text if text == start else f"{start.rpartition(' ')[0] or start} ..."
 
 
-def _profile(record: RunRecord, screen: Screen) -> Iterator[Text]:
+def _profile(record: RunRecord) -> Iterator[Text]:
     if record.profile is not None:
         shown = record.profile["operations"][:_MOST_OPERATIONS]
-        largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in shown]
-        text = ", ".join([*largest, "profile/trace.json"])
-        yield from screen.parts([Text("Profile".ljust(_LABEL - 2)), Text(text)])
+        largest = [f"{_cut(one['name'], 40)[:40]} {show_percent(one['share_frac'])}" for one in shown]
+        yield Text(f"{'Profile'.ljust(_LABEL)}{', '.join([*largest, 'profile/trace.json'])}")
 
 
-def _files(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
+def _files(record: RunRecord, folder: Path) -> Iterator[Text]:
     if files := list(own_files(record).values()):
         names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
         left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []
-        yield from screen.parts([Text("Files".ljust(_LABEL - 2)), *names, *left])
+        yield Text("Files".ljust(_LABEL)).append_text(Text("  ").join([*names, *left]))
 
 
 def _address(path: Path) -> str:

@@ -94,7 +94,7 @@ def speed_lines(record: RunRecord) -> list[str]:
     lines = []
     if throughput:
         line = f"{show_count(throughput['samples_per_s'])} {throughput['sample_unit']}/s"
-        if throughput["ci95"]:
+        if throughput["ci95"] and throughput["ci95"][0] > 0:
             low, high = throughput["ci95"]
             line += f" (95 % interval {show_count(low)} to {show_count(high)})"
         of = "1 step" if throughput["steps"] == 1 else f"{throughput['steps']} steps"

@@ -105,11 +105,16 @@ def boxes(record: RunRecord) -> Iterator[Box]:
     if record.findings:
         first = record.findings[0]
         change = " ".join(first["change"])
-        yield Box(tone_of(first), word_of(first), first["message"], change, gain_of(first), finding=first["id"])
-    elif record.status not in ("running", "ok") or not record.throughput:
-        yield Box("two", "No verdict", "What the run recorded does not show where its time went.")
+        yield Box(
+            tone_of(first),
+            word_of(first),
+            f"{first['message']} {first['advice']}",
+            change,
+            gain_of(first),
+            finding=first["id"],
+        )
     else:
-        yield Box("four", "Nothing found", "No rule found a cause of lost time.")
+        yield Box("two", "No verdict", "What the run recorded does not show where its time went.")
     kinds = {"gpu_lost": "GPU lost", "disk_full": "Disk full"}
     lost = {event["kind"]: event for event in record.events if event["kind"] in kinds}
     for kind, event in lost.items():
@@ -123,7 +128,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     """Yields rate, share of the ceiling, utilisation, waiting and memory, if known."""
     throughput, ceiling, time, memory = record.throughput, record.ceiling, record.time, record.memory
     if throughput:
-        note = f"95 %: {' to '.join(map(show_count, throughput['ci95']))}" if throughput["ci95"] else ""
+        interval = throughput["ci95"]
+        note = f"95 %: {' to '.join(map(show_count, interval))}" if interval and interval[0] > 0 else ""
         yield Tile("rate", show_count(throughput["samples_per_s"]), f"{throughput['sample_unit']}/s", note)
         if ceiling and ceiling["samples_per_s"] > 0:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]

@@ -16,7 +16,7 @@ from wellfed.explain.diagnosis.finding import waiting_colour
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD, FEWEST_STEPS, OTHERS_FRAC
-from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget, show_utilisation, verdict_of
+from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget, show_utilisation, verdict_of, way_out
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
@@ -91,11 +91,13 @@ class LiveStatus:
         if finding is None:
             return None
         self._checks.clear()
-        (word, sentence), advice = verdict_of(finding), ""
+        word, sentence = verdict_of(finding)
+        advice = way_out(finding)
         if finding["change"]:
             learning = ", which changes what is learned" if finding["changes_learning"] else ""
-            advice = f" For the next run: {' '.join(finding['change'])}{gain_in_brackets(finding)}{learning}."
-        return f"{word} in {counted(steps, 'step')} so far: {sentence}{advice}"
+            advice = f"{' '.join(finding['change'])}{gain_in_brackets(finding)}{learning}."
+        advice = f" For the next run: {advice}" if advice else ""
+        return f"After {counted(steps, 'step')}: {word}. {sentence}{advice}"
 
     def _has_steps(self) -> bool:
         return self._num_steady() >= WARN_STEPS and self._is_watched()

@@ -39,7 +39,7 @@ from wellfed.explain.diagnosis.ranks.rank_troubles import (
     machine_trouble,
 )
 from wellfed.record import RankEntry
-from wellfed.units import show_factor, show_ms
+from wellfed.units import show_ms
 
 Part = Literal["wait", "copy", "host", "forward", "optimizer", "compute"]
 Cause = Literal[
@@ -141,13 +141,7 @@ class Straggler:
             more = f" and {len(self.alike) - _MOST_NAMED} more" if len(self.alike) > _MOST_NAMED else ""
             numbers = ", ".join(map(str, self.alike[:_MOST_NAMED]))
             text += f" Nearly as slow: rank{'s' if len(self.alike) > 1 else ''} {numbers}{more}."
-        gain, prospect = self.gain, ""
-        if not change:
-            prospect = (
-                f" If it were like the others, steps would be about {show_factor(gain.factor)} times as fast "
-                f"({show_factor(gain.low)} to {show_factor(gain.high)}), predicted."
-            )
-        return Finding(cause, text + prospect, self.figures | figures, change, gain=gain, prospect=prospect)
+        return Finding(cause, text, self.figures | figures, change, gain=self.gain)
 
 
 def compared_ranks(evidence: Evidence) -> list[RankEntry]:

@@ -43,11 +43,12 @@ def launch_bound(evidence: Evidence) -> Finding | None:
         "launch_bound",
         f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host takes "
         f"{show_percent(min(load.launch_frac, 1.0))} of it to run the step's code and launch its kernels, and is never "
-        "ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
-        f"or fewer and larger tensors in the model.{waits}",
+        f"ahead.{waits}",
         {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
         ("gpu.compile=reduce-overhead",) if can_compile else (),
         gain=Gain(sqrt(high), 1.0, high),
+        advice="Launch less: kernels joined by torch.compile or recorded as a CUDA graph, or fewer and larger tensors "
+        "in the model.",
     )
 
 
@@ -70,12 +71,12 @@ def memory_bound(evidence: Evidence) -> Finding | None:
     return Finding(
         "memory_bound",
         f"Reading and writing the card's memory takes {show_percent(load.dram_frac)} of its bandwidth: steps move "
-        f"bytes rather than compute{'' if is_few else ', and larger batches would move more bytes in proportion'}. "
-        f"Fewer bytes help: kernels joined by torch.compile, bf16, NHWC images (gpu.channels_last){few}.",
+        f"bytes rather than compute{'' if is_few else ', and larger batches would move more bytes in proportion'}.",
         figures,
         tuple(change),
         gain=Gain(1 + 0.5 * (best - 1), 1.0, best) if change else None,
         lost_frac=None if change else 0.0,
+        advice=f"Move fewer bytes: kernels joined by torch.compile, bf16, NHWC images (gpu.channels_last){few}.",
     )
 
 
@@ -136,9 +137,7 @@ def synchronisation(evidence: Evidence) -> Finding | None:
     return Finding(
         "synchronisation",
         f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host waits for it at "
-        f"{places(lines)}, and the GPU then waits for the host to launch the next kernels. Keep such "
-        "values on the device (no .item(), .cpu(), or `if` on a tensor), and read them every 50 steps instead of in "
-        "each.",
+        f"{places(lines)}, and the GPU then waits for the host to launch the next kernels.",
         {
             "busy_frac": load.busy_frac,
             "full_frac": load.full_frac,
@@ -146,6 +145,8 @@ def synchronisation(evidence: Evidence) -> Finding | None:
             "place": lines[0]["place"],
         },
         gain=load.without_synchronisation,
+        advice="Keep such values on the device (no .item(), .cpu(), or `if` on a tensor), and read them every 50 steps "
+        "instead of in each.",
     )
 
 

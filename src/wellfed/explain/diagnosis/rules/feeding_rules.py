@@ -104,12 +104,12 @@ def cpu_bound_loading(evidence: Evidence) -> Finding | None:
     cores = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
     if feeding.others >= 0.1 * feeding.cores:
         cores += f" ({feeding.others:.1f} of them with others' work)"
-    text += (
-        f", and {cores}: more workers would only share them. Make it cheaper: fetch for whole batches, augmentation in "
-        "on_device, what is the same in each epoch prepared once. Store or decode pictures at the size that is used "
-        "(a JPEG in Pillow's draft mode)."
+    text += f", and {cores}: more workers would only share them."
+    advice = (
+        "Make it cheaper: fetch for whole batches, augmentation in on_device, what is the same in each epoch prepared "
+        "once. Store or decode pictures at the size that is used (a JPEG in Pillow's draft mode)."
     )
-    return Finding("cpu_bound_loading", text, feeding.figures(), lost_frac=waiting.frac)
+    return Finding("cpu_bound_loading", text, feeding.figures(), lost_frac=waiting.frac, advice=advice)
 
 
 def slow_storage(evidence: Evidence) -> Finding | None:
@@ -129,14 +129,15 @@ def slow_storage(evidence: Evidence) -> Finding | None:
     if cold is not None:
         text += f"; in the first epoch it took {cold:.2g} times as long as later"
         figures["cold_over_warm"] = cold
-    text += ". Keep the data on a local disk, in few large files, or in memory."
+    text += "."
+    advice = "Keep the data on a local disk, in few large files, or in memory."
     needed = feeding.workers_advised
     gain = feeding.gain(needed)
     if needed <= feeding.num_workers or gain.factor < limits.LEAST_GAIN:
-        return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
-    text += " More workers read in parallel, which helps unless the disk is at its limit."
+        return Finding("slow_storage", text, figures, lost_frac=waiting.frac, advice=advice)
+    advice += " More workers read in parallel, which helps unless the disk is at its limit."
     change = knobs(evidence, num_workers=needed)
-    return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
+    return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high), advice=advice)
 
 
 def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
@@ -145,10 +146,11 @@ def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Fin
     text = (
         f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in one step every "
         f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
-        "stalls that often. Check what else uses it, or keep the data locally."
+        "stalls that often."
     )
+    advice = "Check what else uses it, or keep the data locally."
     figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
-    return Finding("slow_storage", text, figures, lost_frac=waiting.frac * share)
+    return Finding("slow_storage", text, figures, lost_frac=waiting.frac * share, advice=advice)
 
 
 def contended_loading(evidence: Evidence) -> Finding | None:
@@ -164,22 +166,22 @@ def contended_loading(evidence: Evidence) -> Finding | None:
     if feeding.lock_factor >= limits.CONTENTION_FACTOR:
         text = (
             f"{waiting.share_text}. Its {feeding.num_workers} workers wait for one another: each of them waits for a "
-            f"lock that they share for {show_percent(feeding.lock_frac)} of the time. More workers don't help. Read "
-            "without the lock, such as by a file that each worker opens."
+            f"lock that they share for {show_percent(feeding.lock_frac)} of the time. More workers don't help."
         )
+        advice = "Read without the lock, such as by a file that each worker opens."
         figures["lock_frac"] = feeding.lock_frac
-        return Finding("contended_loading", text, figures, lost_frac=waiting.frac)
+        return Finding("contended_loading", text, figures, lost_frac=waiting.frac, advice=advice)
     is_thread = evidence.value("loader.backend") == "threads"
     first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
     text = (
         f"{waiting.share_text}. Beside {feeding.num_workers} workers a batch takes "
         f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
         f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
-        "a rate limit, or a store at its limit. More workers don't help. Read without the lock, in larger "
-        "requests, or from a local copy."
+        "a rate limit, or a store at its limit. More workers don't help."
     )
+    advice = "Read without the lock, in larger requests, or from a local copy."
     figures["build_ms_alone"] = feeding.alone_ms or 0.0
-    return Finding("contended_loading", text, figures, lost_frac=waiting.frac)
+    return Finding("contended_loading", text, figures, lost_frac=waiting.frac, advice=advice)
 
 
 def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
@@ -233,8 +235,8 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     text, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
     found = way_out_of_latency(evidence, feeding)
     if found is None:
-        text += " No queue that fits into memory bridges that: make the slowest reads faster."
-        return Finding("uneven_batches", text, figures, lost_frac=lost_frac)
+        advice = "Make the slowest reads faster: no queue that fits into memory bridges them."
+        return Finding("uneven_batches", text, figures, lost_frac=lost_frac, advice=advice)
     workers, prefetch = found
     text += " Batches kept ready bridge some of that."
     ahead = {} if feeding.num_workers else {"backend": "auto"}
@@ -263,11 +265,13 @@ def slow_samples(evidence: Evidence) -> Finding | None:
     repeated, (text, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
     named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
     more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
-    text += (
-        f". The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
-        "leaves them out."
+    return Finding(
+        "slow_samples",
+        f"{text}. The same samples were slow in more than one epoch: {named}{more}.",
+        {**figures, "samples_slow_twice": len(repeated)},
+        lost_frac=lost_frac,
+        advice="Look at these samples; loader.skip_ids leaves them out.",
     )
-    return Finding("slow_samples", text, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)
 
 
 def _left_out(evidence: Evidence) -> Finding | None:
@@ -278,10 +282,10 @@ def _left_out(evidence: Evidence) -> Finding | None:
     number, indices = evidence.num_events("sample_skipped"), [one["index"] for one in lost[:_NAMED] if "index" in one]
     text = (
         f"{counted(number, 'sample')} could not be loaded and {'was' if number == 1 else 'were'} left out: "
-        f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
-        "the start."
+        f"{', '.join(map(str, indices))}. Finding each of them took time."
     )
-    return Finding("slow_samples", text, {"samples_skipped": number}, is_note=True)
+    advice = "loader.skip_ids leaves them out from the start."
+    return Finding("slow_samples", text, {"samples_skipped": number}, advice=advice, is_note=True)
 
 
 def slow_handover(evidence: Evidence) -> Finding | None:
@@ -304,8 +308,8 @@ def slow_handover(evidence: Evidence) -> Finding | None:
             knobs(evidence, backend="threads"),
             gain=feeding.gain(feeding.num_workers),
         )
-    text += ". Batches of fewer and larger tensors arrive faster. With a fetch in the data, threads avoid this."
-    return Finding("slow_handover", text, figures, lost_frac=waiting.frac)
+    advice = "Make batches of fewer and larger tensors. With a fetch in the data, threads avoid this."
+    return Finding("slow_handover", f"{text}.", figures, lost_frac=waiting.frac, advice=advice)
 
 
 _AHEAD = 2
@@ -343,11 +347,9 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         text += f": {show_bytes(num_copies * mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
         is_simulated = any(gpu.get("is_simulated") for gpu in evidence.record.machine.get("gpus") or ())
         if not is_simulated and copy_ms > num_copies * (_LATENCY_MS + mib * MIB / 1e6 / _SLOWEST_GB_S):
-            text += (
-                ". So small a copy takes microseconds: something else holds it up, such as other programs on this GPU "
-                "(nvidia-smi shows them)"
-            )
-            return Finding("slow_copy", f"{text}{causes}.", figures, lost_frac=copy)
+            text += f". So small a copy takes microseconds: something else holds it up{causes}."
+            advice = "Look for other programs on this GPU (nvidia-smi shows them)."
+            return Finding("slow_copy", text, figures, lost_frac=copy, advice=advice)
     change, whys, is_pageable = [], [], evidence.value("loader.pin_memory") is False
     if is_pageable and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
@@ -358,11 +360,9 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         whys.append("nothing is copied ahead")
     if not change:
         ahead = "copies run ahead of the step already" if is_ahead else "no batch of this run can be copied ahead"
-        text += f", and {ahead}. {'The DataLoader can have pin_memory=True. ' if is_pageable else ''}"
-        text += (
-            "Smaller batches go over faster: uint8 or int16 in the batch, converted to floats on the device (on_device)"
-        )
-        return Finding("slow_copy", f"{text}{causes}.", figures, lost_frac=copy)
+        advice = "Give the DataLoader pin_memory=True. " if is_pageable else ""
+        advice += "Make batches smaller: uint8 or int16, converted to floats on the device (on_device)."
+        return Finding("slow_copy", f"{text}, and {ahead}{causes}.", figures, lost_frac=copy, advice=advice)
     text += f"; {' and '.join(whys)}{causes}."
     if waiting is None and not (is_ahead or may_be_ahead):
         gain = None  # page-locked memory makes it faster, and nothing hides it
@@ -448,10 +448,11 @@ def restarted_workers(evidence: Evidence) -> Finding | None:
     text += _UNUSED_FETCH if stays else "."
     return Finding(
         "restarted_workers",
-        f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
+        text,
         {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
         () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
         gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),
+        advice="Give the DataLoader persistent_workers=True." if is_own else "",
     )
 
 

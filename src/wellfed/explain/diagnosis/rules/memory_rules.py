@@ -184,9 +184,10 @@ def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: 
     text += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
     return Finding(
         "memory_creeps",
-        f"{text}. {why}",
+        f"{text}.",
         {"start_gib": start_gib, "end_gib": end_gib, "full_in_s": 0.0 if ended else left_s},
         lost_frac=1.0 if ended else 0.0,
+        advice=why,
     )
 
 

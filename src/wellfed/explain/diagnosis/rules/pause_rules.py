@@ -9,7 +9,7 @@ import numpy as np
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding, Gain
 from wellfed.explain.diagnosis.gains.pauses import MOST_RATIO, distance, gain_of, pauses, rarer
 from wellfed.explain.diagnosis.rules.feeding_rules import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
@@ -55,7 +55,8 @@ def frequent_checkpoints(evidence: Evidence, least_frac: float = limits.CHECKPOI
     wanted = min(rarer(every, spent.frac / _CHECKPOINTS_FRAC), most) if every else 0
     # best.ckpt is written after the best validation so far, whatever the knob.
     if not every or wanted <= every or num_best > num_last:
-        return Finding("frequent_checkpoints", f"{text}.", figures, lost_frac=spent.frac)
+        advice = "Make a checkpoint smaller, or write it to a faster disk."
+        return Finding("frequent_checkpoints", f"{text}.", figures, lost_frac=spent.frac, advice=advice)
     which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
     return Finding(
         "frequent_checkpoints",
@@ -76,8 +77,8 @@ def frequent_validation(evidence: Evidence, least_frac: float = limits.VALIDATIO
     every, when = distance(evidence, _VALIDATE_KNOB, spent.times)
     wanted = min(rarer(every, spent.frac / _VALIDATIONS_FRAC), evidence.record.steps) if every else 0
     if spent.times == 1 or not every or wanted <= every:
-        text = f"{text}. A smaller validation split takes less; so does a longer run."
-        return Finding("frequent_validation", text, figures, lost_frac=spent.frac)
+        advice = "Validate on a smaller split, or train for longer."
+        return Finding("frequent_validation", f"{text}.", figures, lost_frac=spent.frac, advice=advice)
     # A schedule or early stopping depends on the results of validations.
     stops_early = "early_stopping" in str(evidence.value("callbacks"))
     return Finding(
@@ -175,6 +176,7 @@ def slow_callbacks(evidence: Evidence, least_frac: float = limits.HOOKS_FRAC) ->
         f"{text}{show_duration(of_s)}.",
         {"callbacks_frac": spent_s / of_s, "callback": named[0], "callback_s": hooks[named[0]]},
         gain=gain_of(frac, 0.85 * frac, frac),
+        advice=f"Make {named[0]} cheaper, or call it less often.",
     )
 
 
@@ -224,9 +226,10 @@ def check_between_steps(evidence: Evidence) -> Finding | None:
     return Finding(
         "slow_callbacks",
         f"{often} {show_duration(long_ms / 1e3)} pass before the next begins, {show_percent(frac)} of the time: {who}, "
-        "loggers and hooks of the model run then. debug=profiler shows which.",
+        "loggers and hooks of the model run then.",
         {"host_frac": time["host_frac"] if time else frac, "host_ms": long_ms, "every_steps": every},
         gain=gain_of(frac, 0.5 * frac, frac),
+        advice=PROFILE,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rates a run as a whole: too short, disturbed by other programs, at its ceiling, unexplained, a loss that fails."""
+"""Verdicts on a run as a whole (too short, fed, time that no rule names), and notes on how certain they are."""
 
 from __future__ import annotations
 
@@ -11,37 +11,131 @@ from numpy.lib.stride_tricks import sliding_window_view
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.gains.feeding import is_starved, workers_take_cores
-from wellfed.explain.diagnosis.rules.feeding_rules import slow_start
+from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding
+from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.record import WallEntry
-from wellfed.units import counted, show_count, show_percent
+from wellfed.units import counted, show_percent
 
 
 def too_few_steps(evidence: Evidence) -> Finding | None:
-    """Returns a note if too few steps ran to judge the speed."""
+    """Returns a note if too few steps ran for a verdict, with the shares so far."""
     measured = evidence.steps.num_measured
-    if measured >= limits.FEWEST_STEPS and evidence.record.time is not None:
+    if measured >= limits.FEWEST_STEPS:
         return None
     text = f"{counted(measured, 'step')} after the warm-up" if measured else "No step was measured after the warm-up"
-    more = "give the run more steps (trainer.max_steps, trainer.max_epochs)"
+    text += f", and a verdict takes {limits.FEWEST_STEPS}."
+    if measured and evidence.record.time is not None:
+        text += f" So far {_shares(evidence)}."
+    advice = "Give the run more steps (trainer.max_steps, trainer.max_epochs)."
     if evidence.record.status == "running":
-        more = "ask again when the run has come further"
-    return Finding(
-        "too_few_steps",
-        f"{text}: {'that is ' if measured else ''}too little to say where time is lost. "
-        f"It takes {limits.FEWEST_STEPS}: {more}.",
-        {"steps_measured": measured},
-        is_note=True,
-    )
+        advice = "Ask again when the run has come further."
+    return Finding("too_few_steps", text, {"steps_measured": measured}, advice=advice, is_note=True)
+
+
+def unknown(evidence: Evidence) -> Finding | None:
+    """Returns the verdict on a run whose steps were counted, but not timed."""
+    if evidence.record.time is not None:
+        return None
+    return Finding("unknown", "The steps of this run were not timed, so its time can't be divided.", {}, is_note=True)
+
+
+def fed(evidence: Evidence) -> Finding:
+    """Returns the verdict on a run of which no cause costs `WORTH_FRAC` of the time."""
+    factor, frac = evidence.ceiling_factor, evidence.wall.at_ceiling_frac
+    text = f"{_shares(evidence)}: data is not the limit."
+    figures: Figures = {"wait_frac": evidence.wait_frac}
+    if factor is not None:
+        figures["of_ceiling_frac"] = 1 / factor
+        reached = "As fast as with all data on the device" if factor <= 1 else f"{_whole(1 / factor)} of the ceiling"
+        text += f" {reached}."
+    if frac is not None:
+        figures["at_ceiling_frac"] = frac
+    gpus = evidence.telemetry.gpus if evidence.on_gpu else []
+    card = {name: evidence.telemetry.mean(key, gpus[0]) for key, name in _OF_CARD.items()} if gpus else {}
+    known = [f"{name} {mean:.0f} %" for name, mean in card.items() if mean is not None]
+    if known:
+        text += f" Next, look at what the card does: {', '.join(known)}."
+    return Finding("healthy", text, figures, is_note=True)
+
+
+_OF_CARD = {"sm_active_pct": "multiprocessors active", "tensor_active_pct": "tensor cores", "dram_active_pct": "memory"}
+"""Columns of telemetry.csv -> words, for what a fed card does."""
+
+
+def _shares(evidence: Evidence) -> str:
+    """Returns which share of a step computes, waits and copies, as text."""
+    time = evidence.record.time
+    assert time is not None
+    where = "" if evidence.on_gpu else " on the CPU"
+    copies = f", {_whole(evidence.copy_frac)} copies" if evidence.copy_frac >= limits.COPY_FRAC else ""
+    return f"{_whole(time['compute_frac'])} of each step computes{where}, {_whole(time['wait_frac'])} waits{copies}"
+
+
+def _whole(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def unexplained(evidence: Evidence) -> Finding | None:
+    """Returns the largest part of the training's time that is neither compute nor named by a rule, if it is large."""
+    time, in_steps = evidence.record.time, evidence.wall.steps_frac
+    in_steps = 1.0 if in_steps is None else min(1.0, in_steps)
+    wait_frac, host_frac = in_steps * evidence.wait_frac, in_steps * (time["host_frac"] if time else 0.0)
+    beside, beside_frac = _largest_beside(evidence)
+    most = max(wait_frac, host_frac, beside_frac)
+    if most < limits.WORTH_FRAC:
+        return None
+    figures: Figures = {"between_frac": most}
+    if most == wait_frac:
+        text, figures = f"{show_percent(evidence.wait_frac)} of each step waits for data", {"wait_frac": most}
+        advice = PROFILE
+        if _epoch_start_frac(evidence) >= _MOSTLY:
+            text += ", nearly all of that in the first steps of each epoch: nothing is built ahead across its end."
+            advice = "Make epochs longer."
+        elif (factor := evidence.ceiling_factor) is not None and factor <= limits.CEILING_FACTOR:
+            text += f". Yet the same steps without data were only {factor:.2f} times as fast: one of the two is wrong."
+        else:
+            text += ", and the cause of the delay is unknown."
+    elif most == host_frac:
+        text, advice = (
+            f"{show_percent(most)} of the time passes between steps, outside of callbacks and hooks.",
+            PROFILE,
+        )
+    else:
+        what = "outside of steps and of all that is timed" if beside == "other" else f"in {beside}"
+        text, advice = f"{show_percent(most)} of the wall time of training passed {what}.", PROFILE
+    return Finding("unexplained", text, figures, lost_frac=most, advice=advice)
+
+
+def _largest_beside(evidence: Evidence) -> tuple[str, float]:
+    """Returns the largest kind of wall time beside steps and callbacks, with its share. A run starts and ends once,
+    whatever its length, so that is left out."""
+    wall = evidence.record.wall
+    if wall is None or wall["total_s"] <= 0:
+        return "", 0.0
+    shares = {name: wall[key] / wall["total_s"] for key, name in WALL_NAMES.items() if name not in ("start", "end")}  # type: ignore[literal-required]
+    name = max(shares, key=lambda name: shares[name])
+    return name, shares[name]
+
+
+_MOSTLY = 0.8
+"""Minimum share of the waiting in the first steps of epochs, for that to be its cause."""
+
+
+def _epoch_start_frac(evidence: Evidence) -> float:
+    """Returns the share of all waiting in the first steps of later epochs, one for each worker."""
+    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
+    if not evidence.num_workers or not len(starts):
+        return 0.0
+    indices = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
+    waited_ms = evidence.steps.wait_ms
+    return float(waited_ms[indices[indices < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))
 
 
 def busy_machine(evidence: Evidence) -> Finding | None:
-    """Returns a finding if in many readings the cores were full and others used a large part of them. None if the run
+    """Returns a note if in many readings the cores were full and others used a large part of them. None if the run
     needed none of them: no thread waited for a core, and no step for its batch."""
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), evidence.telemetry.others_cores
@@ -57,12 +151,13 @@ def busy_machine(evidence: Evidence) -> Finding | None:
         return None
     frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
     when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
-    text = f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores{when}"
     return Finding(
         "busy_machine",
-        f"{text}; this run got {left:.1f}. Run it again when they have ended. No gain can be predicted from this run.",
+        f"Other programs took {taken:.1f} of {cores:g} cores{when}; this run got {left:.1f}. So its rate is rough, and "
+        "no gain is predicted.",
         {"others_cores": taken, "own_cores": left, "cores": cores, "busy_frac": frac},
-        lost_frac=frac * taken / cores,
+        advice="Run it again when they have ended.",
+        is_note=True,
     )
 
 
@@ -75,49 +170,30 @@ def machine_was_slower(evidence: Evidence) -> Finding | None:
     if found.slower == "loop" and any(rule(evidence) for rule in between):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
-    text = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
+    text, advice = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}", ""
     figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
     if found.slower != "rank":
         others = evidence.telemetry.mean_others_cores
         if others is not None and evidence.cores:
             figures["others_cores"] = others
             text += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."
-        text += " Run it again to know."
-    return Finding("machine_was_slower", text, figures, is_note=True)
+        advice = "Run it again to know."
+    return Finding("machine_was_slower", text, figures, advice=advice, is_note=True)
 
 
-_MOSTLY = 0.8
-
-
-def unexplained(evidence: Evidence) -> Finding | None:
-    """Returns how much time is lost, and how to find the cause. For runs without other findings."""
-    factor, wait_frac, throughput = evidence.ceiling_factor, evidence.wait_frac, evidence.record.throughput
-    advice = "debug=profiler shows what a step spends its time on."
-    upper = 1.0  # end of the rate's interval over the rate
-    if throughput and throughput["ci95"] and throughput["samples_per_s"] > 0:
-        upper = throughput["ci95"][1] / throughput["samples_per_s"]
-    is_below = factor is not None and factor > limits.CEILING_FACTOR * upper
-    if wait_frac > limits.WAIT_FRAC and (is_below or is_starved(evidence)) and _epoch_start_frac(evidence) >= _MOSTLY:
-        text = f"{show_percent(wait_frac)} of training waits for data, nearly all of that in the first steps of each"
-        text += " epoch: nothing is built ahead across its end. Longer epochs lose less."
-        return Finding("unexplained", text, {"wait_frac": wait_frac}, lost_frac=wait_frac)
-    if is_starved(evidence):
-        text = f"{show_percent(wait_frac)} of each step waits for data, and the cause of the delay is unknown"
-        return Finding("unexplained", f"{text}. {advice}", {"wait_frac": wait_frac}, lost_frac=wait_frac)
-    if factor is None or not is_below:
+def steps_varied(evidence: Evidence) -> Finding | None:
+    """Returns a note if the rate is hardly known."""
+    throughput = evidence.record.throughput
+    if throughput is None or not throughput["ci95"] or throughput["samples_per_s"] <= 0:
         return None
-    text = f"The run reached {show_percent(1 / factor)} of its ceiling, and no cause was recognised. {advice}"
-    return Finding("unexplained", text, {"ceiling_factor": factor}, lost_frac=1 - 1 / factor)
-
-
-def _epoch_start_frac(evidence: Evidence) -> float:
-    """Returns the share of all waiting in the first steps of later epochs, one for each worker."""
-    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
-    if not evidence.num_workers or not len(starts):
-        return 0.0
-    indices = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
-    waited_ms = evidence.steps.wait_ms
-    return float(waited_ms[indices[indices < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))
+    low, high = throughput["ci95"]
+    half_frac = (high - low) / 2 / throughput["samples_per_s"]
+    if half_frac <= limits.WIDEST_HALF_FRAC:
+        return None
+    known = "hardly known" if half_frac >= 1 else f"known to within {_whole(half_frac)}"
+    advice = "More steps (trainer.max_steps), and nothing else at work on the machine, make it more certain."
+    figures: Figures = {"half_interval_frac": half_frac}
+    return Finding("steps_varied", f"Steps varied, so the rate is {known}.", figures, advice=advice, is_note=True)
 
 
 WALL_NAMES = {
@@ -130,60 +206,7 @@ WALL_NAMES = {
     "other_s": "other",
 }
 """Parts of the wall time beside steps and callbacks, by their keys in the record."""
-_KNOWN_FRAC = 0.8
-"""Share of the wall time in steps at the ceiling's rate and in a slow start, beyond which there is no note."""
-_MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
-
-
-def unknown(evidence: Evidence) -> Finding | None:
-    """Returns a note why it is unknown whether the run is at its ceiling. For runs without other findings."""
-    text, figures = _reason(evidence)
-    return Finding("unknown", f"{text}.", {"wait_frac": evidence.wait_frac, **figures}, is_note=True) if text else None
-
-
-def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
-    throughput, factor = evidence.record.throughput, evidence.ceiling_factor
-    rate = throughput["samples_per_s"] if throughput else 0.0
-    low, high = (throughput["ci95"] or (rate, rate)) if throughput else (0.0, 0.0)
-    if throughput and (high - low) / 2 > limits.WIDEST_HALF_FRAC * rate:
-        text = (
-            f"Unknown whether it could be faster: steps varied too much. {show_count(rate)} "
-            f"{throughput['sample_unit']}/s has a 95 % interval from {show_count(max(0.0, low))} to {show_count(high)}."
-            " More steps (trainer.max_steps), and nothing else at work on the machine, make it narrower"
-        )
-        return text, {"ci95_low": low, "ci95_high": high}
-    if factor is None:
-        text = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
-        text += f"; {show_percent(evidence.wait_frac)} of a step waits for data"
-        phases = show_phases(evidence.record.time)
-        return (f"{text}, and the passes take: {phases}" if phases else text), {}
-    figures = {"of_ceiling_frac": 1 / factor}
-    if factor > limits.CEILING_FACTOR:
-        text = (
-            f"Unknown how near it is to its ceiling: {show_percent(1 / factor)} of it, but the rate is known no better "
-            f"than {show_percent(low / rate / factor)} to {show_percent(high / rate / factor)} of it"
-        )
-        return text, figures
-    data_frac = evidence.wait_frac + evidence.copy_frac
-    if data_frac > (limits.WAIT_FRAC if factor <= 1 else 1 - limits.LEAST_AT_CEILING_FRAC):
-        text = (
-            f"Unknown whether it could be faster: {show_percent(data_frac)} of a step went into data, and yet the same "
-            f"steps without data were only {factor:.2f} times as fast. Either may be off; more steps "
-            "(trainer.max_steps) would show which"
-        )
-        return text, {**figures, "data_frac": data_frac}
-    wall, frac = evidence.wall.entry, evidence.wall.at_ceiling_frac
-    if wall is None or frac is None:
-        text = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
-        return f"{text}, and what passed between them was not measured", figures
-    is_slow_start = slow_start(evidence) is not None  # reported by that rule
-    is_known = is_slow_start and frac + evidence.wall.once_s / wall["total_s"] >= _KNOWN_FRAC
-    if frac < limits.LEAST_AT_CEILING_FRAC and not is_known:
-        text = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
-        named = beside_steps(wall, {"callbacks": sum(wall["callbacks"].values())}, _MOST_NAMED)
-        rest = ", ".join(named) or "slow first steps"
-        return f"{text} at the ceiling's rate. The rest: {rest}", {**figures, "at_ceiling_frac": frac}
-    return "", {}
+_LEAST_NAMED_FRAC = 0.01
 
 
 def beside_steps(wall: WallEntry, hooks: Mapping[str, float], most: int) -> list[str]:
@@ -192,21 +215,6 @@ def beside_steps(wall: WallEntry, hooks: Mapping[str, float], most: int) -> list
     shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
     largest = sorted(shares, key=lambda name: -shares[name])[:most]
     return [f"{name} {show_percent(shares[name])}" for name in largest if shares[name] >= _LEAST_NAMED_FRAC]
-
-
-def healthy(evidence: Evidence) -> Finding | None:
-    """Returns the note if at least `LEAST_AT_CEILING_FRAC` of the wall time was spent in such steps."""
-    factor, frac = evidence.ceiling_factor, evidence.wall.at_ceiling_frac
-    if factor is None or frac is None or frac < limits.LEAST_AT_CEILING_FRAC:
-        return None
-    if factor <= 1:
-        if evidence.wait_frac + evidence.copy_frac > limits.WAIT_FRAC:  # `unknown` reports the contradiction
-            return None
-        text = "Stop tuning: this run is as fast as with all its data on the device"
-    else:
-        text = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
-    figures = {"wait_frac": evidence.wait_frac, "of_ceiling_frac": 1 / factor, "at_ceiling_frac": frac}
-    return Finding("healthy", f"{text}.", figures, is_note=True)
 
 
 _EXPLAINED_FRAC = 0.5

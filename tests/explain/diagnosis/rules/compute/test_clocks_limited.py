@@ -14,7 +14,7 @@ def test_the_cause_and_the_clocks():
         "sm_clock_mhz": np.array([1980.0] * 6 + [990.0] * 24),
     }
     found = run_rules(on_card(card=card))
-    assert [finding.id for finding in found] == ["unknown", "clocks_limited"]
+    assert [finding.id for finding in found] == ["healthy", "clocks_limited"]
     assert found[1].change == ()
     assert found[1].message.startswith(
         "The clocks of GPU 0 were held down by heat in 80.0 % of the readings, at 1188 MHz on average (at most 1980"

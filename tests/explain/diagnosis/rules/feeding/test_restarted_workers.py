@@ -56,7 +56,7 @@ def test_workers_that_stay_and_have_nothing_ready_make_way_for_whole_batches():
 def test_a_dataloader_of_the_user_s_is_told_in_words():
     found = check(epochs(plan={"loader.backend": "own"}))
     assert found.change == ()
-    assert "persistent_workers=True" in found.message
+    assert "persistent_workers=True" in found.advice
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_samples_that_were_slow_in_two_epochs_are_named():
     found = slow_samples(slow_at([17, 203, 203, 17]))
     assert "100.0 % of that in 4 steps of 200, up to 850 ms each" in found.message
     assert "The same samples were slow in more than one epoch: 17, 203" in found.message
-    assert "loader.skip_ids" in found.message
+    assert "loader.skip_ids" in found.advice
     assert found.evidence["samples_slow_twice"] == 2
     assert uneven_batches(slow_at([17, 203, 203, 17])) is None
 

@@ -26,7 +26,7 @@ def test_a_leak_on_the_card():
     found = check(4 + 6 * RAMP)
     assert found is not None
     assert found.message.startswith("Memory in use on GPU 0 grew from 4.14 GiB to 10.00 GiB and was still growing")
-    assert "gpu.allocator=expandable" in found.message
+    assert "gpu.allocator=expandable" in found.advice
     assert found.severity == "low"
 
 

@@ -72,7 +72,7 @@ def test_workers_are_advised_within_idle_cores_and_quota(more: dict[str, Any], i
     assert found.change == (("loader.num_workers=3",) if is_advised else ())
     if not is_advised:
         assert found.text.endswith(
-            "If it were like the others, steps would be about 1.67 times as fast (1.63 to 1.71), predicted."
+            "Without it, about 1.67 times as fast (1.63 to 1.71), predicted."
         )
 
 
