@@ -71,9 +71,7 @@ def test_workers_are_advised_within_idle_cores_and_quota(more: dict[str, Any], i
     assert found is not None
     assert found.change == (("loader.num_workers=3",) if is_advised else ())
     if not is_advised:
-        assert found.text.endswith(
-            "Without it, about 1.67 times as fast (1.63 to 1.71), predicted."
-        )
+        assert found.text.endswith("Without it, about 1.67 times as fast (1.63 to 1.71), predicted.")
 
 
 def test_a_slow_forward_pass_without_a_cause_costs_up_to_a_slow_backward_pass_more() -> None:
