@@ -54,9 +54,9 @@ def last_lines(evidence: Evidence, folder: Path, width: int | None, *, is_utf: b
     """
     for line in _lines(evidence, folder, is_utf=is_utf):
         starts, end = [], 0
-        for part in [] if width is None or line.no_wrap else wrapped(line.plain, width - 1):
-            starts.append(line.plain.index(part, end))
-            end = starts[-1] + len(part)
+        for text in [] if width is None or line.no_wrap else wrapped(line.plain, width - 1):
+            starts.append(line.plain.index(text, end))
+            end = starts[-1] + len(text)
         for part in line.divide(starts[1:]):
             part.rstrip()
             yield Text(" ").append_text(part)
