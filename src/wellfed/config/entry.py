@@ -22,10 +22,12 @@ import wellfed.process  # noqa: F401  reads them before torch may narrow them
 from wellfed import project
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
+from wellfed.config.faults.explain_refusal import ours_for
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra, command_line_parser, repository_of, show
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
-from wellfed.config.knobs import in_order
+from wellfed.config.knobs import entries, in_order
+from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 from wellfed.process import STOPS, exit_code_of, without_collections
 from wellfed.units import show_text
@@ -65,7 +67,7 @@ def main(
     only_shows = asks_help or args.info or args.shell_completion
     try:
         if foreign:
-            raise ConfigError(_flag_faults(args, config_name, foreign))
+            raise ConfigError(_flag_faults(foreign))
         if args.experimental_rerun is not None:
             raise ConfigError.of("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
@@ -108,17 +110,14 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return left, flags
 
 
-def _flag_faults(args: Namespace, config_name: str, flags: Mapping[str, str]) -> list[Fault]:
-    """Returns the overrides to type instead of flags, with the other faults of the command line."""
-    loader = open_hydra(**_config_folders(args), job_name=config_name).config_loader
-    found = find_faults(loader, config_name, [*args.overrides, *flags.values()], None, multirun=args.multirun)
-    others = {fault.where: fault for fault in found}
+def _flag_faults(flags: Mapping[str, str]) -> list[Fault]:
     faults = []
     for typed, override in flags.items():
-        fault = others.pop(override, None)
-        way_out = f"Write {override}" if fault is None else fault.way_out
-        faults.append(Fault(typed, "is no flag: knobs are set by name=value, without dashes.", way_out))
-    return [*faults, *others.values()]
+        name, _, value = override.partition("=")
+        ours, note = ours_for(name, value, entries(RunConfig))
+        problem = "is no flag: knobs are set by name=value, without dashes."
+        faults.append(Fault(typed, problem, f"Write {ours or override}. {note}".rstrip()))
+    return faults
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:

@@ -42,10 +42,8 @@ class _Composition:
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, which keeps what it has composed: for messages about a refused value, and for later points."""
+    """Hydra's loader, which keeps what it has composed, for later points."""
 
-    merged: DictConfig | None = None
-    """All files, merged, with the values that were set before; None if the files did not compose."""
     _composed: _Composition | None = None
     """The latest point that was composed from files."""
 
@@ -60,14 +58,6 @@ class _Loader(ConfigLoaderImpl):
         made = super().load_sweep_config(master_config, sweep_overrides)
         self._composed = _Composition(master_config, overrides, copy.deepcopy(made))
         return made
-
-    def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
-        self.merged = None
-        return super()._parse_overrides_and_create_caching_repo(config_name, overrides)
-
-    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        self.merged = super()._compose_config_from_defaults_list(defaults, repo)
-        return self.merged
 
 
 def _changed_values(earlier: _Composition, after: Sequence[Override]) -> list[Override] | None:
@@ -120,11 +110,6 @@ def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hyd
         # as hydra.main does for --config-dir
         search_path.prepend("command-line", f"file://{extra_dir.absolute()}", SearchPathQuery(provider="schema"))
     return Hydra(task_name=job_name, config_loader=_Loader(config_search_path=search_path))
-
-
-def merged_files(loader: ConfigLoader) -> DictConfig | None:
-    """Returns what the latest composition had merged when a value was refused; None if its files did not compose."""
-    return loader.merged if isinstance(loader, _Loader) else None
 
 
 def repository_of(loader: ConfigLoader) -> IConfigRepository:

@@ -15,15 +15,14 @@ from hydra import version
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, FloatNode, IntegerNode, OmegaConf, ValueNode, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
-from wellfed.config.knobs import OPEN_NODES, entries
+from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import RUN_FOLDER, EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import ConfigError
-from wellfed.units import seconds_of
 
 COMPOSE_ERRORS = (
     HydraException,
@@ -66,7 +65,6 @@ class _StoredSchema(ConfigNode):
 def _schema(schema_type: type, base: type | None) -> DictConfig:
     """Returns a schema without values for keys of ``base``, so that merging it keeps the base's values."""
     schema: DictConfig = OmegaConf.structured(schema_type)
-    read_times(schema, schema_type)
     for name in OPEN_NODES:
         if (node := OmegaConf.select(schema, name)) is not None:
             OmegaConf.set_struct(node, False)  # `examine` reports unknown keys there
@@ -107,57 +105,3 @@ def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
         yield job
     finally:
         hydra.cfg = before
-
-
-def read_times(schema: DictConfig, schema_type: type) -> None:
-    """Lets knobs that are durations be typed as ``90s``, ``5min`` or ``2h``; their values stay numbers.
-
-    The suffix of the name gives the unit of the number: ``_s`` seconds, ``_minutes`` minutes. This holds in files,
-    overrides and axes.
-    """
-    for name, knob in entries(schema_type).items():
-        if knob.unit_s is None:
-            continue
-        group, _, key = name.rpartition(".")
-        owner = OmegaConf.select(schema, group)
-        if owner is not None:
-            node = _TimeInt() if knob.type is int else _TimeFloat()
-            node.take_over(owner._get_node(key), knob.unit_s)
-            owner.__dict__["_content"][key] = node
-
-
-class _Time(ValueNode):
-    """A node that holds a number in a unit of time."""
-
-    _unit_s: float
-
-    def take_over(self, node: ValueNode, unit_s: float) -> None:
-        """Replaces a node: takes its value, name, parent and type."""
-        node._deepcopy_impl(self, {})
-        self.__dict__["_unit_s"] = unit_s
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        make: Any = type(self)
-        copied = make()
-        copied.take_over(self, self._unit_s)
-        return copied
-
-    def _number(self, value: Any) -> Any:
-        """Returns a duration as a number in this knob's unit; other values unchanged, for the node's own check."""
-        if not isinstance(value, str) or not value.rstrip()[-1:].isalpha():
-            return value
-        try:
-            number = seconds_of(value) / self._unit_s
-        except ValueError:
-            return value
-        return int(number) if number.is_integer() else number
-
-
-class _TimeFloat(_Time, FloatNode):
-    def _validate_and_convert_impl(self, value: Any) -> float:
-        return super()._validate_and_convert_impl(self._number(value))
-
-
-class _TimeInt(_Time, IntegerNode):
-    def _validate_and_convert_impl(self, value: Any) -> int:
-        return super()._validate_and_convert_impl(self._number(value))

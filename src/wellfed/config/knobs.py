@@ -105,13 +105,6 @@ class Knob:
         return self.field.metadata.get("range")
 
     @property
-    def unit_s(self) -> float | None:
-        """Seconds per unit, if the name ends in a unit of time; the value may then be typed as 5min."""
-        if self.type not in (int, float):
-            return None
-        return 1.0 if self.name.endswith("_s") else 60.0 if self.name.endswith("_minutes") else None
-
-    @property
     def takes(self) -> str:
         """Type in words: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
         return f"{self._in_words()} or null" if self.is_optional else self._in_words()
@@ -120,8 +113,6 @@ class Knob:
     def must_be(self) -> str:
         """Type and range in words: ``a whole number >= 1 or null``."""
         words = f"{self._in_words()} {self.range}" if self.range else self._in_words()
-        if self.unit_s is not None:
-            return f"{words}, a time as 90s, 5min, 2h{', or null' if self.is_optional else ''}"
         return f"{words} or null" if self.is_optional else words
 
     def _in_words(self) -> str:

@@ -165,29 +165,6 @@ def test_a_link_that_leads_nowhere_is_not_followed(project: Path):
     assert link.is_symlink()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("last", range(5))
-def test_what_stops_in_the_middle_leaves_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, last: int
-):
-    written: list[Path] = []
-    real = Path.replace
-
-    def replace(path: Path, target: Path) -> Path:
-        written.append(target)
-        if len(written) > last:
-            raise error
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
-        add.write_workload("mine")
-    if isinstance(error, OSError):
-        assert "can't be written: No space left on device" in str(raised.value)
-    assert files(project) == []
-    assert not (project / "src" / "workloads" / "mine").exists()
-
-
 def test_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "configs" / "workload").mkdir(parents=True)
     (tmp_path / "configs" / "train.yaml").touch()

@@ -16,7 +16,6 @@ from wellfed import project
 from wellfed.cli import main as cli
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import config_flags, main
-from wellfed.config.files import option_file
 from wellfed.config.schema import RunConfig
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Read
@@ -289,24 +288,6 @@ def test_a_record_that_can_not_be_read_leaves_nothing(
     err = capsys.readouterr().err
     assert f"point {BEST.point}: its record can't be read" in err
     assert "sweep.retry=[ok]" in err
-    assert tree(configs) == before
-
-
-def test_a_disk_that_is_full_leaves_both_files_as_they_were(
-    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    (configs / "loader" / "mine.yaml").write_text("# my work\n")
-    before = tree(configs)
-    real = Path.replace
-
-    def replace(self: Path, target: Path) -> Path:
-        if target == configs / "memory" / "mine.yaml":
-            raise OSError(28, "No space left on device")
-        return real(self, target)
-
-    monkeypatch.setattr(option_file.Path, "replace", replace)
-    assert choose_from(folder, "--force") == 2
-    assert "can't be written: No space left on device." in capsys.readouterr().err
     assert tree(configs) == before
 
 

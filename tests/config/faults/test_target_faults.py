@@ -1,15 +1,11 @@
-"""Targets and their arguments: allowed packages (before any import), signature and plain types (after it)."""
+"""Targets and their arguments: allowed packages (before any import), and signature (after it)."""
 
 import subprocess
 import sys
-from collections.abc import Sequence
-from enum import Enum
-from inspect import Parameter
-from typing import Any, Literal, Optional, Union
 
 import pytest
 
-from wellfed.config.faults.target_faults import check_imported, check_static, misfit
+from wellfed.config.faults.target_faults import check_imported, check_static
 from wellfed.config.schema import ScheduleConfig
 
 DATACLASS = "wellfed.contract.Datasets"
@@ -81,12 +77,6 @@ def data(**entries):
         ),
         ({"workload.model": {}}, "workload.model", "names nothing to build", ""),
         (
-            {"workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": "fast"}},
-            "workload.optimizer.lr=fast",
-            "must be a number.",
-            "Change workload.optimizer.lr.",
-        ),
-        (
             {"workload.optimizer": {"_target_": "torch.optim.AdamW", "params": 3}},
             "workload.optimizer.params=3",
             "is handed params already.",
@@ -97,12 +87,6 @@ def data(**entries):
             "workload.optimizer.weight_decy=0.1",
             "torch.optim.AdamW has no argument weight_decy.",
             "Did you mean workload.optimizer.weight_decay=0.1?",
-        ),
-        (
-            {"workload.model": {"_target_": "torch.nn.Linear", "in_features": "abc"}},
-            "workload.model.in_features=abc",
-            "must be a whole number.",
-            "Change workload.model.in_features.",
         ),
         (
             {"workload.data": {"_target_": DATACLASS, "_args_": list(range(12))}},
@@ -122,7 +106,7 @@ def test_faults(make_config, knobs, where, problem, way_out):
 def test_all_faults_of_all_nodes_at_once(make_config):
     knobs = data(zzz=3, inner={"_target_": "os.system"}) | {
         "workload.model": 3,
-        "workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": "fast", "betas": 1},
+        "workload.optimizer": {"_target_": "torch.optim.AdamW", "lrr": 0.1, "bettas": 1},
     }
     wheres = {fault.where.partition("=")[0] for fault in faults_of(make_config(knobs))}
     assert wheres == {
@@ -130,8 +114,8 @@ def test_all_faults_of_all_nodes_at_once(make_config):
         "workload.data.zzz",
         "workload.data.inner",
         "workload.data.inner._target_",
-        "workload.optimizer.lr",
-        "workload.optimizer.betas",
+        "workload.optimizer.lrr",
+        "workload.optimizer.bettas",
     }
 
 
@@ -188,9 +172,9 @@ def decorated(make_config, monkeypatch, tmp_path):
 
 
 def test_a_decorated_function_is_held_against_what_it_wraps(decorated):
-    config = decorated(_target_="my_decorated.f", path="a", sizee="big", size="big")
+    config = decorated(_target_="my_decorated.f", path="a", sizee="big")
     assert check_static(config) == []
-    assert [fault.where for fault in check_imported(config)] == ["workload.data.sizee=big", "workload.data.size=big"]
+    assert [fault.where for fault in check_imported(config)] == ["workload.data.sizee=big"]
 
 
 def test_a_package_that_a_target_lacks_is_named(decorated):
@@ -219,72 +203,6 @@ def test_names_are_checked_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": "src"})
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# Yaml values against annotations: the same answer for source text and for the imported type.
-
-
-class Tensor:
-    """Stands for torch's: a member of unions that yaml can't write."""
-
-
-class Colour(Enum):
-    red = 1
-
-
-# What the annotations below may name when they are evaluated.
-NAMES = {"Any": Any, "Literal": Literal, "Optional": Optional, "Union": Union, "Sequence": Sequence}
-NAMES |= {"Tensor": Tensor, "Colour": Colour}
-
-CASES: list[tuple[str, list[Any], list[Any]]] = [
-    ("int", [3, -1], ["abc", 1.5, True, None, [1]]),
-    ("float", [3, 1.5], ["fast", True, None]),
-    ("bool", [True, False], [1, 0, "true"]),
-    ("str", ["a", ""], [1, True, ["a"], None]),
-    ("int | None", [3, None], ["abc", 1.5]),
-    ("Optional[int]", [3, None], ["abc"]),
-    ("Union[int, str]", [3, "a"], [1.5, None]),
-    ("float | Tensor", [0.1], ["fast", None]),
-    ("Union[float, Tensor]", [0.1], ["fast"]),
-    ("Literal['mean', 'sum']", ["mean"], ["max", 1]),
-    ("Literal[1, True]", [1, True], [2, "1"]),
-    ("list[int]", [[1]], [3, "ab"]),
-    ("tuple[float, float]", [[0.9, 0.99]], [0.9]),
-    ("Sequence[str]", [["a"]], [3]),
-    ("dict[str, int]", [{"a": 1}], [3, [1]]),
-    ("Tensor", [3, "a", None], []),
-    ("Colour", [3, "red"], []),
-    ("Any", [3, "a", None, [1]], []),
-]
-
-
-def parameter(annotation: Any, default: Any = Parameter.empty) -> Parameter:
-    return Parameter("x", Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-@pytest.mark.parametrize(("text", "good", "bad"), CASES)
-def test_the_same_for_source_and_imported_types(text, good, bad):
-    for annotation in (text, eval(text, dict(NAMES)), repr(text)):
-        for value in good:
-            assert misfit(value, parameter(annotation)) == "", (annotation, value)
-        for value in bad:
-            assert misfit(value, parameter(annotation)).startswith("must be "), (annotation, value)
-
-
-def test_says_what_it_must_be():
-    assert misfit("abc", parameter("int | None")) == "must be a whole number or null."
-    assert misfit("x", parameter(Literal["mean", "sum"])) == "must be one of mean, sum."
-
-
-@pytest.mark.parametrize("annotation", [Parameter.empty, "'not an annotation ('", "also not ("])
-def test_what_can_not_be_judged_passes(annotation):
-    assert misfit("abc", parameter(annotation)) == ""
-
-
-def test_a_default_of_none_lets_null_through():
-    assert misfit(None, parameter(int, default=None)) == ""
-    assert misfit(None, parameter("int", default=None)) == ""
-    assert misfit(None, parameter(int, default=3)) != ""
 
 
 SCHEDULERS = "torch.optim.lr_scheduler"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
@@ -14,15 +14,15 @@ from wellfed.config.faults.gone import what_instead
 from wellfed.config.knobs import FREE_NODES, all_knobs, entries, is_free
 
 _FOREIGN = {
-    "workload.data.batch_size workload.effective_batch_size": "batch_size train_batch_size bs global_batch_size",
+    "workload.effective_batch_size": "batch_size train_batch_size bs global_batch_size",
     "memory.micro_batch": "per_device_train_batch_size micro_batch_size batch_size_per_device",
     "memory.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
     "workload.eval_batch_size": "per_device_eval_batch_size val_batch_size test_batch_size valid_batch_size",
     "workload.drop_last": "dataloader_drop_last",
-    "workload.model.lr workload.optimizer.lr +workload.optimizer.lr": "lr learning_rate base_lr",
-    "workload.optimizer.weight_decay +workload.optimizer.weight_decay": "weight_decay wd",
-    "workload.optimizer.momentum +workload.optimizer.momentum": "momentum",
-    "workload.optimizer.betas +workload.optimizer.betas": "betas",
+    "workload.optimizer.lr": "lr learning_rate base_lr",
+    "workload.optimizer.weight_decay": "weight_decay wd",
+    "workload.optimizer.momentum": "momentum",
+    "workload.optimizer.betas": "betas",
     "workload.optimizer._target_": "optimizer optim",
     "workload.schedule.name": "scheduler lr_scheduler lr_scheduler_type schedule",
     "workload.schedule.warmup_steps": "num_warmup_steps warmup lr_warmup_steps",
@@ -64,8 +64,8 @@ _FOREIGN = {
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()
 }
-"""Last part of a foreign name -> overrides to offer; the first that composes is shown. An entry without a value takes
-the typed value."""
+"""Last part of a foreign name -> overrides to offer; the first that the schema has is shown. An entry without a value
+takes the typed value."""
 
 NOTES: Mapping[str, str] = {
     "memory.micro_batch": "It splits the samples of a step; those are workload.effective_batch_size.",
@@ -120,32 +120,24 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 """Knob or group -> foreign value -> our value, or a whole override."""
 
 
-def ours_for(
-    name: str, value: str, schema: Collection[str], fits: Callable[[str], bool] = lambda override: False
-) -> tuple[str, str]:
+def ours_for(name: str, value: str, schema: Collection[str]) -> tuple[str, str]:
     """Returns the override that a foreign name most likely means, and a note on it; either may be empty.
 
     Args:
         name: dotted, as typed.
         schema: names of all knobs and groups.
-        fits: whether an override composes; if not, it is offered without its value.
     """
     word = name.rpartition(".")[2].replace("-", "_").lower()
-    candidates = [one for one in NAMES.get(word, ()) if _is_in(schema, one)]
-    if not candidates:
+    meant = next((one for one in NAMES.get(word, ()) if _is_in(schema, one)), "")
+    if not meant:
         return "", ABSENT.get(word, "") if "trainer" in schema else ""
-    if all("=" in one for one in candidates) and value.lower() in ("false", "0", "null", "none", "no"):
-        return "", "Leave it out."
-    for candidate in candidates:
-        knob = candidate.partition("=")[0].lstrip("+")
-        override = candidate if "=" in candidate else f"{candidate}={our_value(knob, value) or value}"
-        if fits(override):
-            break
-    else:
-        override = candidates[-1]
-        knob = override.partition("=")[0].lstrip("+")
-        override = override if "=" in override else knob
-    return override, NOTES.get(override, NOTES.get(knob, ""))
+    if "=" in meant:
+        is_off = value.lower() in ("false", "0", "null", "none", "no")
+        return ("", "Leave it out.") if is_off else (meant, NOTES.get(meant, ""))
+    is_group = "." not in meant and meant not in ("seed", "resume", "checkpoint")
+    known = our_value(meant, value) or ("" if is_group else value)
+    override = f"{meant}={known}" if known else meant
+    return override, NOTES.get(override, NOTES.get(meant, ""))
 
 
 def _is_in(schema: Collection[str], candidate: str) -> bool:

@@ -6,7 +6,6 @@ valid ones, sets each value alone on that base, and checks the result with `exam
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -23,7 +22,7 @@ from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob, ours_for
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
-from wellfed.config.hydra_internals import add_searchpath, chosen_files, merged_files, repository_of, set_value
+from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS, job_of
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -46,9 +45,7 @@ def find_faults(
     typed = read_overrides(overrides, multirun=multirun, loader=loader)
     with suppress(*COMPOSE_ERRORS):  # Hydra has reported faults of hydra.searchpath
         add_searchpath(loader, repo, config_name, [one.parsed for one in typed if one.parsed is not None])
-    search = _Search(loader, repo, config_name, typed)
-    search.may_go_on = cause is not None and not multirun
-    found = search.run()
+    found = _Search(loader, repo, config_name, typed).run()
     if cause is None or found:
         return found
     return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
@@ -56,9 +53,6 @@ def find_faults(
 
 class _Search:
     """A search for faults. The steps of `run` fill ``typed_faults``, ``from_files`` and ``doubted`` in order."""
-
-    may_go_on = False
-    """Hydra has just refused these overrides, so that what it had merged by then can be used."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -119,12 +113,6 @@ class _Search:
                 self._add_fault(index, f"{group} has no options.", f"No folder {group}/ is searched.")
 
     def _compose_files(self) -> DictConfig:
-        # Values that are set already are set again, which would fail for added and deleted ones.
-        is_plain = not any(one.parsed is None or one.parsed.is_add() or one.parsed.is_delete() for one in self.typed)
-        if self.may_go_on and is_plain and not self.typed_faults:
-            known = merged_files(self.loader)
-            if known is not None:
-                return known
         cfg, refused = merge_files(self.loader, self._defaults_list(), self.repo)
         for path, fault in self.repo.unreadable.items():
             self.from_files.append(fault)
@@ -173,7 +161,7 @@ class _Search:
                 if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((index, dotted))
                 else:
-                    self._add_value_fault(index, parsed, error, cfg)
+                    self._add_value_fault(index, parsed, error)
             else:
                 self.doubted.discard(dotted)
         return added
@@ -187,12 +175,12 @@ class _Search:
                 texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
-    def _add_value_fault(self, index: int, parsed: Override, error: Exception, cfg: DictConfig) -> None:
+    def _add_value_fault(self, index: int, parsed: Override, error: Exception) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
         ours, note = "", ""
         if dotted not in self.knobs and not parsed.is_delete():
             value = text.partition("=")[2]
-            ours, note = ours_for(dotted, value, self.knobs, lambda override: self._composes(cfg, override))
+            ours, note = ours_for(dotted, value, self.knobs)
             if self.schema is RunConfig and dotted in entries(TuneRunConfig):
                 ours, note = "", f"It is a knob of {command('tune')}: write it there."
             if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
@@ -211,24 +199,6 @@ class _Search:
             self.doubted.add(dotted)
         elif meant not in self.names:
             self.doubted |= self._inside(meant) - self.names
-
-    def _composes(self, cfg: DictConfig, override: str) -> bool:
-        """Returns whether an override composes, so that it can be offered as a correction."""
-        (typed,) = read_overrides([override], multirun=False, loader=self.loader)
-        if typed.parsed is None or typed.fault:
-            return False
-        dotted = typed.parsed.key_or_group
-        if is_choice(typed.parsed, self.repo):
-            return choice_fault(typed.parsed, self.repo) is None
-        if typed.parsed.is_add() and "_target_" not in (OmegaConf.select(cfg, dotted.rpartition(".")[0]) or ()):
-            return False
-        tried = copy.deepcopy(cfg)
-        try:
-            set_value(tried, typed.parsed)
-        except COMPOSE_ERRORS:
-            return False
-        with job_of(tried) as job:
-            return not any(dotted in str(fault) for fault in examine(job, imports=typed.parsed.is_add())[1])
 
     def _doubt(self, group: str) -> None:
         """Marks the knobs of ``group`` as unknown; for a group outside the schema, such as experiment, all knobs."""

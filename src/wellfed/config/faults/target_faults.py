@@ -1,13 +1,12 @@
-"""Checks each `_target_` and its arguments: allowed package, signature, plain types.
+"""Checks each `_target_` and its arguments: allowed package, and signature.
 
 `check_static` imports nothing. It refuses malformed names, and packages that are not allowed or not installed.
-`check_imported` imports the targets and binds their arguments, after torch is imported and before data is read. Ranges
-of arguments are checked by the target's constructor, which raises ValueError.
+`check_imported` imports the targets and binds their arguments, after torch is imported and before data is read. Values
+are checked by the target's constructor, which raises ValueError or TypeError.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,33 +23,13 @@ from wellfed.extras import PACKAGES, absence, is_installed
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Nodes whose required arguments are passed at run time: by `Datasets.model_args`, and the optimizer's parameters."""
-_DERIVED = ("workload.data", "workload.model", "workload.optimizer")
-"""Nodes whose null entries may be filled by `Datasets.derived`."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
-
-_SIMPLE = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None), "NoneType": type(None)}
-_SIMPLE |= dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence"), list)
-_SIMPLE |= dict.fromkeys(("dict", "Dict", "Mapping"), dict)
-_NEVER_IN_YAML = frozenset({"Tensor", "Parameter", "Module", "Generator", "Callable", "Dataset", "ParamsT"})
-"""Members of a union that no yaml value can be: ``float | Tensor`` is read as float."""
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    type(None): "null",
-    list: "a list [..]",
-    dict: "a mapping {..}",
-}
 
 _LISTED = 8
 """Maximum number of names in a message."""
 _NO_SUCH = "Name a class or function of a module on the path."
 _ARGUMENTS = {"learning_rate": ("lr",), "lr": ("learning_rate",), "wd": ("weight_decay",), "p": ("dropout",)}
 """Unknown argument -> names for it in other libraries."""
-
-Kind = type | tuple[Any, ...]
-"""One alternative that an annotation allows: a type, or the values of a Literal."""
 
 
 def check_static(config: RunConfig) -> list[Fault]:
@@ -187,7 +166,7 @@ def _nearest_name(target: str, missing: NotThere, may_name: Sequence[str]) -> st
 
 
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
-    """Returns faults of unknown, missing and mistyped arguments of one node; ``signature`` is its target's."""
+    """Returns faults of unknown and missing arguments of one node; ``signature`` is its target's."""
     target = node[TARGET]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
     is_scheduler = _SCHEDULER.fullmatch(where) is not None
@@ -209,11 +188,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
         typed = f"{where}.{name}={value}"
         if name in taken and name in accepted:
             faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
-        elif name in accepted:
-            may_be_derived = value is None and where in _DERIVED  # the data may fill it in
-            if not may_be_derived and (wrong := misfit(value, parameters[name])):
-                faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
-        elif not of_kind(Parameter.VAR_KEYWORD):
+        elif name not in accepted and not of_kind(Parameter.VAR_KEYWORD):
             near = next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
@@ -223,64 +198,3 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
             way_out = f"Add +{where}.{parameter.name}=<value>"
             faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
     return faults
-
-
-def misfit(value: Any, parameter: Parameter) -> str:
-    """Returns the problem of ``value`` for ``parameter``; empty if it may fit. Annotations may be texts or types."""
-    annotation = parameter.annotation
-    if annotation is Parameter.empty or isinstance(value, Mapping) or (value is None and parameter.default is None):
-        return ""
-    kinds = _kinds_of_text(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
-    if kinds is None or any(_fits(value, kind) for kind in kinds):
-        return ""
-    words = ("one of " + ", ".join(map(str, kind)) if isinstance(kind, tuple) else _WORDS[kind] for kind in kinds)
-    return f"must be {' or '.join(dict.fromkeys(words))}."
-
-
-def _fits(value: Any, kind: Kind) -> bool:
-    if isinstance(kind, tuple):
-        return any(value == option and type(value) is type(option) for option in kind)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else (list, tuple) if kind is list else kind)
-
-
-def _kinds_of_text(text: str) -> list[Kind] | None:
-    try:
-        return _kinds(ast.parse(text, mode="eval").body)
-    except SyntaxError:
-        return None
-
-
-def _kinds(node: ast.expr) -> list[Kind] | None:
-    """Returns the alternatives of an annotation; None if a type is unknown."""
-    name = _last_word(node)
-    match node:
-        case ast.Constant(value=str() as quoted):
-            return _kinds_of_text(quoted)
-        case ast.Constant(value=None):
-            return [type(None)]
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            parts = [left, right]
-        case ast.Subscript(slice=inner) if name in ("Optional", "Union", "Literal"):
-            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            if name == "Literal":
-                return [tuple(part.value for part in parts if isinstance(part, ast.Constant))]
-            parts = [*parts, ast.Constant(None)] if name == "Optional" else parts
-        case _:
-            return [_SIMPLE[name]] if name in _SIMPLE else None
-    alternatives: list[Kind] = []
-    for part in parts:
-        if _last_word(part) not in _NEVER_IN_YAML:
-            kinds = _kinds(part)
-            if kinds is None:
-                return None
-            alternatives += kinds
-    return alternatives or None
-
-
-def _last_word(node: ast.expr) -> str:
-    """Returns the last name of ``a.b.c``, ``c(...)`` or ``c[...]``; empty for other expressions."""
-    if isinstance(node, ast.Call | ast.Subscript):
-        return _last_word(node.func if isinstance(node, ast.Call) else node.value)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -33,8 +33,7 @@ Made by `python -m wellfed.config.files.knobs_page > docs/configuration.md` from
 - `--help` lists groups and options, and marks the defaults. `--cfg job` shows the value of every knob.
 - A default here is the schema's. The table of options below each group shows what they change. `--help` lists the
   options of `workload`, `experiment` and `logger`, since they belong to the project.
-- A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well. A number without a unit has the
-  unit of the knob's name, as in `run.json`.
+- The name of a knob ends with its unit: `_s` seconds, `_minutes` minutes, `_gib` GiB.
 """
 _CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [callbacks.md](callbacks.md#callbacks)."
 _TUNE = "Takes the knobs above, which set its start, and these; see [tune.md](tune.md)."

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from wellfed.errors import ConfigError
+from wellfed.record import write_atomically
 from wellfed.units import show_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -70,58 +70,19 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 def write_files(
     texts: Mapping[Path, str], asked: str, way_out: str, *, may_replace: Callable[[Path], bool] = lambda path: True
 ) -> None:
-    """Writes all files in order, or none. On failure the old files stay and new folders are removed.
-
-    Of two processes that write the same file at the same time, one is refused.
+    """Writes each file as a whole, in order; none if one of them may not be replaced.
 
     Args:
-        may_replace: returns whether a file may be replaced. Asked once no other process writes that file.
+        may_replace: returns whether a file that exists may be replaced.
 
     Raises:
         ConfigError: a file can't be written, or may not be replaced; the message names ``asked``.
     """
-    at, claimed, made = Path(), set[Path](), list[Path]()
-    with ExitStack() as undo:
-        undo.callback(_remove, claimed, made)
+    if there := [str(path) for path in texts if path.exists() and not may_replace(path)]:
+        raise ConfigError.of(asked, f"{' and '.join(there)}: there already.", "Take another name.")
+    for path, text in texts.items():
         try:
-            for at in texts:
-                if not at.parent.exists():
-                    at.parent.mkdir(parents=True, exist_ok=True)
-                    made.append(at.parent)
-            for at, text in texts.items():
-                with _temporary(at).open("x", encoding="utf-8") as stream:  # fails if another process has it
-                    claimed.add(_temporary(at))
-                    stream.write(text)
-            if there := [str(at) for at in texts if at.exists() and not may_replace(at)]:
-                raise ConfigError.of(asked, f"{' and '.join(there)}: there already.", "Take another name.")
-            for at in texts:
-                undo.callback(_put_back, at, at.read_bytes() if at.exists() else None)
-                _temporary(at).replace(at)
-                claimed.remove(_temporary(at))
-        except FileExistsError as error:
-            made.clear()  # the other process may be about to write there
-            problem = f"{at} can't be written: another process writes it, or was killed while it did."
-            way_out = f"Try again. If nothing else runs, remove {_temporary(at)}."
-            raise ConfigError.of(asked, problem, way_out) from error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
         except OSError as error:
-            raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
-        undo.pop_all()
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp")
-
-
-def _remove(files: Iterable[Path], folders: Iterable[Path]) -> None:
-    """Removes files, and folders that are empty then."""
-    for path in files:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def _put_back(path: Path, content: bytes | None) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+            raise ConfigError.of(asked, f"{path} can't be written: {error.strerror or error}.", way_out) from error
