@@ -1,4 +1,3 @@
-
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
