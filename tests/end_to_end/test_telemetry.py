@@ -146,20 +146,18 @@ def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driv
 
 @pytest.mark.slow
 def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    """One GPU is lost; the other is flaky, its samples are stale, and it withholds power and PCIe."""
+    """One GPU is lost; the other withholds power and PCIe."""
     lost = FakeGpu("GPU-lost", "NVIDIA H200", 141.0, util=90.0, lost=Lost(2.0, FOREVER))
     refused = {"nvmlDeviceGetPcieThroughput": NO_PERMISSION, "nvmlDeviceGetPowerUsage": NOT_SUPPORTED}
-    bad = replace(RTX, uuid="GPU-bad", util=60.0, stale_samples=True, has_energy=False, errors=refused)
-    variables = driver(fake_driver, Scenario([lost, bad], fail_every=7))
+    bad = replace(RTX, uuid="GPU-bad", util=60.0, has_energy=False, errors=refused)
+    variables = driver(fake_driver, Scenario([lost, bad]))
     done = train("telemetry=dense", "trainer.max_epochs=100000", "trainer.max_time_s=14", cwd=tmp_path, **variables)
     folder = only_folder(tmp_path)
     record = record_of(folder)
     assert (done.code, record["status"]) == (0, "ok")
     (gone,) = events(record, "gpu_lost")
     assert gone["gpu"] == 0
-    assert events(record, "gpu_back") == []
-    kinds = sorted((event["gpu"], event["trouble"]) for event in events(record, "telemetry_trouble"))
-    assert kinds in ([(1, "errors"), (1, "stale")], [(0, "errors"), (1, "errors"), (1, "stale")])  # before it was lost
+    assert events(record, "telemetry_trouble") == []
     absent = {event["reason"]: event["metrics"] for event in events(record, "metric_absent") if event["gpu"] == 1}
     assert absent["no permission"] == ["pcie_rx_mb_s", "pcie_tx_mb_s"]
     assert {"power_w", "energy_j"} <= set(absent["not supported by this device"])

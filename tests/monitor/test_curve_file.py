@@ -17,7 +17,7 @@ def test_a_row_a_reading_is_on_disk_at_once(tmp_path):
     file = CurveFile(path, print)
     file.add([sample(0.5, 0, {"util_pct": 63.0, "power_w": 350.0}), sample(0.5, HOST, {"cpu_pct": 12.5})])
     first, second = rows_of(path)
-    assert list(first) == ["timestamp", "time_s", "gpu", *(metric.name for metric in METRICS)]
+    assert list(first) == ["timestamp", "time_s", "gpu", *METRICS]
     age_s = (datetime.now(UTC) - datetime.fromisoformat(first["timestamp"])).total_seconds()
     assert -1 < age_s < 60
     known = {name: cell for name, cell in first.items() if cell and name != "timestamp"}

@@ -12,7 +12,7 @@ from wellfed.observe.loggers.csv_table import CsvTable
 from wellfed.observe.telemetry.metrics import METRICS
 from wellfed.observe.telemetry.series import Sample
 
-COLUMNS = ("timestamp", "time_s", "gpu", *(metric.name for metric in METRICS))
+COLUMNS = ("timestamp", "time_s", "gpu", *METRICS)
 
 
 class CurveFile:

@@ -101,9 +101,6 @@ class Monitor(ExitStack):
         if kind == "gpu_lost":
             self.board.lose(facts["gpu"])
             self.add_line(f"GPU {gpu} is lost: {facts['message']}")
-        elif kind == "gpu_back":
-            self.board.regain(facts["gpu"])
-            self.add_line(f"GPU {gpu} is back.")
         elif kind == "metric_absent":
             self.add_line(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
         else:

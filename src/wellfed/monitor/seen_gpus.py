@@ -78,7 +78,7 @@ class FoundGpus:
 
 def find_gpus(*, deadline_s: float = START_S) -> FoundGpus:
     """Returns all GPUs in NVML's order, with the processes on them. Blocks for at most ``deadline_s``."""
-    cards, error = ask_nvml(NvmlSession(tries=3), deadline_s)
+    cards, error = ask_nvml(NvmlSession(), deadline_s)
     number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
     gpus = []
     for device in cards.devices:

@@ -86,7 +86,7 @@ def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], fl
         yield None
         return
     try:
-        with NvmlSession(tries=3) as nvml:
+        with NvmlSession() as nvml:
             handle = nvml.ask("nvmlDeviceGetHandleByUUID", card.uuid)
 
             def read() -> float | None:

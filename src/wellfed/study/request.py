@@ -308,10 +308,8 @@ def _why_no_energy(facts: MachineFacts) -> str | None:
         return f"NVML: {facts.nvml_problem}"
 
     def read_power(uuid: str) -> None:
-        device = OpenDevice(uuid)
         with NvmlSession() as nvml:
-            device.open(nvml)
-            Power(device).read()
+            Power(OpenDevice(uuid, nvml)).read()
 
     for gpu in facts.gpus:
         try:

@@ -49,7 +49,7 @@ def doctor(fake_driver, scenario, *arguments, **variables):
 @pytest.mark.parametrize("visible", [slow("1,0"), "GPU-200bbbb,GPU-4090"])
 def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):
     scenario = Scenario([RTX, H200], driver="580.65.06")
-    variables = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    variables = {"CUDA_VISIBLE_DEVICES": visible}
     found = json.loads(doctor(fake_driver, scenario, "--json", **variables))
     first, second = found["machine"]["gpus"]
     assert (first["index"], first["nvml_index"], first["name"]) == (0, 1, "NVIDIA H200")
@@ -74,7 +74,6 @@ def test_people_read_first_that_torch_can_not_use_the_card(fake_driver):
     assert "held by ollama (pid 4711, 18,944 MiB)" in " ".join(shown.split())
     assert shown.startswith("torch can't use NVIDIA H200 (140.0 GiB): torch ")
     assert "NVIDIA H200 (140.0 GiB), 120.0 free, capability 9.0, GPU-200bbbb" in " ".join(shown.split())
-    assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in shown
 
 
 @pytest.mark.slow
@@ -89,7 +88,7 @@ def test_a_driver_that_is_not_loaded_is_said(fake_driver):
 
 
 def facts_of(fake_driver, *gpus, visible=None, **scenario):
-    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with fake_driver.load(Scenario(gpus, **scenario)) as driver:
         facts = machine(environ=environ)
         assert driver.num_users() == 0
@@ -170,16 +169,7 @@ def test_a_card_that_fails_is_a_warning_and_the_others_count(fake_driver):
     failing = FakeGpu("GPU-failing", errors={"nvmlDeviceGetUUID": UNKNOWN})
     facts = facts_of(fake_driver, failing, RTX)
     assert [(gpu.index, gpu.nvml_index, gpu.name) for gpu in facts.gpus] == [(0, 1, "NVIDIA GeForce RTX 4090")]
-    assert facts.warnings == (
-        "NVML: card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",
-        "NVML: a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID.",
-    )
-
-
-def test_a_driver_that_stumbles_costs_no_card(fake_driver):
-    facts = facts_of(fake_driver, RTX, H200, fail_every=4)
-    assert [(gpu.name, gpu.memory_gib) for gpu in facts.gpus] == [(RTX.name, 23.75), (H200.name, 140)]
-    assert facts.warnings == ()
+    assert facts.warnings == ("NVML: card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
 
 
 def test_a_machine_without_cards_is_no_fault(fake_driver):

@@ -1,7 +1,3 @@
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
 
 GIB = 2**30
@@ -80,16 +76,6 @@ def test_v2_memory_high_binds_like_a_limit(tmp_path):
     assert tree(tmp_path, {"sys/fs/cgroup/job/memory.high": "max"}).memory_bytes == 16 * GIB
 
 
-@pytest.mark.parametrize(("mounted", "told"), [("cpuacct,cpu", "cpu,cpuacct"), ("cpu,cpuacct", "cpuacct,cpu")])
-def test_v1_controllers_mounted_in_another_order(tmp_path, mounted, told):
-    files = {
-        "proc/self/cgroup": f"3:{told}:/docker/abc",
-        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_quota_us": 50000,
-        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_period_us": 100000,
-    }
-    assert tree(tmp_path, files).cpu_cores == 0.5
-
-
 def test_v1_with_one_folder_a_controller(tmp_path):
     files = {
         "proc/self/cgroup": "3:cpu,cpuacct:/job",
@@ -125,38 +111,3 @@ def test_room_counts_droppable_cache_as_free(tmp_path):
         "sys/fs/cgroup/job/memory.stat": f"anon {GIB}\ninactive_file {5 * GIB}\nodd",
     }
     assert tree(tmp_path, files).memory_room_bytes == 7 * GIB
-
-
-def test_v1_room_counts_the_subtree(tmp_path):
-    files = {
-        "proc/self/cgroup": "4:memory:/job",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 8 * GIB,
-        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": 6 * GIB,
-        "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {2 * GIB}",
-    }
-    assert tree(tmp_path, files).memory_room_bytes == 4 * GIB
-
-
-def test_room_is_the_smallest_of_the_levels_and_never_negative(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/a/b",
-        "sys/fs/cgroup/a/memory.max": 8 * GIB,
-        "sys/fs/cgroup/a/memory.current": 9 * GIB,
-        "sys/fs/cgroup/a/b/memory.max": 4 * GIB,
-        "sys/fs/cgroup/a/b/memory.current": 1 * GIB,
-    }
-    limits = tree(tmp_path, files)
-    assert (limits.memory_bytes, limits.memory_room_bytes) == (4 * GIB, 0)
-
-
-@settings(max_examples=25)
-@given(quotas=st.lists(st.one_of(st.none(), st.integers(1_000, 10_000_000)), min_size=1, max_size=4))
-def test_the_quota_is_never_above_any_level(tmp_path_factory, quotas):
-    root = tmp_path_factory.mktemp("cgroup")
-    path = "".join(f"/g{level}" for level in range(len(quotas)))
-    files = {"proc/self/cgroup": f"0::{path}"}
-    for level, quota in enumerate(quotas):
-        folder = "".join(f"/g{above}" for above in range(level + 1))
-        files[f"sys/fs/cgroup{folder}/cpu.max"] = f"{'max' if quota is None else quota} 100000"
-    limited = [quota / 100000 for quota in quotas if quota is not None]
-    assert tree(root, files).cpu_cores == min(limited, default=None)

@@ -1,20 +1,11 @@
 import csv
-import errno
-import os
-import subprocess
-import sys
-import threading
-from pathlib import Path
+import resource
+import signal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import wellfed
 from wellfed.observe.loggers import csv_table
 from wellfed.observe.loggers.csv_table import CsvTable, column
-
-WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
 
 def table(path, columns=("step", "value"), errors=None):
@@ -51,34 +42,6 @@ def test_a_cell(tmp_path, value, cell):
     assert written(tmp_path / "t.csv", {"step": 1, "value": value})[1][1] == cell
 
 
-@given(st.floats(0, 1e7))
-def test_times_keep_their_milliseconds(seconds):
-    assert abs(float(csv_table.cell(seconds)) - seconds) <= 0.0006
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_a_named_pipe_in_its_place_is_reported(tmp_path):
-    errors = []
-    os.mkfifo(tmp_path / "t.csv")
-    made = table(tmp_path / "t.csv", errors=errors)
-    made.append({"step": 1, "value": 1})
-    made.flush()
-    assert [error.errno for error in errors] == [errno.ENXIO]
-
-
-@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
-def test_rows_behind_a_long_line_of_zeros_stay(tmp_path, size):
-    path = tmp_path / "t.csv"
-    written(path, {"step": 1, "value": 1})
-    with path.open("ab") as stream:
-        stream.write(bytes(size) + b"\n")
-    made = table(path)
-    made.append({"step": 2, "value": 2})
-    made.flush()
-    assert table(path).cut_after("step", 9) == 1
-    assert rows(path) == [["step", "value"], ["1", "1"], ["2", "2"]]
-
-
 def test_one_head_however_often_it_is_opened(tmp_path):
     written(tmp_path / "t.csv", {"step": 1, "value": 1})
     assert written(tmp_path / "t.csv", {"step": 2, "value": 2}) == [["step", "value"], ["1", "1"], ["2", "2"]]
@@ -102,23 +65,18 @@ def test_how_long_rows_are_held_back_may_be_chosen(tmp_path):
         assert len(rows(tmp_path / "t.csv")) == 2 + step
 
 
-def test_rows_that_are_added_together_are_written_together(tmp_path, monkeypatch):
-    writes, write = [], os.write
-    monkeypatch.setattr(
-        csv_table.os, "write", lambda descriptor, data: writes.append(bytes(data)) or write(descriptor, data)
-    )
-    CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0).append({"step": 1}, {"step": 2})
-    assert writes == [b"step\n1\n2\n"]
+def to_step(last):
+    return lambda row: int(row["step"]) <= last
 
 
 def test_rows_of_several_threads_are_written_once_each(tmp_path, at_once):
-    """Two threads append, one flushes, one calls cut_after without effect."""
+    """Two threads append, one flushes, one drops nothing."""
     num, made = 300, table(tmp_path / "t.csv")
 
     def add(name):
         return lambda number: made.append({"step": number, "value": name})
 
-    at_once(num, add("a"), add("b"), lambda number: made.flush(), lambda number: made.cut_after("step", num))
+    at_once(num, add("a"), add("b"), lambda number: made.flush(), lambda number: made.keep(to_step(num)))
     made.flush()
     found = rows(tmp_path / "t.csv")[1:]
     for name in "ab":
@@ -126,140 +84,33 @@ def test_rows_of_several_threads_are_written_once_each(tmp_path, at_once):
     assert len(found) == 2 * num
 
 
-def test_a_row_that_comes_while_the_table_is_cut_comes_after(tmp_path, monkeypatch):
-    made = CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0)
-    made.append({"step": 1}, {"step": 9})
-    adding = threading.Thread(target=lambda: made.append({"step": 2}))
-    write = csv_table.write_atomically
-
-    def write_late(path, text):
-        adding.start()
-        adding.join(0.05)
-        write(path, text)
-
-    monkeypatch.setattr(csv_table, "write_atomically", write_late)
-    made.cut_after("step", 5)
-    adding.join()
-    assert rows(tmp_path / "t.csv") == [["step"], ["1"], ["2"]]
-
-
-def test_nothing_to_write_makes_no_file(tmp_path):
-    table(tmp_path / "t.csv").flush()
-    assert not (tmp_path / "t.csv").exists()
-
-
-def test_a_full_disk_is_told_and_the_rows_are_kept_for_the_next_try(tmp_path):
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
+def test_a_full_disk_is_reported_and_leaves_no_half_row(tmp_path, monkeypatch):
+    """A file size limit stands in for the disk: part of the text is written."""
     path, errors = tmp_path / "t.csv", []
-    path.symlink_to("/dev/full")
     made = table(path, errors=errors)
-    made.append({"step": 1, "value": 1})
+    written(path, {"step": 1, "value": "a" * 50})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
+    try:
+        made.append({"step": 2, "value": "b" * 50})
+        made.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(errors) == 1
+    made.append({"step": 3, "value": 3})
     made.flush()
-    assert [error.errno for error in errors][:1] == [28]
-    path.unlink()
-    made.append({"step": 2, "value": 2})
-    made.flush()
-    assert rows(path) == [["step", "value"], ["1", "1"], ["2", "2"]]
+    assert [row[0] for row in rows(path)] == ["step", "1", "3"]
 
 
-FULL = """
-import resource, signal, sys
-from pathlib import Path
-from wellfed.observe.loggers.csv_table import CsvTable
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-errors, path = [], Path(sys.argv[1])
-table = CsvTable(path, ("step", "value"), errors.append)
-table.append({"step": 1, "value": "a" * 50})
-table.flush()
-whole = path.read_bytes()
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 30, hard))
-for step in (2, 3):
-    table.append({"step": step, "value": "b" * 50})
-    table.flush()
-    assert path.read_bytes() == whole, path.read_bytes()
-assert len(errors) == 2
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-table.flush()
-"""
-
-
-def test_a_disk_that_fills_in_the_middle_of_a_row_leaves_no_half_row(tmp_path):
-    """A file size limit stands in for the disk: part of the text is written, then the write fails."""
-    path = tmp_path / "t.csv"
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, env=WITH_SOURCE)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [row[0] for row in rows(path)] == ["step", "1", "2", "3"]
-
-
-def test_rows_after_a_step_are_cut(tmp_path):
+def test_rows_after_a_step_are_dropped_with_a_torn_last_line(tmp_path):
     path = tmp_path / "t.csv"
     written(path, *({"step": step, "value": f"x,{step}"} for step in range(1, 6)))
-    table(path).cut_after("step", 3)
+    with path.open("a") as stream:
+        stream.write("2,x")
+    assert column(path, "step") == [1, 2, 3, 4, 5]
+    table(path).keep(to_step(3))
     assert rows(path) == [["step", "value"], ["1", "x,1"], ["2", "x,2"], ["3", "x,3"]]
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
-
-
-@settings(max_examples=60)
-@given(cut=st.integers(1, 40), last=st.integers(0, 7))
-def test_a_line_torn_anywhere_goes_and_no_other(tmp_path_factory, cut, last):
-    path = tmp_path_factory.mktemp("torn") / "t.csv"
-    entries = [{"step": step, "value": 0.12345 + step} for step in range(1, 6)]
-    whole = written(path, *entries)
-    data = path.read_bytes()
-    path.write_bytes(data[:-cut])
-    kept = data[:-cut].count(b"\n") - 1
-    table(path).cut_after("step", last)
-    assert rows(path) == whole[: 1 + min(kept, last)]
-
-
-def test_what_a_power_cut_leaves_is_dropped(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_bytes(b"step,value\n1,2\n\x00\x00\x00,\x00\n\xff\xfe,3\n,4\nnan,5\n2,6\n2,3,4\n\x00\x00\x00\x00")
-    table(path).cut_after("step", 9)
-    assert rows(path) == [["step", "value"], ["1", "2"], ["2", "6"]]
-
-
-@pytest.mark.parametrize("text", ["", "step,val"])
-def test_a_file_without_a_whole_line_is_left_alone(tmp_path, text):
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    table(path).cut_after("step", 0)
-    assert path.read_text() == text
-    table(tmp_path / "none.csv").cut_after("step", 0)
-    assert not (tmp_path / "none.csv").exists()
-
-
-def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacked(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("step,gone,value\n1,7,2\n2,7,\n3,7,4\n")
-    made = table(path, ("step", "value", "new"))
-    made.cut_after("step", 2)
-    made.append({"step": 3, "new": 9})
-    made.flush()
-    assert rows(path) == [["step", "value", "new"], ["1", "2", ""], ["2", "", ""], ["3", "", "9"]]
-
-
-@pytest.mark.parametrize(
-    ("content", "kept", "damaged"),
-    [
-        ("step,vaXue\n1,2\n2,3\n9,9\n", [["1", "2"], ["2", "3"]], 1),
-        ("st\x00p,value\n1,2\n2,3\n", [["1", "2"], ["2", "3"]], 1),
-        ("\x00\x00\x00\x00\n1,2\n", [["1", "2"]], 1),
-        ('step,value\n1,"2\n2,3\n', [["2", "3"]], 1),
-        ("step,value\n1,2\nx,3\n1\n2,4\n", [["1", "2"], ["2", "4"]], 2),
-        ("step,value\n1,2\n2,4", [["1", "2"]], 0),
-        ("step,value\n" + "nan,1\n" + "1,2\n", [["1", "2"]], 1),
-        ("step,value\n" + "\x00" * 200_000 + "\n1,2\n", [["1", "2"]], 1),
-    ],
-)
-def test_damaged_lines_are_left_out_and_counted(
-    tmp_path: Path, content: str, kept: list[list[str]], damaged: int
-) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(content)
-    assert table(path).cut_after("step", 5) == damaged
-    assert rows(path) == [["step", "value"], *kept]
-    assert column(path, "step") == [float(row[0]) for row in kept]
-    assert column(path, "none") == []
+    table(tmp_path / "none.csv").keep(to_step(3))
+    assert column(tmp_path / "none.csv", "step") == column(path, "none") == []

@@ -1,15 +1,11 @@
 import json
-import logging
-import os
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.tables import rows_of
-from wellfed.observe.loggers import csv_table
 from wellfed.observe.loggers.csv_table import cell
 from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal, step_line, telemetry_line
 from wellfed.observe.telemetry.machines import HOST, named
@@ -120,14 +116,6 @@ def test_time_goes_on_from_earlier_parts_of_the_run(tmp_path):
     assert read(tmp_path)["duration_s"] >= 1000
 
 
-def test_events_carry_step_time_and_facts(tmp_path):
-    made = journal(tmp_path)
-    made.event("oom", 7, message="x")
-    (event,) = made.record.events
-    assert (event["kind"], event["step"], event["message"]) == ("oom", 7, "x")
-    assert event["time_s"] >= 0
-
-
 def test_figures_are_those_of_the_steps(tmp_path):
     sink = Kept()
     made = journal(tmp_path, sink=sink)
@@ -178,14 +166,6 @@ def test_an_evaluation_that_a_killed_run_had_done_is_written_once(tmp_path):
     assert found == [("2", "val", "0.5"), ("3", "val", "0.1"), ("3", "val", "0.3"), ("3", "test", "0.2")]
 
 
-def test_rows_that_can_not_be_dropped_are_a_warning(tmp_path, caplog):
-    made = journal(tmp_path)
-    made.cut_after(3)
-    (tmp_path / "metrics.csv").mkdir()
-    made.metrics("val", {"loss": 0.3}, step=3, epoch=0)
-    assert "metrics.csv may have rows of step 3 twice" in caplog.text
-
-
 def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp_path, monkeypatch):
     made = journal(tmp_path)
     now_s = [0.0]
@@ -213,7 +193,7 @@ def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp
 def test_tables_that_cannot_be_cut_are_a_warning(tmp_path, caplog):
     (tmp_path / "steps.csv").mkdir()
     journal(tmp_path).cut_after(3)
-    assert "steps.csv could not be cut back to step 3" in caplog.text
+    assert "steps.csv can't be cut back" in caplog.text
 
 
 def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
@@ -233,21 +213,6 @@ def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
     assert "No space left" in events[0]["message"]
     assert caplog.text.count("can't be written") == 1
     assert (tmp_path / "run.json").read_text() != before
-    for name in ("steps.csv", "metrics.csv"):
-        (tmp_path / name).unlink()
-    made.save()
-    assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["6", "7", "8"]
-    assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["6", "7", "8"]
-
-
-def test_a_disk_that_is_full_again_after_a_resume_is_another_event(tmp_path, caplog):
-    first = journal(tmp_path)
-    first.disk_full(OSError("full"), 3)
-    resumed = Journal(first.record, tmp_path)
-    for step in (7, 8):
-        resumed.disk_full(OSError("full"), step)
-    assert [(event["kind"], event["step"]) for event in resumed.record.events] == [("disk_full", 3), ("disk_full", 7)]
-    assert caplog.text.count("can't be written") == 2
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -269,27 +234,9 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatc
     assert json.loads((tmp_path / "run.json").read_text())["steps"] == 6
 
 
-def test_events_reach_the_log(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        journal(tmp_path).event("checkpoint", 3)
-    assert "event checkpoint at step 3" in caplog.text
-
-
 def gpus(time_s, step=1, **values):
     """Returns a reading of two GPUs."""
     return [Sample(time_s, step, "train", gpu, {**values, "util_pct": 10.0 + gpu}) for gpu in (0, 1)]
-
-
-def test_a_full_disk_is_tried_less_and_less_and_holds_no_more_than_it_may(monkeypatch):
-    now_s, told = [0.0], []
-    monkeypatch.setattr(csv_table.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(csv_table, "MOST_ROWS", 50)
-    full = csv_table.CsvTable(Path("/dev/full"), ["number"], told.append, flush_s=0)
-    for number in range(600):
-        now_s[0] += 0.5
-        full.append({"number": number})
-    assert 5 <= len(told) <= 11  # at 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5 s and then every minute
-    assert [row["number"] for row in full._rows] == list(range(550, 600))
 
 
 def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tmp_path):
@@ -332,18 +279,6 @@ def test_telemetry_is_cut_by_step_and_where_time_goes_on(tmp_path):
     assert [float(entry["time_s"]) for entry in rows_of(tmp_path / "telemetry.csv")] == [90, 90, 99, 99, 101, 101]
 
 
-def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_path, caplog):
-    made = journal(tmp_path)
-    (tmp_path / "telemetry.csv").symlink_to("/dev/full")
-    for number in range(3):
-        made.telemetry(gpus(float(number)))
-    assert [event["kind"] for event in made.record.events] == ["disk_full"]
-    assert caplog.text.count("can't be written") == 1
-    (tmp_path / "telemetry.csv").unlink()
-    made.save()
-    assert [float(entry["time_s"]) for entry in rows_of(tmp_path / "telemetry.csv")] == [0, 0, 1, 1, 2, 2]
-
-
 def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
     made = journal(tmp_path)
     num = 100
@@ -360,31 +295,3 @@ def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
         (number, gpu) for number in range(num) for gpu in "01"
     ]
     assert [event["step"] for event in read(tmp_path)["events"]] == list(range(num))
-
-
-def test_a_disk_that_fills_is_noted_once_by_all_threads(tmp_path, at_once, caplog):
-    for name in ("steps.csv", "metrics.csv", "telemetry.csv"):
-        (tmp_path / name).symlink_to("/dev/full")
-    made = journal(tmp_path)
-    at_once(
-        20,
-        lambda number: made.telemetry(gpus(float(number))),
-        lambda number: made.disk_full(OSError("full"), number),
-        lambda number: (made.steps([row(number)]), made.save()),
-    )
-    assert [event["kind"] for event in made.record.events] == ["disk_full"]
-    assert caplog.text.count("can't be written") == 1
-
-
-def test_the_record_is_written_by_one_thread_at_a_time(tmp_path, at_once):
-    """Two writers would share one temporary file."""
-    made = journal(tmp_path)
-    at_once(40, *[lambda number: made.save()] * 3)
-    assert made.record.events == []
-    assert os.listdir(tmp_path) == ["run.json"]
-
-
-def test_validations_that_can_not_be_read_are_a_warning(tmp_path, caplog):
-    (tmp_path / "metrics.csv").mkdir()
-    assert journal(tmp_path).validations_written() == 0
-    assert "metrics.csv can't be read" in caplog.text

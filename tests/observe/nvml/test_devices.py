@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fake_nvml.driver import FakeGpu, FakeMig, Scenario
-from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
+from tests.fake_nvml.scripted import GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.observe.nvml.devices import list_devices, list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 
@@ -24,15 +24,6 @@ def test_a_card_is_read_whole():
     assert device.memory_free_bytes == 135 * GIB - RESERVE
     assert (device.capability, device.driver_version) == ((9, 0), "580.65")
     assert (device.is_mig, device.index) == (False, None)
-
-
-def test_an_old_driver_counts_the_reserve_as_used():
-    card = Card(total_bytes=8 * GIB, used_bytes=GIB, reserved_bytes=RESERVE)
-    card.errors["nvmlDeviceGetMemoryInfo_v2"] = FUNCTION_NOT_FOUND
-    (device,) = devices_of(card).devices
-    assert device.memory_total_bytes == 8 * GIB
-    assert device.memory_used_bytes == GIB + RESERVE
-    assert device.memory_free_bytes == 7 * GIB - RESERVE
 
 
 def test_what_a_card_refuses_is_absent():
@@ -57,13 +48,6 @@ def test_a_lost_card_leaves_the_others():
 def test_cards_that_cannot_be_counted_are_an_error():
     with pytest.raises(NvmlError, match="nvmlDeviceGetCount"):
         devices_of(errors={"nvmlDeviceGetCount": GPU_IS_LOST})
-
-
-def test_names_from_an_old_module_are_bytes():
-    card = Card()
-    card.name, card.uuid = b"Tesla T4", b"GPU-old"
-    (device,) = devices_of(card).devices
-    assert (device.name, device.uuid) == ("Tesla T4", "GPU-old")
 
 
 def test_mig_instances_follow_their_card():
@@ -105,12 +89,6 @@ def test_a_process_without_a_name_is_listed_all_the_same(fake_driver):
     assert (one.pid, one.name) == (2**22 + 1, None)
 
 
-def test_a_card_that_nobody_uses_and_one_that_does_not_tell_have_none(fake_driver):
-    refuses = {"nvmlDeviceGetComputeRunningProcesses_v3": 4, "nvmlDeviceGetGraphicsRunningProcesses_v3": 13}
-    silent = FakeGpu("GPU-b", processes=[(1, 1.0)], errors=refuses)
-    assert holders_of(fake_driver, FakeGpu("GPU-a"), silent) == [(), ()]
-
-
 def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
     class Lists:
         def ask(self, function, *args):
@@ -121,14 +99,6 @@ def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
             return [SimpleNamespace(pid=pid, usedGpuMemory=size and size * GIB) for pid, size in sizes.items()]
 
     assert [(one.pid, one.memory_gib) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
-
-
-def test_names_that_are_no_utf8_are_shown_as_far_as_they_can_be(fake_driver):
-    gpu = FakeGpu("GPU-\udcff", "NVIDIA \udcfe", processes=[(11, 1.5, "/usr/bin/\udcffx")])
-    with fake_driver.load(Scenario([gpu, FakeGpu("GPU-b")])), NvmlSession() as nvml:
-        first, second = list_devices(nvml).devices
-    assert (first.uuid, first.name, second.uuid) == ("GPU-\ufffd", "NVIDIA \ufffd", "GPU-b")
-    assert first.holders[0].name == "\ufffdx"
 
 
 def test_an_instance_has_its_own(fake_driver):

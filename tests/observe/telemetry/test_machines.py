@@ -15,11 +15,6 @@ def test_each_gpu_and_host_has_a_number_and_a_name_of_its_own(node, gpu):
     assert numbered(f"1.5,3,train,{named(number)},50.0\n".encode()) == f"1.5,3,train,{number},50.0\n".encode()
 
 
-@given(st.lists(st.tuples(nodes, gpus | st.just(HOST)), unique=True))
-def test_no_two_have_the_same(places):
-    assert len({of_node(*place) for place in places}) == len(places)
-
-
 def test_curves_of_other_machines_are_named_so():
     assert [prefix(of_node(node, gpu)) for node in (0, 2) for gpu in (HOST, 3)] == [
         "host",

@@ -78,8 +78,6 @@ def test_of_several_gpus_the_idlest_has_the_colour_and_a_lost_one_comes_first(tm
     assert training.shown() == [("2 GPUs 60-90 %", "yellow"), ("200 W", "")]
     training.books.event("gpu_lost", gpu=1)
     assert training.shown()[0] == ("GPU 1 lost", "bold red")
-    training.books.event("gpu_back", gpu=1)
-    assert training.shown()[0] == ("2 GPUs 60-90 %", "yellow")
 
 
 def test_without_a_gpu_it_is_what_the_host_shows(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.wandb_sink import is_logged_in
-from wellfed.observe.nvml.session import unofficial_pynvml
 from wellfed.plan.doctor_checks import Examination, Surroundings, examine
 
 
@@ -43,7 +42,6 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
     return Surroundings(
         has_wandb_login=is_logged_in(environ, home),
         has_compiler=any(shutil.which(name, path=environ.get("PATH")) for name in compilers),
-        unofficial_pynvml=unofficial_pynvml(),
         engine_doubt=project.engine_doubt(),
     )
 

@@ -44,21 +44,12 @@ def _folders(root: Path) -> Iterator[Path]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         # v2 lists no controllers. It is mounted at the top, or in unified/ beside v1.
-        names = _mounted(mount, controllers) if controllers else ["", "unified"]
+        # v1 is mounted by its controllers, together (cpu,cpuacct) or one by one.
+        names = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
         # In a container the path may be the host's and not exist here. Then the mount itself is our group.
         parts = () if ".." in Path(path).parts else Path(path.lstrip("/")).parts
         folders = (mount.joinpath(name, *parts[:depth]) for name in names for depth in range(len(parts), -1, -1))
         yield from (folder for folder in folders if folder.is_dir())
-
-
-def _mounted(mount: Path, controllers: str) -> list[str]:
-    """Returns possible mount names of a v1 hierarchy. Kernel and mount may list its controllers in different orders."""
-    wanted = controllers.split(",")
-    try:
-        joined = sorted(folder.name for folder in mount.iterdir() if "," in folder.name)
-    except OSError:
-        joined = []
-    return [*dict.fromkeys([controllers, *(name for name in joined if {*wanted} & {*name.split(",")}), *wanted])]
 
 
 def _cpu_cores(folder: Path) -> float | None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import psutil
 from wellfed import __version__
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
-from wellfed.observe.hardware.torch_cuda import TorchCuda, TorchDevice
+from wellfed.observe.hardware.torch_cuda import TorchCuda
 from wellfed.observe.nvml.devices import Device, Devices, list_devices
-from wellfed.observe.nvml.session import START_S, LibraryNotFoundError, NvmlError, NvmlSession, within
-from wellfed.observe.nvml.visible import same_uuid, visible_devices
+from wellfed.observe.nvml.session import NO_LIBRARY, START_S, NvmlError, NvmlSession, within
+from wellfed.observe.nvml.visible import visible_devices
 from wellfed.units import gib
 
 _DISTRIBUTIONS = "torch lightning hydra-core omegaconf wandb nvidia-ml-py psutil numpy transformers peft torchmetrics"
@@ -38,23 +39,23 @@ def machine(
         torch_cuda: result of ``torch_cuda.torch_cuda()``; None = NVML's cards alone.
         nvml: a session not yet entered; None = the real one.
         nvml_deadline_s: seconds after which the driver counts as absent.
-        environ: source of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None = this process's environment.
+        environ: source of CUDA_VISIBLE_DEVICES; None = this process's environment.
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
-    cards, nvml_error = ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
-    found, left_out = len(cards.devices), cards.notes
+    every, nvml_error = ask_nvml(nvml or NvmlSession(), nvml_deadline_s)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    uuids = [gpu.uuid for gpu in torch_cuda.devices if gpu.uuid is not None] if torch_cuda else []
+    cards = visible_devices(every, visible=visible, torch_uuids=uuids or None)
     nvml_problem = None
     if nvml_error is not None:
         nvml_problem = nvml_error.reason
-    elif not found:
-        nvml_problem = left_out[0].rstrip(".") if left_out else "no card found"
-    else:
-        cards = _visible(cards, environ, torch_cuda)
-        if not cards.devices:
-            nvml_problem = f"none of {found} is visible (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r})"
+    elif not every.devices:
+        nvml_problem = every.notes[0].rstrip(".") if every.notes else "no card found"
+    elif not cards.devices:
+        nvml_problem = f"none of {len(every.devices)} is visible (CUDA_VISIBLE_DEVICES={visible!r})"
     gpus = _merged(cards.devices, torch_cuda)
-    warnings = [f"NVML: {note}" for note in cards.notes]
+    warnings = [f"NVML: {note}" for note in cards.notes] if every.devices else []
     if any(gpu.is_simulated for gpu in gpus):
         warnings.append("The GPU is simulated: its figures are of no real card.")
     if torch_cuda is not None:
@@ -64,8 +65,6 @@ def machine(
                 f"NVML: {nvml_problem}. Memory is torch's; utilisation, power and clocks are absent. In a container, "
                 "NVIDIA_DRIVER_CAPABILITIES=compute,utility passes NVML through."
             )
-    if hidden := _hidden(environ, torch_cuda, found):
-        warnings.append(hidden)
     limits = cgroup_limits(root)
     shm_all_gib, shm_free_gib = shm_gib(root)
     return MachineFacts(
@@ -77,8 +76,8 @@ def machine(
         shm_free_gib=shm_free_gib,
         gpus=gpus,
         nvml_problem=nvml_problem,
-        cards_left_out=left_out,
-        nvml_failed=nvml_error is not None and not isinstance(nvml_error, LibraryNotFoundError),
+        cards_left_out=every.notes,
+        nvml_failed=nvml_error is not None and nvml_error.code != NO_LIBRARY,
         torch_problem=None if torch_cuda is None else torch_cuda.problem,
         warnings=tuple(warnings),
         versions=_versions(cards.devices, torch_cuda),
@@ -125,64 +124,36 @@ def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlErro
     return found[0], None
 
 
-def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:
-    """Returns the cards that CUDA shows, in CUDA's order. The environment decides unless torch gives all UUIDs."""
-    devices = torch.devices if torch else ()
-    uuids = [device.uuid for device in devices if device.uuid is not None]
-    return visible_devices(
-        found,
-        visible=environ.get("CUDA_VISIBLE_DEVICES"),
-        order=environ.get("CUDA_DEVICE_ORDER"),
-        torch_uuids=uuids if uuids and len(uuids) == len(devices) else None,
-    )
-
-
-def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
-    """Returns a warning if CUDA_VISIBLE_DEVICES names cards and none of them exists."""
-    # An empty value or -1 hides all cards on purpose. A torch built without CUDA has another reason.
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    if torch is None or torch.cuda is None or torch.devices or visible in ("", "-1"):
-        return None
-    seen = f", and NVML sees {num_found} here" if num_found else ""
-    one = f", or name one of 0 to {num_found - 1}" if num_found > 1 else ""
-    return (
-        f"CUDA_VISIBLE_DEVICES={visible} names no GPU that torch can use{seen}: only the CPU is left. "
-        f"Run: unset CUDA_VISIBLE_DEVICES{one}."
-    )
-
-
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
     """Returns torch's devices with NVML's facts added, or NVML's cards if torch has none."""
     if torch is None or not torch.devices:
-        return tuple(_gpu(card.index or 0, card, card, card.memory_free_bytes) for card in cards)
-    gpus = []
-    for index, device in enumerate(torch.devices):
-        card = next((each for each in cards if each.index == index and _is_same(each, device)), None)
+        return tuple(_with_nvml(_of_nvml(card), card, card.memory_free_bytes) for card in cards)
+    by_index = {card.index: card for card in cards}
+    found = []
+    for gpu in torch.devices:
+        card = by_index.get(gpu.index)
         free_bytes = card.memory_free_bytes if card else None
-        gpus.append(_gpu(index, card, device, torch.free_bytes(index) if free_bytes is None else free_bytes))
-    return tuple(gpus)
+        found.append(_with_nvml(gpu, card, torch.free_bytes(gpu.index) if free_bytes is None else free_bytes))
+    return tuple(found)
 
 
-def _is_same(card: Device, device: TorchDevice) -> bool:
-    return device.uuid is None or same_uuid(card.uuid, device.uuid)
-
-
-def _gpu(index: int, card: Device | None, device: Device | TorchDevice, free_bytes: int | None) -> GpuFacts:
-    total_bytes, capability = device.memory_total_bytes, device.capability
-    if free_bytes is not None and total_bytes is not None:
-        free_bytes = min(free_bytes, total_bytes)
+def _of_nvml(card: Device) -> GpuFacts:
     return GpuFacts(
-        index=index,
-        uuid=card.uuid if card else device.uuid,
-        name=device.name,
-        memory_gib=None if total_bytes is None else gib(total_bytes),
-        capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-        free_gib=None if free_bytes is None else gib(free_bytes),
-        nvml_index=card.nvml_index if card else None,
-        is_mig=card.is_mig if card else False,
-        is_simulated=device.name.startswith(SIMULATED),
-        holders=tuple(one for one in card.holders if one.pid != os.getpid()) if card else (),
+        index=card.index or 0,
+        uuid=card.uuid,
+        name=card.name,
+        memory_gib=None if card.memory_total_bytes is None else gib(card.memory_total_bytes),
+        capability=None if card.capability is None else f"{card.capability[0]}.{card.capability[1]}",
     )
+
+
+def _with_nvml(gpu: GpuFacts, card: Device | None, free_bytes: int | None) -> GpuFacts:
+    free_gib = None if free_bytes is None else _least(gib(free_bytes), gpu.memory_gib)
+    gpu = replace(gpu, free_gib=free_gib, is_simulated=gpu.name.startswith(SIMULATED))
+    if card is None:
+        return gpu
+    holders = tuple(one for one in card.holders if one.pid != os.getpid())
+    return replace(gpu, uuid=card.uuid, nvml_index=card.nvml_index, is_mig=card.is_mig, holders=holders)
 
 
 def _rlimit_bytes() -> int | None:

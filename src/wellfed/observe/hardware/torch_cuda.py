@@ -8,27 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from wellfed.errors import first_line
+from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.units import gib
 
 IMPORT_FAILED = "torch can't be imported"
 """Start of ``TorchCuda.problem`` if torch is missing."""
 
 
 @dataclass(frozen=True)
-class TorchDevice:
-    """One ``cuda:<index>`` as torch reports it."""
-
-    uuid: str | None
-    """Without ``GPU-``; None in builds that do not report it."""
-    name: str
-    memory_total_bytes: int
-    capability: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class TorchCuda:
     """GPUs that torch can use on this machine."""
 
-    devices: tuple[TorchDevice, ...] = ()
+    devices: tuple[GpuFacts, ...] = ()
+    """In torch's order, with what torch knows of them: UUID without ``GPU-``, name, memory, capability."""
     problem: str | None = None
     """Reason for no devices, without a full stop, for use inside other messages."""
     cuda: str | None = None
@@ -64,13 +56,14 @@ def torch_cuda() -> TorchCuda:
         reason = notes[0] if notes else f"torch {torch.__version__} ({built_for}) finds no usable GPU{shown}"
         return TorchCuda(problem=reason, cuda=built_for)
     devices = tuple(
-        TorchDevice(
+        GpuFacts(
+            index,
             uuid=None if getattr(each, "uuid", None) is None else str(each.uuid),
             name=each.name,
-            memory_total_bytes=each.total_memory,
-            capability=(each.major, each.minor),
+            memory_gib=gib(each.total_memory),
+            capability=f"{each.major}.{each.minor}",
         )
-        for each in properties
+        for index, each in enumerate(properties)
     )
 
     def free_bytes(index: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
-from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column
+from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column, read_rows
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
@@ -20,7 +20,7 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
-from wellfed.record import EventKind, RunRecord, lines_of, regular
+from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
@@ -31,8 +31,6 @@ STEP_COLUMNS = (
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
 """Maximum number of events of a kind. The first half and the latest are kept, ``left_out`` counts the rest."""
-_LONGEST_FACT = 10_000
-"""Maximum number of characters of a text in an event."""
 _STEPS_S = 0.8
 """Seconds for which steps may be held back; with `step_clock.WINDOW_S` they are on disk within a second."""
 KEPT_STEPS = 100_000
@@ -69,11 +67,15 @@ class Journal:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
         last save, where a killed run's clock resumes. ``validates``: the validation of the step is repeated."""
         self._resumed_at = step
-        self._cut(self._steps, step, step=step)
-        self._cut(self._metrics, step, step=step)
-        if validates:
-            self._drop_written({(str(step), "val")}, ("step", "split"))
-        self._cut(self._telemetry, step, step=step, time_s=self.time_s())
+
+        def is_kept(row: Mapping[str, str]) -> bool:
+            is_repeated = validates and row["step"] == str(step) and row.get("split") == "val"
+            return int(row["step"]) <= step and not is_repeated
+
+        now_s = self.time_s()
+        self._keep(self._steps, is_kept)
+        self._keep(self._metrics, is_kept)
+        self._keep(self._telemetry, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= now_s)
 
     def rewind(self, step: int, time_s: float) -> None:
         """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
@@ -83,50 +85,41 @@ class Journal:
         self.rows.drop_after(step)
         for table in (self._steps, self._metrics):
             table.flush()  # otherwise they would be written later
-            self._cut(table, step, step=step, time_s=time_s)
+            self._keep(table, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= time_s)
 
     def drop_readings_after(self, time_s: float) -> None:
         """Drops telemetry after a time."""
         self._telemetry.flush()  # otherwise it would be written later
-        self._cut(self._telemetry, self.record.steps, time_s=time_s)
+        self._keep(self._telemetry, lambda row: float(row["time_s"]) <= time_s)
 
-    def _cut(self, table: CsvTable, resumed_at: int, **last: float) -> None:
-        """Drops rows of a table whose columns are above these values; reports damaged lines."""
+    def _keep(self, table: CsvTable, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
         try:
-            damaged = sum(table.cut_after(name, value) for name, value in last.items())
-        except (OSError, ValueError, csv.Error) as error:
-            _LOG.warning("%s could not be cut back to step %d: %s", table.path, resumed_at, error)
-            return
-        if damaged:
-            self.event("table_damaged", step=resumed_at, file=table.path.name, lines=damaged)
-            _LOG.warning("%s: damaged lines are left out: %d.", table.path, damaged)
+            table.keep(is_kept)
+        except (OSError, ValueError, KeyError, csv.Error) as error:
+            _LOG.warning("%s can't be cut back, and may have rows twice: %s", table.path, error)
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
         try:
             return int(sum(column(self._steps.path, "samples")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, csv.Error) as error:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        steps, path = set[str | None](), self._metrics.path
+        path = self._metrics.path
         try:
-            with regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-                rows = csv.DictReader(lines_of(stream, goes_on=False))
-                steps.update(row.get("step") for row in rows if row.get("split") == "val")
-        except FileNotFoundError:
-            pass
-        except (OSError, csv.Error) as error:
+            return len({row["step"] for row in read_rows(path) if row["split"] == "val"})
+        except (OSError, ValueError, KeyError, csv.Error) as error:
             _LOG.warning("%s can't be read (%s): validations that it lists later are not counted.", path, error)
-        return len(steps)
+            return 0
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""
         step = self.record.steps if step is None else step
         with self._lock:
-            facts = {name: _shortened(fact) for name, fact in hidden_in(facts).items()}
+            facts = hidden_in(facts)
             events = self.record.events
             alike = [index for index, event in enumerate(events) if event["kind"] == kind]
             if len(alike) >= MOST_OF_A_KIND:  # keeps the first half and the latest
@@ -175,18 +168,12 @@ class Journal:
             figures.append(("throughput", "samples_per_s", recent.samples_per_s))
             figures.append(("throughput", "readiness_frac", float(recent.ready.mean())))
             times = {f"step/{name}": mean_ms for name, mean_ms in recent.means_ms().items()}
-        if step == self._resumed_at:
-            self._drop_written({(str(step), of, name) for of, name, _ in figures}, ("step", "split", "name"))
+        if step == self._resumed_at:  # a killed process may have written these, too
+            again = {(str(step), of, name) for of, name, _ in figures}
+            self._keep(self._metrics, lambda row: (row["step"], row["split"], row["name"]) not in again)
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
         self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
-
-    def _drop_written(self, keys: set[tuple[str, ...]], columns: tuple[str, ...]) -> None:
-        """Drops rows of an evaluation that a killed process had done at the step from which this one resumed."""
-        try:
-            self._metrics.drop(columns, keys)
-        except (OSError, ValueError, csv.Error) as error:
-            _LOG.warning("%s may have rows of step %s twice: %s", self._metrics.path, self._resumed_at, error)
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
@@ -232,10 +219,6 @@ class Journal:
             self._has_failed = True
             self.event("disk_full", step, message=str(error))
         _LOG.warning("%s can't be written: %s. Training goes on; what was written before is kept.", self.folder, error)
-
-
-def _shortened(fact: Any) -> Any:
-    return f"{fact[:_LONGEST_FACT]}..." if isinstance(fact, str) and len(fact) > _LONGEST_FACT else fact
 
 
 def telemetry_line(sample: Sample) -> str:

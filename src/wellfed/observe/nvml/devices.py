@@ -9,15 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from wellfed.observe.nvml.session import (
-    FunctionNotFoundError,
-    GpuLostError,
-    NotFoundError,
-    NvmlAbsentError,
-    NvmlError,
-    NvmlSession,
-    VersionMismatchError,
-)
+from wellfed.observe.nvml.session import NOT_FOUND, NvmlError, NvmlSession
 from wellfed.units import gib
 
 Answer = TypeVar("Answer")
@@ -96,7 +88,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
     Raises:
         NvmlError: the cards can't be counted.
     """
-    driver = _offered(lambda: _text(nvml.ask("nvmlSystemGetDriverVersion")))
+    driver = _offered(lambda: str(nvml.ask("nvmlSystemGetDriverVersion")))
     found: list[Device] = []
     notes: list[str] = []
     for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
@@ -123,8 +115,8 @@ def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) 
     """Returns a card or an instance; ``known`` are fields that need no query."""
     total, used, free = memory_bytes(nvml, handle)
     return Device(
-        uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
-        name=_offered(lambda: _text(nvml.ask("nvmlDeviceGetName", handle))) or default_name,
+        uuid=nvml.ask("nvmlDeviceGetUUID", handle),
+        name=_offered(lambda: str(nvml.ask("nvmlDeviceGetName", handle))) or default_name,
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_free_bytes=free,
@@ -146,12 +138,9 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
                 driver_version=card.driver_version,
                 is_mig=True,
             )
-        except NotFoundError:
-            continue  # an empty slot; later ones may be filled
-        except GpuLostError:
-            raise
         except NvmlError as error:
-            notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
+            if error.code != NOT_FOUND:  # an empty slot; later ones may be filled
+                notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
@@ -160,55 +149,38 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
     Raises:
         NvmlError: the query failed for another reason than a missing figure.
     """
-    try:
-        info = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2"))
-        return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
-    except (FunctionNotFoundError, VersionMismatchError):
-        pass  # drivers before 510 have version 1 only, where `used` includes the reserve
-    except NvmlAbsentError:
+    version = nvml.constant("nvmlMemory_v2")
+    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=version))
+    if info is None:
         return Memory(None, None, None)
-    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
-    return Memory(None, None, None) if info is None else Memory(int(info.total), int(info.used), int(info.free))
+    return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
 
 
 def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
     """Returns the processes on a device, largest first. A process that computes and draws is listed once.
 
     The list is empty if the driver refuses or fails.
-
-    Raises:
-        GpuLostError: the device is gone.
     """
     found: dict[int, int | None] = {}
     for function in _PROCESS_LISTS:
-        try:
-            running = nvml.ask(function, handle)
-        except GpuLostError:
-            raise
-        except NvmlError:
-            continue
-        for process in running:
-            held = getattr(process, "usedGpuMemory", None)
-            known = [size for size in (found.get(int(process.pid)), held) if size is not None]
-            found[int(process.pid)] = max(map(int, known), default=None)
+        with contextlib.suppress(NvmlError):
+            for process in nvml.ask(function, handle):
+                held = getattr(process, "usedGpuMemory", None)
+                known = [size for size in (found.get(int(process.pid)), held) if size is not None]
+                found[int(process.pid)] = max(map(int, known), default=None)
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
     return tuple(Holder(pid, _process_name(nvml, pid), None if held is None else gib(held)) for pid, held in by_size)
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
-    try:
+    with contextlib.suppress(NvmlError):
         return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
-    except GpuLostError:
-        raise
-    except NvmlError:
-        return None
+    return None
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:
-    with contextlib.suppress(NvmlError):  # ended since, in another container, or not allowed
-        name = nvml.ask("nvmlSystemGetProcessName", pid)
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        if found := text.replace("\\", "/").rpartition("/")[2]:
+    with contextlib.suppress(NvmlError, UnicodeDecodeError):  # ended since, in another container, or not allowed
+        if found := str(nvml.ask("nvmlSystemGetProcessName", pid)).replace("\\", "/").rpartition("/")[2]:
             return found
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).name()
@@ -216,11 +188,10 @@ def _process_name(nvml: NvmlSession, pid: int) -> str | None:
 
 
 def _offered(ask: Callable[[], Answer]) -> Answer | None:
+    """Returns the answer; None if there is no such figure here."""
     try:
         return ask()
-    except NvmlAbsentError:
-        return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    except NvmlError as error:
+        if error.is_absent:
+            return None
+        raise

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wellfed.observe.nvml.readings import OpenDevice
-from wellfed.observe.nvml.session import NoDataError, NotSupportedError, NvmlError
+from wellfed.observe.nvml.session import NO_DATA, NOT_SUPPORTED, NvmlError
 from wellfed.units import MIB
 
 SHORTEST_S = 0.09
@@ -46,12 +46,12 @@ class Gpm:
         """Returns the figures named in `FIGURES`; absent ones are left out.
 
         Raises:
-            NoDataError: there is no earlier sample, or it is too recent.
-            NvmlAbsentError: this device or driver has no such counters.
+            NvmlError: with the code `NO_DATA` if there is no earlier sample or it is too recent; absent if this device
+                or driver has no such counters.
         """
         nvml = self._device.session
         if not self._samples and not nvml.ask("nvmlGpmQueryDeviceSupport", self._card()).isSupportedDevice:
-            raise NotSupportedError("nvmlGpmQueryDeviceSupport")
+            raise NvmlError("nvmlGpmQueryDeviceSupport", NOT_SUPPORTED)
         while len(self._samples) < 2:
             self._samples.append(nvml.ask("nvmlGpmSampleAlloc"))
         before, after = self._samples
@@ -60,7 +60,7 @@ class Gpm:
             # Timed after the call, since the driver may be slow.
             self._begun_at_s = self._now_s()
         if self._now_s() - self._begun_at_s < SHORTEST_S:
-            raise NoDataError("nvmlGpmMetricsGet")
+            raise NvmlError("nvmlGpmMetricsGet", NO_DATA)
         self._take(after)
         self._samples, self._begun_at_s = [after, before], self._now_s()
         return self._between(before, after)
@@ -98,7 +98,7 @@ class Gpm:
             if _field(figure, "nvmlReturn") == 0 and math.isfinite(value):
                 found[name] = float(value) * factor
         if not found:
-            raise NotSupportedError("nvmlGpmMetricsGet")
+            raise NvmlError("nvmlGpmMetricsGet", NOT_SUPPORTED)
         return found
 
     def _new_request(self) -> tuple[Any, list[Any]]:

@@ -1,10 +1,9 @@
-"""Opens and closes NVML, maps its error codes to exception types, and limits the wait for a driver."""
+"""Opens and closes NVML, raises its errors as `NvmlError`, and limits the wait for a driver."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,121 +17,58 @@ START_S = 15.0
 """Seconds for the first listing of the cards. Without persistence mode a driver wakes its cards one by one, which takes
 seconds: https://docs.nvidia.com/deploy/driver-persistence/"""
 
-
-class NvmlError(WellfedError):
-    """Error of NVML; ``reason`` is a short text for other messages."""
-
-    reason = "failed"
-
-    def __init__(self, call: str, reason: str | None = None) -> None:
-        self.call = call
-        if reason is not None:
-            self.reason = reason
-        super().__init__(f"NVML {call}: {self.reason}")
-
-
-class NvmlAbsentError(NvmlError):
-    """The figure does not exist here. Nothing is broken."""
-
-    reason = "not offered"
-
-
-class NotSupportedError(NvmlAbsentError):
-    """This card or MIG instance has no such figure."""
-
-    reason = "not supported by this device"
-
-
-class FunctionNotFoundError(NvmlAbsentError):
-    """The driver or the pynvml module is older than the function."""
-
-    reason = "function not found in this driver"
-
-
-class LibraryNotFoundError(NvmlAbsentError):
-    """NVML is missing: no NVIDIA driver is installed, or the container does not pass it through."""
-
-    reason = "library not found"
-
-
-class NoDataError(NvmlAbsentError):
-    """The driver has no sample yet."""
-
-    reason = "no data"
-
-
-class VersionMismatchError(NvmlAbsentError):
-    """The driver does not support this version of the call's argument structure."""
-
-    reason = "argument version not known to this driver"
-
-
-class NvmlStuckError(NvmlAbsentError):
-    """A call did not return in time."""
-
-    reason = "did not answer in time"
-
-
-class GpuLostError(NvmlError):
-    """The card fell off the bus or needs a reset. It does not come back within this process."""
-
-    reason = "GPU is lost"
-
-
-class NotFoundError(NvmlError):
-    """No card, MIG slot or process has that name or number."""
-
-    reason = "not found"
-
-
-ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
-    {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-        # NVML was closed more often than opened in this process, and must be reopened as after a loss.
-        1: (GpuLostError, "NVML was shut down"),
-        3: (NotSupportedError, None),
-        4: (NvmlAbsentError, "no permission"),
-        6: (NotFoundError, None),
-        9: (NvmlAbsentError, "driver not loaded"),
-        12: (LibraryNotFoundError, None),
-        13: (FunctionNotFoundError, None),
-        15: (GpuLostError, None),
-        16: (GpuLostError, None),  # RESET_REQUIRED: lost to this process, too
-        18: (NvmlAbsentError, "driver and library versions differ, reboot to load the new driver"),
-        21: (NoDataError, None),
-        25: (VersionMismatchError, None),
-        28: (NotFoundError, None),
+NOT_SUPPORTED, NOT_FOUND, NO_TIMELY_ANSWER, NO_LIBRARY, NO_FUNCTION, NO_DATA, UNKNOWN = 3, 6, 10, 12, 13, 21, 999
+"""Codes of nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"""
+_REASONS: Mapping[int, str] = MappingProxyType(
+    {
+        1: "NVML was shut down",
+        NOT_SUPPORTED: "not supported by this device",
+        4: "no permission",
+        NOT_FOUND: "not found",
+        9: "driver not loaded",
+        NO_TIMELY_ANSWER: "did not answer in time",
+        NO_LIBRARY: "library not found",
+        NO_FUNCTION: "function not found in this driver",
+        15: "GPU is lost",
+        16: "GPU is lost",  # it needs a reset
+        18: "driver and library versions differ, reboot to load the new driver",
+        NO_DATA: "no data",
+        25: "argument version not known to this driver",
     }
 )
-"""Driver's code -> error type, and a reason if it differs from the type's own."""
-_NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+_ABSENT = frozenset({NOT_SUPPORTED, 4, 9, NO_TIMELY_ANSWER, NO_LIBRARY, NO_FUNCTION, 18, NO_DATA, 25})
+_LOST = frozenset({1, 15, 16})
+
+
+class NvmlError(WellfedError):
+    """Failed call of NVML, with the driver's code and a short reason for other messages."""
+
+    def __init__(self, call: str, code: int = UNKNOWN, reason: str | None = None) -> None:
+        self.call, self.code = call, code
+        self.reason = reason or _REASONS.get(code, "failed")
+        super().__init__(f"NVML {call}: {self.reason}")
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the figure does not exist here. Nothing is broken."""
+        return self.code in _ABSENT
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the card fell off the bus or needs a reset. It does not come back within this process."""
+        return self.code in _LOST
 
 
 def load_pynvml() -> Any:
-    """Returns NVIDIA's ``pynvml`` module, which is imported only here.
+    """Returns the ``pynvml`` module of nvidia-ml-py, which is imported only here.
 
     Raises:
-        NvmlAbsentError: not installed, or the module of that name is not NVIDIA's.
+        NvmlError: not installed.
     """
     try:
-        module = importlib.import_module("pynvml")
+        return importlib.import_module("pynvml")
     except ImportError as cause:
-        raise NvmlAbsentError("import", _NOT_INSTALLED) from cause
-    # The unofficial module has the same name and other signatures. Only NVIDIA's has this private function.
-    if not hasattr(module, "_nvmlGetFunctionPointer"):
-        raise NvmlAbsentError("import", unofficial_pynvml() or "the module named pynvml is not nvidia-ml-py's")
-    return module
-
-
-def unofficial_pynvml(version_of: Callable[[str], str] = importlib.metadata.version) -> str | None:
-    """Returns a warning if the deprecated distribution ``pynvml`` is installed, else None."""
-    try:
-        version = version_of("pynvml")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return (
-        f"the unofficial distribution pynvml {version} is installed; it shadows the module of nvidia-ml-py or makes "
-        "torch warn. Run: pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
-    )
+        raise NvmlError("import", NO_LIBRARY, "nvidia-ml-py is not installed (pip install nvidia-ml-py)") from cause
 
 
 class NvmlSession:
@@ -141,17 +77,14 @@ class NvmlSession:
     NVML counts its users, so sessions may overlap in threads of one process. A forked child opens its own.
 
     Raises on entering:
-        NvmlAbsentError: no library, driver, permission or pynvml.
-        NvmlError: NVML is there and failed.
+        NvmlError: NVML is absent, or failed.
     """
 
-    def __init__(self, load: Callable[[], Any] = load_pynvml, *, tries: int = 1) -> None:
-        """``tries``: how often a failing call is made. Use several where one failure matters, e.g. to list cards."""
+    def __init__(self, load: Callable[[], Any] = load_pynvml) -> None:
         self._load = load
         self._library: Any = None
         self._found: dict[str, Any] = {}
         """Functions and constants of the library that were asked for."""
-        self.tries = tries
 
     def __enter__(self) -> Self:
         self._library = self._load()
@@ -174,42 +107,32 @@ class NvmlSession:
         """Returns the result of the pynvml function of that name. Blocks for as long as the driver takes.
 
         Raises:
-            NvmlAbsentError: there is no such figure here.
-            GpuLostError: the card is gone.
-            NvmlError: any other NVML error.
+            NvmlError: with the driver's code.
         """
-        call = self._found.get(function) or self._of_library("function", function)
-        errors = []
-        for _ in range(self.tries):
-            try:
-                return call(*args, **kwargs)
-            except UnicodeDecodeError as cause:  # the driver's text is not UTF-8
-                return bytes(cause.object).decode(errors="replace")
-            except getattr(self._library, "NVMLLibraryMismatchError", ()) as cause:
-                # raised by pynvml if the driver lacks the latest version of a function
-                raise FunctionNotFoundError(function) from cause
-            except self._library.NVMLError as cause:
-                kind, reason = ERRORS.get(cause.value, (NvmlError, str(cause).rstrip(".").lower()))
-                errors.append(kind(function, reason))
-                errors[-1].__cause__ = cause
-        # A specific error repeats at each try; an unspecific one may have been a passing failure.
-        raise next((error for error in errors if type(error) is not NvmlError), errors[0])
+        call = self._found.get(function) or self._of_library(function)
+        try:
+            return call(*args, **kwargs)
+        except self._library.NVMLError as cause:
+            reason = _REASONS.get(cause.value) or str(cause).rstrip(".").lower()
+            raise NvmlError(function, cause.value, reason) from cause
+        except getattr(self._library, "NVMLLibraryMismatchError", ()) as cause:  # the driver is older than pynvml
+            raise NvmlError(function, NO_FUNCTION) from cause
 
     def constant(self, name: str) -> Any:
         """Returns a constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.
 
         Raises:
-            FunctionNotFoundError: the installed nvidia-ml-py lacks it.
+            NvmlError: the installed nvidia-ml-py lacks it.
         """
         found = self._found.get(name)
-        return self._of_library("constant", name) if found is None else found
+        return self._of_library(name) if found is None else found
 
-    def _of_library(self, kind: str, name: str) -> Any:
+    def _of_library(self, name: str) -> Any:
         if self._library is None:
             raise RuntimeError("NVML was asked outside its session. Write: with NvmlSession() as nvml: ...")
         value = getattr(self._library, name, None)
         if value is None:
-            raise FunctionNotFoundError(name, f"{kind} not found in this nvidia-ml-py")
+            raise NvmlError(name, NO_FUNCTION, "not found in this nvidia-ml-py")
         self._found[name] = value
         return value
 
@@ -218,7 +141,7 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """Runs ``ask`` in a thread and returns or raises as it does. The thread is abandoned after the timeout.
 
     Raises:
-        NvmlStuckError: it took longer.
+        NvmlError: it took longer.
     """
     future: Future[Answer] = Future()
 
@@ -234,4 +157,4 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     except TimeoutError:
         if future.done():  # raised by ``ask`` itself
             raise
-        raise NvmlStuckError("driver", f"did not answer within {seconds:g} s") from None
+        raise NvmlError("driver", NO_TIMELY_ANSWER, f"did not answer within {seconds:g} s") from None

@@ -1,32 +1,18 @@
-"""Reads the GPUs of a run, detects which figures each offers, and continues when one is lost."""
+"""Reads the GPUs of a run, and detects which figures each offers. A lost GPU is reported and no longer read."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from wellfed.observe.hardware.facts import GpuFacts
-from wellfed.observe.nvml.readings import CONFIRMING_TRIES
-from wellfed.observe.nvml.session import (
-    GpuLostError,
-    NoDataError,
-    NotSupportedError,
-    NvmlAbsentError,
-    NvmlError,
-    NvmlSession,
-)
-from wellfed.observe.telemetry.metrics import GpuReaders, Query, Rate, gpm, gpu_queries, power
+from wellfed.observe.nvml import gpm, readings
+from wellfed.observe.nvml.session import NO_DATA, NOT_SUPPORTED, NvmlError, NvmlSession
+from wellfed.observe.telemetry.metrics import SLOW_METRICS
 from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record import EventKind, OnEvent
-
-RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
-"""Seconds until the first attempt to reopen a lost GPU, and the longest pause between attempts. The pause doubles,
-since each attempt restarts NVML and interrupts the other GPUs' figures."""
-MOST_EVENTS = 5
-"""Maximum number of events of one kind for a GPU that is lost and found repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +32,56 @@ class WatchedGpu:
         ]
 
 
-@dataclass
-class _GpuQuery:
-    """One query of the driver, and the figures in its answer."""
+class _Gpu:
+    """Readers of one GPU, which keep state between readings, and what is known of each query."""
+
+    def __init__(self, gpu: WatchedGpu, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
+        self.index = gpu.index
+        self.device = readings.OpenDevice(gpu.uuid, nvml)
+        self.utilisation = readings.Utilisation(self.device, "gpu")
+        self.memory_utilisation = readings.Utilisation(self.device, "memory")
+        self.gpm = gpm.Gpm(self.device, is_mig=gpu.is_mig, now_s=now_s)
+        self.power = readings.Power(self.device, now_s=now_s)
+        self.is_new = True
+        """Nothing was read yet: the first reading makes every query."""
+        self.refused: dict[_Query, str] = {}
+        """Queries that this GPU does not offer, with the reason."""
+        self.answered: set[_Query] = set()
+        self.seen: set[str] = set()
+        """Names of figures that were read at least once."""
+        self.reported: set[str] = set()
+        """Figures reported as absent, and kinds of trouble."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Query:
+    """One query of the driver: the figures that it may give, and how to ask."""
 
     names: tuple[str, ...]
-    rate: Rate
-    ask: Query
-    is_proven: bool = False
-    """The GPU has answered it at least once."""
+    ask: Callable[[_Gpu], float | Mapping[str, float]]
 
-    def __post_init__(self) -> None:
-        self.named = frozenset(self.names)
+    @property
+    def is_slow(self) -> bool:
+        return SLOW_METRICS.issuperset(self.names)
+
+
+_POWER = _Query(("power_w", "energy_j"), lambda gpu: gpu.power.read())
+"""Counted over time, so it is also read when training begins or ends."""
+_GPM = _Query(tuple(gpm.FIGURES), lambda gpu: gpu.gpm.read())
+_QUERIES = (
+    _Query(("util_pct",), lambda gpu: gpu.utilisation.read()),
+    _Query(("mem_util_pct",), lambda gpu: gpu.memory_utilisation.read()),
+    _Query(("mem_used_gib",), lambda gpu: readings.memory_used_gib(gpu.device)),
+    _GPM,
+    _POWER,
+    _Query(("temp_c",), lambda gpu: readings.temperature_c(gpu.device)),
+    _Query(("sm_clock_mhz",), lambda gpu: readings.clock_mhz(gpu.device, "SM")),
+    _Query(("mem_clock_mhz",), lambda gpu: readings.clock_mhz(gpu.device, "MEM")),
+    _Query(("power_limited", "heat_limited"), lambda gpu: readings.clock_limits(gpu.device)),
+    # GPM has these two as well, and costs less.
+    _Query(("pcie_rx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "RX")),
+    _Query(("pcie_tx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "TX")),
+)
 
 
 class GpuSource(Source):
@@ -73,162 +97,97 @@ class GpuSource(Source):
         session: Callable[[], NvmlSession] = NvmlSession,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._gpus = [_Gpu(gpu, on_event, now_s) for gpu in gpus]
-        self._on_event, self._new_session, self._now_s = on_event, session, now_s
+        self._watched, self._on_event, self._new_session, self._now_s = gpus, on_event, session, now_s
         self._session: NvmlSession | None = None
-        self._retry_at_s, self._retry_s = -math.inf, RETRY_S
-        self._is_refusal_reported = False
+        self._gpus: list[_Gpu] | None = None
+        """GPUs that are not lost; None before the first reading."""
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
         """Yields a reading of each available GPU as soon as it is taken; none if NVML can't be used."""
-        now_s = self._now_s()
-        if self._session is not None and not any(gpu.is_lost for gpu in self._gpus):
-            self._retry_s, self._retry_at_s = RETRY_S, now_s + RETRY_S
-        elif now_s >= self._retry_at_s:
-            self.close()
-            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
-            self._retry_at_s = now_s + self._retry_s
-            self._open()
-        if self._session is None:
-            return
-        for gpu in self._gpus:
-            if (values := gpu.read(slow=slow, edge=edge)) is not None:
+        if self._gpus is None:
+            self._gpus = self._opened()
+        for gpu in list(self._gpus):
+            try:
+                values = self._read(gpu, slow=slow, edge=edge)
+            except NvmlError as error:  # other errors cost one figure
+                self._lose(gpu.index, error)
+                self._gpus.remove(gpu)
+                gpu.gpm.close()
+            else:
                 yield Reading(gpu.index, values)
 
     def close(self) -> None:
         """Closes NVML."""
-        session, self._session = self._session, None
-        if session is not None:
-            for gpu in self._gpus:
-                gpu.close()
-            session.__exit__(None, None, None)
+        for gpu in self._gpus or ():
+            gpu.gpm.close()
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+        self._session, self._gpus = None, []
 
-    def _open(self) -> None:
-        session = self._new_session()
-        session.tries = CONFIRMING_TRIES
+    def _opened(self) -> list[_Gpu]:
         try:
-            self._session = session.__enter__()
+            self._session = self._new_session().__enter__()
         except NvmlError as error:
-            # While a GPU is lost the driver may refuse everything for a while.
-            if not (self._is_refusal_reported or any(gpu.is_lost for gpu in self._gpus)):
-                self._is_refusal_reported = True
-                self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
-            return
-        for gpu in self._gpus:
-            gpu.open(session)
-        session.tries = 1  # from here on a failed call costs one figure
+            self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
+            return []
+        found = []
+        for gpu in self._watched:
+            try:
+                found.append(_Gpu(gpu, self._session, self._now_s))
+            except NvmlError as error:
+                self._lose(gpu.index, error)
+        return found
 
+    def _read(self, gpu: _Gpu, *, slow: bool, edge: bool) -> dict[str, float]:
+        """Returns values by metric name.
 
-class _Gpu:
-    """One GPU. A figure that it does not offer is reported once."""
-
-    def __init__(self, gpu: WatchedGpu, on_event: OnEvent, now_s: Callable[[], float]) -> None:
-        self.index, self._on_event = gpu.index, on_event
-        self.is_lost = False
-        self._readers = GpuReaders(gpu.uuid, is_mig=gpu.is_mig, now_s=now_s)
-        self._device = self._readers.device
-        self._queries = [
-            _GpuQuery(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
-            for ask, metrics in gpu_queries().items()
-        ]
-        self._was_read = False
-        self._seen: set[str] = set()
-        self._absent: dict[str, str] = {}
-        self._num_events: Counter[str] = Counter()
-
-    def open(self, nvml: NvmlSession) -> None:
-        """Opens the GPU, at first or again."""
-        was_lost = self.is_lost
-        try:
-            self._device.open(nvml)
-        except NvmlError as error:
-            self._lose(error)
-            return
-        if was_lost and not self._device.is_there():  # the driver gives handles even of lost GPUs
-            return
-        self.is_lost = False
-        if was_lost:
-            self._event("gpu_back")
-
-    def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
-        """Returns values by metric name; None if the GPU is lost. The first reading queries everything."""
-        if self.is_lost:
-            return None
+        Raises:
+            NvmlError: the GPU is lost.
+        """
         values: dict[str, float] = {}
-        for query in list(self._queries):
-            is_due = query.ask is power if edge else query.rate == "fast" or slow
-            if (is_due or not self._was_read) and not self._ask(query, values):
-                return None
-        self._was_read = True
-        self._report_absent()
-        if self._readers.utilisation.last_failure is not None:
-            self._report_failure(self._readers.utilisation.last_failure)
-        if self._readers.utilisation.is_stale:
-            self._trouble("stale", "the driver's utilisation samples stand still; its latest rate is taken instead.")
+        for query in _QUERIES:
+            is_due = query is _POWER if edge else slow or not query.is_slow
+            if query not in gpu.refused and (is_due or gpu.is_new) and not values.keys() >= set(query.names):
+                for name, value in self._answer(gpu, query).items():
+                    values.setdefault(name, value)
+        gpu.is_new = False
+        gpu.seen.update(values)
+        self._report_absent(gpu)
         return values
 
-    def close(self) -> None:
-        """Frees its samples. Call it before the session ends."""
-        self._readers.gpm.close()
-
-    def _ask(self, query: _GpuQuery, values: dict[str, float]) -> bool:
-        """Adds the figures of the answer; returns whether the GPU is still there."""
-        if values.keys() >= query.named:  # GPM has answered already, and cheaper
-            return True
-        session = self._device.session
-        session.tries = 1 if query.is_proven else CONFIRMING_TRIES
+    def _answer(self, gpu: _Gpu, query: _Query) -> Mapping[str, float]:
         try:
-            answer = query.ask(self._readers)
-        except NoDataError:
-            pass
-        except NvmlAbsentError as error:
-            if query.is_proven:
-                self._report_failure(error)
-            else:
-                self._queries.remove(query)
-                self._absent.update(dict.fromkeys(query.names, error.reason))
+            answer = query.ask(gpu)
         except NvmlError as error:
-            if isinstance(error, GpuLostError) and not self._device.is_there():
-                self._lose(error)
-                return False
-            self._report_failure(error)
-        else:
-            figures = {query.names[0]: answer} if isinstance(answer, float) else answer
-            if query.ask is gpm and not query.is_proven:  # a device may lack some of them
-                lacking = [name for name in query.names if name not in figures]
-                self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
-            query.is_proven = True
-            for name, value in figures.items():
-                values.setdefault(name, value)
-            self._seen.update(figures)
-        finally:
-            session.tries = 1
-        return True
+            if error.is_lost:
+                raise
+            if error.code == NO_DATA:
+                return {}
+            if error.is_absent and query not in gpu.answered:
+                gpu.refused[query] = error.reason
+            elif "errors" not in gpu.reported:
+                gpu.reported.add("errors")
+                message = f"{error}. Where a call fails its figure is missing."
+                self._event("telemetry_trouble", gpu.index, trouble="errors", message=message)
+            return {}
+        gpu.answered.add(query)
+        return {query.names[0]: answer} if isinstance(answer, float) else answer
 
-    def _report_failure(self, error: NvmlError) -> None:
-        self._trouble("errors", f"{error}. Where a call fails its figure is missing.")
-
-    def _trouble(self, trouble: str, message: str) -> None:
-        self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
-
-    def _report_absent(self) -> None:
-        """Reports absent figures once all queries are resolved, since a fallback query may still give a figure."""
-        hoped = {name for query in self._queries if not query.is_proven for name in query.names}
+    def _report_absent(self, gpu: _Gpu) -> None:
+        """Reports absent figures once no other query may still give them."""
+        open_ = [query for query in _QUERIES if query not in gpu.refused and query not in gpu.answered]
+        known = gpu.seen.union(gpu.reported, *(query.names for query in open_))
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
-        for name in [name for name in self._absent if name not in hoped]:
-            reason = self._absent.pop(name)
-            if name not in self._seen:
-                by_reason[reason].append(name)
+        reasons = {_GPM: NvmlError("", NOT_SUPPORTED).reason} if _GPM in gpu.answered else {}
+        for query, reason in {**reasons, **gpu.refused}.items():  # GPM may lack some of its figures
+            by_reason[reason] += [name for name in query.names if name not in known]
         for reason, names in by_reason.items():
-            self._event("metric_absent", metrics=names, reason=reason)
+            if names:
+                gpu.reported.update(names)
+                self._event("metric_absent", gpu.index, metrics=names, reason=reason)
 
-    def _lose(self, error: NvmlError) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            self._event("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
+    def _lose(self, index: int, error: NvmlError) -> None:
+        self._event("gpu_lost", index, message=f"{error}. Its figures are absent from here on.")
 
-    def _event(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
-        key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
-        self._num_events[key] += 1
-        if self._num_events[key] <= most:
-            self._on_event(kind, gpu=self.index, **facts)
+    def _event(self, kind: EventKind, index: int, **facts: object) -> None:
+        self._on_event(kind, gpu=index, **facts)

@@ -27,30 +27,27 @@ SEARCH_SHARE = 0.0003
 need no search."""
 
 
-class _CpuTimes(NamedTuple):
-    at_s: float
-    by_process: Mapping[int, float]
-    ended: float
-    """CPU seconds of children that have ended."""
+class _Machine(NamedTuple):
+    """CPU seconds of all CPUs of the machine since it started, for any process."""
+
     busy: float
-    """Busy seconds of all CPUs of the machine, for any process."""
     total: float
     iowait: float | None
-    """None if the system does not count it."""
+    """Idle for a disk; None if the system does not count it."""
 
-
-def _cpu_times(
-    now_s: float, by_process: Mapping[int, float], ended_s: float, machine: Mapping[str, float]
-) -> _CpuTimes:
-    busy_s = sum(machine.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    # Time of virtual machines is already part of user time.
-    total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
-    return _CpuTimes(now_s, by_process, ended_s, busy_s, total_s, machine.get("iowait"))
+    @classmethod
+    def of(cls, times: Any) -> _Machine:
+        """Returns the sums of psutil's ``cpu_times()``."""
+        seconds = times._asdict()
+        busy_s = sum(seconds.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        # Time of virtual machines is already part of user time.
+        total_s = sum(each for name, each in seconds.items() if not name.startswith("guest"))
+        return cls(busy_s, total_s, seconds.get("iowait"))
 
 
 def cpu_seconds() -> tuple[float, float | None]:
     """Returns the busy seconds of all CPUs of the machine since it started, and those idle for a disk if counted."""
-    found = _cpu_times(0.0, {}, 0.0, psutil.cpu_times()._asdict())
+    found = _Machine.of(psutil.cpu_times())
     return found.busy, found.iowait
 
 
@@ -77,8 +74,8 @@ def peak_rss_bytes() -> float:
     return float(peak if sys.platform == "darwin" else peak * 1024)  # macOS counts in bytes
 
 
-def _usage(process: psutil.Process) -> tuple[float, float, int]:
-    """Returns the CPU seconds of a process so far, those of its ended children, and its resident bytes.
+def _usage(process: psutil.Process) -> tuple[float, int]:
+    """Returns the CPU seconds of a process and its ended children, and its resident bytes.
 
     On Linux all are in one file, which is read in a quarter of the time that psutil takes for its two.
     """
@@ -88,12 +85,11 @@ def _usage(process: psutil.Process) -> tuple[float, float, int]:
             fields = os.read(descriptor, 4096).rpartition(b")")[2].split()  # a name may have spaces
         finally:
             os.close(descriptor)
-        own, ended = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))  # proc(5), from field 3 on
-        return own / _TICKS, ended / _TICKS, int(fields[21]) * _PAGE_BYTES
+        return sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE_BYTES  # proc(5), from field 3 on
     with process.oneshot():
         times = process.cpu_times()
         ended_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-        return times.user + times.system, ended_s, process.memory_info().rss
+        return times.user + times.system + ended_s, process.memory_info().rss
 
 
 _PAGE_BYTES: int | None = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else None
@@ -158,7 +154,8 @@ class HostSource(Source):
             machine: returns CPU seconds of the machine since it started.
         """
         self._now_s, self._own, self._machine = now_s, process or psutil.Process(os.getpid()), machine
-        self._before: _CpuTimes | None = None
+        self._before: tuple[float, Mapping[int, float], _Machine] | None = None
+        """Time, CPU seconds of each process, and of the machine at the last reading."""
         self._children: list[psutil.Process] = []
         self._loaders: set[int] = set()
         self._search_at_s = now_s()
@@ -168,36 +165,61 @@ class HostSource(Source):
         if edge:
             return []
         now_s = self._now_s()
-        if now_s >= self._search_at_s:
-            self._search()
-        else:
-            self._meet_loaders()
-        cpu_s, ended_s, rss_bytes = {}, 0.0, 0
+        self._find_children(now_s)
+        cpu_s, rss_bytes = {}, 0
         for process in (self._own, *self._children):
             try:
-                cpu_s[process.pid], of_ended_s, held_bytes = _usage(process)
+                cpu_s[process.pid], held_bytes = _usage(process)
             except (psutil.Error, OSError):  # ended, or is not ours to look at
                 continue
             rss_bytes += held_bytes
-            if process is self._own:
-                ended_s = of_ended_s
         if not cpu_s:
             return []
         available = {"ram_available_gib": available_gib(cgroup_limits())} if slow else {}
-        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s, ended_s), **available})]
+        return [Reading(HOST, {"rss_gib": gib(rss_bytes), **self._spent_since(now_s, cpu_s), **available})]
 
-    def _spent_since(self, now_s: float, cpu_s: Mapping[int, float], ended_s: float = 0.0) -> dict[str, float]:
+    def _find_children(self, now_s: float) -> None:
+        """Searches for child processes if a search is due; adds new data workers in any case."""
+        if now_s >= self._search_at_s:
+            began_s = time.perf_counter()
+            try:
+                self._children = self._own.children(recursive=True)
+            except psutil.Error:
+                self._children = []
+            self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
+        self._loaders = _started() if self._own.pid == os.getpid() else set()
+        for pid in self._loaders - {child.pid for child in self._children}:
+            with suppress(psutil.Error):
+                self._children.append(psutil.Process(pid))
+
+    def _spent_since(self, now_s: float, cpu_s: Mapping[int, float]) -> dict[str, float]:
         """Returns the use of CPUs since the last call; empty if that was a moment ago, or never.
 
         Args:
-            cpu_s: CPU seconds so far of each process of the run.
-            ended_s: CPU seconds of this process's children that have ended.
+            cpu_s: CPU seconds so far of each process of the run, and of its ended children.
         """
         before = self._before
-        if before is not None and now_s - before.at_s < SHORTEST_S:
+        if before is not None and now_s - before[0] < SHORTEST_S:
             return {}
-        self._before = _cpu_times(now_s, cpu_s, ended_s, self._machine()._asdict())
-        return {} if before is None else self._spent(before, self._before) | self._locked()
+        self._before = (now_s, cpu_s, machine := _Machine.of(self._machine()))
+        if before is None:
+            return {}
+        then_s, then_cpu_s, then = before
+        # A data worker that is new has started since. Other processes that are new may have run for long.
+        known_s = {**cpu_s, **dict.fromkeys(self._loaders, 0.0), **then_cpu_s}
+        new_s = sum(known_s[pid] for pid in cpu_s.keys() - then_cpu_s.keys())
+        busy_s = machine.busy - then.busy
+        # The time of a process that ends goes over to its parent, so it stays in the sum.
+        own_s = max(0.0, sum(cpu_s.values()) - new_s - sum(then_cpu_s.values()))
+        of_a_core = 100 / (now_s - then_s)
+        values = {"loader_cpu_pct": of_a_core * sum(cpu_s[pid] - known_s[pid] for pid in self._loaders & cpu_s.keys())}
+        passed_s = machine.total - then.total
+        if passed_s > 0:  # otherwise the system gives no counts
+            own_s = min(own_s, max(0.0, busy_s))
+            values["others_cpu_pct"] = of_a_core * max(0.0, busy_s - own_s)
+            if machine.iowait is not None and then.iowait is not None:
+                values["iowait_pct"] = 100 * max(0.0, machine.iowait - then.iowait) / passed_s
+        return {"cpu_pct": of_a_core * own_s, **values, **self._locked()}
 
     def _locked(self) -> dict[str, float]:
         """Returns the DataLoader workers that wait for a shared lock, 100 = one worker; empty if that is unknown."""
@@ -208,51 +230,6 @@ class HostSource(Source):
                     waiting.append(waits)
         is_known = _FUTEX is not None and (waiting or not self._loaders)
         return {"loader_lock_pct": 100.0 * sum(waiting)} if is_known else {}
-
-    def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
-        # A data worker that is new has started since. Earlier CPU time of other processes belongs to no interval.
-        earlier_s = {**now.by_process, **dict.fromkeys(_started(), 0.0), **before.by_process}
-        spent_s = {pid: max(0.0, total - earlier_s[pid]) for pid, total in now.by_process.items()}
-        counted_s = sum(before.by_process[pid] for pid in before.by_process.keys() - now.by_process.keys())
-        own_s = sum(spent_s.values())
-        # Children hand over all their CPU time when they end. The earlier part belongs to no interval.
-        own_s += min(max(0.0, now.busy - before.busy - own_s), max(0.0, now.ended - before.ended - counted_s))
-        of_a_core = 100 / (now.at_s - before.at_s)
-        values = {"cpu_pct": own_s * of_a_core}
-        values["loader_cpu_pct"] = sum(spent_s[pid] for pid in self._loaders & spent_s.keys()) * of_a_core
-        passed_s = now.total - before.total
-        if passed_s > 0:  # otherwise the system gives no counts
-            values["others_cpu_pct"] = max(0.0, now.busy - before.busy - own_s) * of_a_core
-            if now.iowait is not None and before.iowait is not None:
-                values["iowait_pct"] = 100 * max(0.0, now.iowait - before.iowait) / passed_s
-        return values
-
-    def _meet_loaders(self) -> None:
-        """Adds data workers that were started since the last search, which may be minutes ago."""
-        known = {child.pid for child in self._children}
-        for pid in _started() - known if self._own.pid == os.getpid() else ():
-            with suppress(psutil.Error):
-                self._children.append(psutil.Process(pid))
-                self._loaders.add(pid)
-
-    def _search(self) -> None:
-        began_s = time.perf_counter()
-        try:
-            self._children = self._own.children(recursive=True)
-            self._loaders = self._of_loaders()
-        except psutil.Error:
-            self._children = []
-        self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
-
-    def _of_loaders(self) -> set[int]:
-        """Returns the processes that multiprocessing has started, such as data workers, and their children. A logger's
-        service and other ranks are started in other ways. `active_children` would join ended processes."""
-        workers = _started()
-        parents = {child.pid: child.ppid() for child in self._children} if workers else {}
-        found = workers & parents.keys()
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found
 
 
 class WholeHostSource(HostSource):

@@ -22,12 +22,8 @@ from wellfed.record import EventKind, OnEvent
 _LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """Seconds that an event or the end of a run waits for a thread that delivers samples."""
-STUCK_S = 5.0
-"""Seconds after which a reading is reported as stuck."""
 STOP_S = 1.0
 """Seconds that the end of a run waits for readings in progress."""
-LATE_ROUNDS = 3
-"""Number of consecutive readings longer than the interval that is reported."""
 
 
 class Sampler:
@@ -98,7 +94,8 @@ class Sampler:
             give_up_at_s = time.monotonic() + STOP_S
             for watch in self.watches:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
-                    watch.report_left_behind()
+                    message = f"a reading of the {watch.name} had not come back when the run ended."
+                    self.event("telemetry_trouble", trouble="stuck", message=message)
         finally:  # a second signal may arrive during the wait
             self.close()
             self._ended_at_s = self.now_s()
@@ -145,67 +142,34 @@ class _Watch:
     """One source and its thread."""
 
     def __init__(self, source: Source, sampler: Sampler) -> None:
-        self._source, self._sampler = source, sampler
-        self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
-        self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
+        self.name, self._source, self._sampler = source.name, source, sampler
+        self.ticker = Ticker(source.name, sampler.interval_s, self._round, self._close, now_s=sampler.now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
-        self._slow_at_s = self._now_s()
-        self._late_rounds = 0
-        self._reported: set[str] = set()
-        self._reporting = threading.Lock()
+        self._slow_at_s = sampler.now_s()
 
     def at_edge(self, left: Phase) -> None:
         """Takes a round for the phase that is over."""
-        self._edges.append((left, self._progress.step))
+        self._edges.append((left, self._sampler.progress.step))
         self.ticker.nudge()
 
-    def report_if_stuck(self) -> None:
-        """Reports once that the current reading makes no progress."""
-        if (busy_s := self.ticker.busy_s()) >= STUCK_S:
-            self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
-
-    def report_left_behind(self) -> None:
-        if "slow" not in self._reported:
-            self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
-
     def _round(self) -> None:
-        for watch in self._sampler.watches:  # a hanging thread can't report itself
-            watch.report_if_stuck()
         with self._guarded():
             edge = self._edges.popleft() if self._edges else None
-            began_at_s = self._now_s()
-            is_slow = edge is None and began_at_s >= self._slow_at_s
+            now_s = self._sampler.now_s()
+            is_slow = edge is None and now_s >= self._slow_at_s
             if is_slow:
-                self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
-            self._read(is_slow, edge)
-            took_s = self._now_s() - began_at_s
-            self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
-            if self._late_rounds == LATE_ROUNDS:
-                takes = f"a reading of the {self._source.name} takes {took_s:.2f} s"
-                longer = f"longer than the {self._interval_s:g} s between readings"
-                self._trouble("slow", f"{takes}, {longer}: there are fewer rows.")
+                self._slow_at_s = now_s + max(SLOW_S, self._sampler.interval_s)
+            readings = [each for each in self._source.read(slow=is_slow, edge=edge is not None) if each.values]
+            # If training began or ended during this round, it counts to the time before.
+            before = edge or (self._edges[0] if self._edges else None)
+            self._hand_over(readings, before)
             if self._edges:
                 self.ticker.nudge()
 
-    def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
-        """Delivers the readings, at once or one by one if the driver is slow."""
-        pending: list[Reading] = []
-        handed_over_at_s = self._now_s()
-        for reading in self._source.read(slow=is_slow, edge=edge is not None):
-            self.ticker.moved()
-            if reading.values:
-                pending.append(reading)
-            if self._now_s() - handed_over_at_s >= self._interval_s:
-                self._hand_over(pending, edge)
-                pending, handed_over_at_s = [], self._now_s()
-        self._hand_over(pending, edge)
-
-    def _hand_over(self, readings: Sequence[Reading], edge: tuple[Phase, int] | None) -> None:
-        # If training began or ended during this round, it counts to the time before.
-        before = edge or (self._edges[0] if self._edges else None)
-
+    def _hand_over(self, readings: Sequence[Reading], before: tuple[Phase, int] | None) -> None:
         def stamped() -> list[Sample]:
-            phase, step = before or (self._progress.phase, self._progress.step)
+            progress = self._sampler.progress
+            phase, step = before or (progress.phase, progress.step)
             time_s = self._sampler.time_s()
             return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
 
@@ -224,14 +188,8 @@ class _Watch:
         try:
             yield
         except Exception as error:  # noqa: BLE001
-            _LOG.exception("the %s thread has failed", self._source.name)
-            self._trouble("failed", f"the {self._source.name} is no longer watched: {type(error).__name__}: {error}")
+            _LOG.exception("the %s thread has failed", self.name)
+            message = f"the {self.name} is no longer watched: {type(error).__name__}: {error}"
+            self._sampler.event("telemetry_trouble", trouble="failed", message=message)
             self._edges.clear()
             self.ticker.stop()
-
-    def _trouble(self, trouble: str, message: str) -> None:
-        with self._reporting:  # other threads report about this one, too
-            is_new = trouble not in self._reported
-            self._reported.add(trouble)
-        if is_new:
-            self._sampler.event("telemetry_trouble", trouble=trouble, message=message)

@@ -24,7 +24,6 @@ class Ticker:
         """``at_end``: called in the thread when it ends."""
         self._interval_s, self._do_round, self._at_end, self._now_s = interval_s, do_round, at_end, now_s
         self._wake, self._is_stopping = threading.Event(), False
-        self._began_at_s: float | None = None
         self.cpu_s = 0.0
         """CPU seconds of the thread so far."""
         # A daemon thread, so that the process ends even if a driver call never returns.
@@ -48,32 +47,16 @@ class Ticker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def moved(self) -> None:
-        """Marks progress of the current round: `busy_s` restarts at 0."""
-        self._began_at_s = self._now_s()
-
-    def busy_s(self) -> float:
-        """Returns the seconds since the current round (or the end) began or last moved; 0 between rounds."""
-        began_at_s = self._began_at_s
-        return 0.0 if began_at_s is None else self._now_s() - began_at_s
-
     def _run(self) -> None:
-        try:
-            self._beat()
-        finally:
-            self._began_at_s = self._now_s()
-            self._at_end()
-            self._began_at_s, self.cpu_s = None, time.thread_time()
-
-    def _beat(self) -> None:
         beat_at_s = self._now_s()
         while not self._is_stopping:
-            self._began_at_s = self._now_s()
             self._do_round()
-            self._began_at_s, self.cpu_s = None, time.thread_time()
+            self.cpu_s = time.thread_time()
             beat_at_s = next_beat(beat_at_s, self._now_s(), self._interval_s)
             self._wake.wait(min(max(0.0, beat_at_s - self._now_s()), threading.TIMEOUT_MAX))
             self._wake.clear()
+        self._at_end()
+        self.cpu_s = time.thread_time()
 
 
 def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:

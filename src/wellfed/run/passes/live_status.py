@@ -163,13 +163,7 @@ class LiveStatus:
             yield Text(f"{sum(watts.values()):.0f} W")
 
     def _lost(self) -> Iterator[Text]:
-        lost: dict[str, None] = {}
-        for event in self._books.record.events:
-            if event["kind"] == "gpu_lost":
-                lost[str(event.get("gpu"))] = None
-            elif event["kind"] == "gpu_back":
-                lost.pop(str(event.get("gpu")), None)
-        if lost:
+        if lost := [str(event.get("gpu")) for event in self._books.record.events if event["kind"] == "gpu_lost"]:
             yield Text(f"GPU {', '.join(lost)} lost", "bold red")
 
     def _host(self, latest: Sequence[Sample]) -> Iterator[Text]:
