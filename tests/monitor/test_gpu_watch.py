@@ -14,7 +14,7 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
 from tests.kit.tables import rows_of
 from wellfed import GPUWatch
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
-from wellfed.observe.nvml.session import NvmlAbsentError
+from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "6"}
 TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)])
@@ -47,7 +47,7 @@ def two_cards(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.fixture
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
-        raise NvmlAbsentError("import", "library not found")
+        raise NvmlError("import", NO_LIBRARY)
 
     monkeypatch.setattr("wellfed.observe.nvml.session.load_pynvml", absent)
     monkeypatch.setattr("wellfed.observe.hardware.detect.NvmlSession.__enter__", lambda self: absent())
