@@ -63,8 +63,7 @@ class Features:
     """Maps long indices ``[n]`` to rows ``[n, ...]``: on the model's device if the model offers the features, else on
     the CPU."""
     trainable: bool = False
-    """Whether gradients flow through ``rows``. Then only ``dynamic`` is correct; ``memory.stages`` may keep the encoder
-    frozen until its stage begins."""
+    """Whether gradients flow through ``rows``. Then only ``dynamic`` is correct."""
     store: Callable[[], Tensor] | None = None
     """Returns the tensor on the CPU, of ``bytes``, that overlapping rows (windows of a series, crops of images) are cut
     from. It is held instead of a table of rows."""

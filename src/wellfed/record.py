@@ -37,7 +37,7 @@ FILE_NAME = "run.json"
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
 EventKind = Literal[
     "checkpoint", "resume", "oom", "step_down", "thrash", "ladder", "restart", "checkpoint_damaged",
-    "stage", "nan", "empty_step", "sample_skipped", "stream_length", "resume_inexact", "compile_failed",
+    "nan", "empty_step", "sample_skipped", "stream_length", "resume_inexact", "compile_failed",
     "ceiling_failed", "ceiling_doubtful", "profile_failed", "logger_lost", "gpu_lost", "data_parallel",
     "metric_absent", "pruned", "telemetry_trouble", "page_failed", "disk_full", "signal", "unseen",
 ]  # fmt: skip
@@ -818,7 +818,7 @@ def _is_sound(name: str, value: Any) -> bool:
     """Returns whether a value without a declared type is possible for its name."""
     if value is None:
         return True
-    if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # a list
+    if name.endswith(_COUNTED):
         return _is_number(value) and value >= 0
     if name == "capability":
         return isinstance(value, str) and re.fullmatch(r"\d+\.\d+", value) is not None

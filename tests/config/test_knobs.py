@@ -30,7 +30,6 @@ def test_leaves_only():
         ("loader.skip_ids", "a list [..] of whole numbers"),
         ("config.allow_targets", "a list [..] of texts"),
         ("sweep.retry", "a list [..] of ok, oom, failed, killed, timeout"),
-        ("memory.stages", "a list [..] of {..} entries or null"),
         ("paths", "a group of knobs (log_dir, cache_dir, output_dir)"),
         ("workload.model", "any value"),
     ],

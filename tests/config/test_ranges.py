@@ -9,7 +9,7 @@ from wellfed.config.knobs import Range, entries
 from wellfed.config.rules import value_faults
 from wellfed.config.schema import RunConfig
 
-LISTS = {"loader.skip_ids", "memory.micro_batch_steps"}
+LISTS = {"loader.skip_ids"}
 RANGES = {name: knob.range for name, knob in entries(RunConfig).items() if knob.range is not None}
 
 
@@ -65,8 +65,6 @@ def test_the_way_out_is_in_range(make_config, dotted):
         ("loader.skip_ids", [3, -4], "Set loader.skip_ids=[3]."),
         ("loader.skip_ids", [3, -4, 12, 0], "Set loader.skip_ids=[3,12,0]."),
         ("loader.skip_ids", [-4], "Set loader.skip_ids=[]."),
-        ("memory.micro_batch_steps", [32, 0], "Set memory.micro_batch_steps=[32]."),
-        ("memory.micro_batch_steps", [0], "Set memory.micro_batch_steps=null."),
     ],
 )
 def test_the_way_out_of_a_list_is_its_legal_entries(make_config, dotted, values, way_out):

@@ -11,8 +11,6 @@ from wellfed.config.schema import (
     BestMode,
     EvaluateConfig,
     FeatureMode,
-    MemoryStage,
-    OnOom,
     ScheduleConfig,
     ScheduleName,
     SearchPruner,
@@ -26,11 +24,6 @@ def scheduler(name: str, **knobs: Any) -> ScheduleConfig:
     schedule = ScheduleConfig(**knobs)
     schedule._target_ = f"torch.optim.lr_scheduler.{name}"
     return schedule
-
-
-def stages_of(*modes: str) -> list[MemoryStage]:
-    """A mode for each three epochs."""
-    return [MemoryStage(3 * number, FeatureMode[mode]) for number, mode in enumerate(modes)]
 
 
 BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
@@ -139,85 +132,6 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "can't train from stored features (memory.features=cache): only dynamic computes them anew.",
         "Set memory=dynamic, or workload.model.train_encoder=false.",
     ),
-    (
-        "encoder",
-        {"workload.model": {"train_encoder": True}, "memory.stages": stages_of("cache", "cache_host")},
-        "workload.model.train_encoder=true",
-        "can't train from stored features, and no stage of memory.stages computes them anew (dynamic).",
-        "Set memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}], or workload.model.",
-    ),
-    (
-        "stages",
-        {"memory.stages": [MemoryStage(1, FeatureMode.cache)]},
-        "memory.stages",
-        "from_epoch is [1]; it must begin with 0 and rise from stage to stage.",
-        "Set memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}], or memory.stages=null.",
-    ),
-    (
-        "stages",
-        {"memory.stages": [*stages_of("cache", "cache_host"), MemoryStage(3, FeatureMode.dynamic)]},
-        "memory.stages",
-        "from_epoch is [0,3,3]",
-        "or memory.stages=null.",
-    ),
-    (
-        "stages",
-        {"memory.stages": [*stages_of("cache", "cache_host"), MemoryStage(2, FeatureMode.dynamic)]},
-        "memory.stages",
-        "from_epoch is [0,3,2]",
-        "or memory.stages=null.",
-    ),
-    ("stages", {"memory.stages": []}, "memory.stages", "from_epoch is []", "or memory.stages=null."),
-    (
-        "stages",
-        {"memory.stages": stages_of("cache", "cache")},
-        "memory.stages: features=cache from epoch 3",
-        "is what the stage before it has.",
-        "Leave this stage out.",
-    ),
-    (
-        "stages",
-        {"memory.stages": stages_of("dynamic", "cache")},
-        "memory.stages: features=cache from epoch 3",
-        "goes back from dynamic; stages go from cache to cache_host to dynamic.",
-        "or memory.stages=null.",
-    ),
-    (
-        "stages",
-        {"memory.stages": stages_of("cache", "dynamic", "cache"), "workload.model": {"train_encoder": True}},
-        "memory.stages: features=cache from epoch 6",
-        "comes after dynamic, which trains the encoder: stored rows would be of old weights.",
-        "Let dynamic be the last stage.",
-    ),
-    (
-        "stages",
-        {"memory.stages": stages_of("cache", "dynamic"), "memory.features": FeatureMode.cache},
-        "memory.features=cache",
-        "says how features are held throughout, and memory.stages (cache, then dynamic) says it by epoch.",
-        "Set memory.features=null, or memory.stages=null.",
-    ),
-    (
-        "step_down",
-        {"memory.micro_batch_steps": [8, 16]},
-        "memory.micro_batch_steps=[8,16]",
-        "must fall from entry to entry, and have one.",
-        "Set memory.micro_batch_steps=[16,8].",
-    ),
-    (
-        "step_down",
-        {"memory.micro_batch_steps": [16, 8, 8]},
-        "memory.micro_batch_steps=[16,8,8]",
-        "must fall from entry to entry, and have one.",
-        "Set memory.micro_batch_steps=[16,8].",
-    ),
-    (
-        "step_down",
-        {"memory.micro_batch_steps": [16, 8], "memory.on_oom": OnOom.fail},
-        "memory.micro_batch_steps=[16,8]",
-        "has no effect with memory.on_oom=fail",
-        "Set memory.on_oom=retry, or memory.micro_batch_steps=null.",
-    ),
-    ("step_down", {"memory.micro_batch_steps": []}, "memory.micro_batch_steps=[]", "must fall", "=[32,16]."),
     (
         "length",
         {"trainer.max_epochs": None},
@@ -333,10 +247,6 @@ FINE: list[dict[str, Any]] = [
     {"workload.model": {"train_encoder": True}, "memory.features": FeatureMode.dynamic},
     {"workload.model": {"train_encoder": True}},
     {"workload.model": {"train_encoder": False}, "memory.features": FeatureMode.cache},
-    {"memory.micro_batch_steps": [32, 16, 1]},
-    {"memory.stages": stages_of("cache", "dynamic"), "workload.model": {"train_encoder": True}},
-    {"memory.stages": stages_of("cache", "cache_host", "dynamic")},
-    {"memory.stages": stages_of("dynamic")},
     {"trainer.max_epochs": None, "trainer.max_time_s": 5.0},
     {"workload.schedule": ScheduleConfig(ScheduleName.cosine)},
     {"trainer.strategy": Strategy.fsdp, "trainer.devices": 2},

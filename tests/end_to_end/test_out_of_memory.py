@@ -3,7 +3,6 @@
 The card's memory is taken away by a model and a data set that hold more of it from a step on.
 """
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -269,40 +268,6 @@ def test_a_rank_that_fails_after_training_costs_the_ceiling(project: Path, fake_
 
 
 @pytest.mark.slow
-def test_a_size_that_had_to_be_lowered_is_where_the_next_run_begins(project: Path, fake_cuda: FakeCuda) -> None:
-    """The same command four times; memory runs out in the first and in the one that is to try again."""
-    started = []
-    words = ("workload.model.stage=later", "memory.micro_batch=null")
-    for more in ((), (), ("memory.remember=false",), ()):
-        done, record = hungry(project, fake_cuda, *words, *more, mib=256)
-        assert (done.code, record["samples"]) == (0, 8 * 16), done.text[-3000:]
-        events = [event["kind"] for event in record["events"] if event["kind"] in ("oom", "step_down")]
-        started.append((record["run_id"], record["plan"]["memory.micro_batch"], events))
-    (first, planned, went_down), (_, lower, none), (_, again, once_more), (_, last, still_none) = started
-    assert (planned["value"], again["value"]) == (16, 16)
-    assert went_down == once_more == ["oom", "step_down"] * 2
-    assert none == still_none == []
-    assert (lower["value"], lower["source"]) == (4, "measured")
-    today = datetime.date.today()
-    told = f"8 ran out of memory on {today} (run {first}); memory.remember=false tries it again"
-    assert lower["because"].endswith(told)
-    assert last == lower  # the run that was told not to remember has kept nothing
-
-
-@pytest.mark.slow
-def test_ranks_begin_where_an_earlier_run_of_them_had_to_go(project: Path, fake_cuda: FakeCuda) -> None:
-    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32", "workload.model.stage=later")
-    events, sizes = [], []
-    for _ in range(2):
-        done, record = hungry(project, fake_cuda, *ddp, "memory.micro_batch=null", cards=2, mib=256)
-        assert done.code == 0, done.text[-3000:]
-        events.append([event["kind"] for event in record["events"] if event["kind"] in ("oom", "step_down")])
-        sizes.append(record["plan"]["memory.micro_batch"]["value"])
-    assert events == [["oom", "step_down"] * 2, []]
-    assert sizes == [4, 4]  # the first run has restarted with it
-
-
-@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_told_by_its_parts_and_leaves_no_run(project: Path, fake_cuda: FakeCuda) -> None:
     words = ("memory.micro_batch=null", "gpu.memory_gib=0.056", "workload.model.weights_mib=14")
     done, record = hungry(project, fake_cuda, *words)
@@ -316,17 +281,3 @@ def test_a_model_that_does_not_fit_is_told_by_its_parts_and_leaves_no_run(projec
     done, record = hungry(project, fake_cuda, "gpu.memory_gib=0.056", "workload.model.weights_mib=64")
     assert (done.code, record) == (3, {})
     assert "Memory does not suffice; nothing was run." in done.err
-
-
-@pytest.mark.slow
-def test_what_would_have_fitted_is_told_at_the_end_and_fits(project: Path, fake_cuda: FakeCuda) -> None:
-    words = ("workload.model.stage=later", "memory.micro_batch=null", "memory.remember=false")
-    done, record = hungry(project, fake_cuda, *words, "memory.on_oom=fail", mib=256)
-    assert (done.code, record["status"]) == (3, "oom"), done.text[-3000:]
-    advice = record["error"]["advice"]
-    assert advice.startswith("By the plan's estimate this would fit: memory.on_oom=retry, which goes on with smaller")
-    assert advice in done.err
-    assert "Largest parts: " in record["error"]["message"]
-    (project / "again").mkdir()
-    done, _ = hungry(project, fake_cuda, *words, "memory.on_oom=retry", mib=256, cwd=project / "again")
-    assert done.code == 0, done.text[-3000:]

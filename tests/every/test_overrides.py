@@ -26,7 +26,7 @@ NAMES = [
     *(f"{node}._target_" for node in FREE_NODES),
     *(f"{knob}.more" for knob in KNOBS[::7]),
     *("workload.schedule._target_", "workload.schedule.gamma", "callbacks.ema.decay", "callbacks.ema"),
-    *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.micro_batch_steps[0].x"),
+    *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "loader.skip_ids[0].x"),
     *("hydra.run.dir", "hydra/launcher", "hydra.job.name", "hydra", "no_such", "gpu@loader", "loader@gpu.x", ""),
 ]
 FITTING = [*[name for name, options in OPTIONS.items() if options] * 3, *KNOBS]
@@ -68,7 +68,7 @@ WORDS += (
     "torch.optim.AdamW",
     "a=b",
 )
-WORDS += ("[{from_epoch: 0, features: cache}]", "{_target_: torch.nn.Linear}", "[{_target_: 3}]", "0x1f", "1_0", "\x00")
+WORDS += ("[{a: 0}]", "{_target_: torch.nn.Linear}", "[{_target_: 3}]", "0x1f", "1_0", "\x00")
 
 
 @st.composite

@@ -93,6 +93,21 @@ def frozen_layers_stay(project: Path, printed: list[str]) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def encoder_joins_later(project: Path, printed: list[str]) -> None:
+    folder = project / "logs/recsys/runs/encoder"
+    first, last = (checkpoint(folder, name) for name in ("last-1", "last"))
+    names = [name for name in first["state_dict"] if ".encoder." in name and "weight" in name]
+    assert names
+    assert all(not torch.equal(first["state_dict"][name], last["state_dict"][name]) for name in names)
+    before, after = (
+        {float(weight["step"]) for weight in each["optimizer_states"][0]["state"].values()} for each in (first, last)
+    )
+    (steps,) = before
+    assert after == {steps, 2 * steps}  # the encoder's, and those that went on
+    record = records(project)["encoder"]
+    assert (record["steps"], record["plan"]["memory.features"]["value"]) == (2 * steps, "dynamic")
+
+
 def rare_classes_are_found(project: Path, printed: list[str]) -> None:
     (record,) = records(project).values()
     assert record["plan"]["memory.accumulate"]["value"] == 4
@@ -214,6 +229,7 @@ PROMISES: dict[str, Callable[[Path, list[str]], None]] = {
     "mixup": pairs_are_mixed,
     "predictions": predictions_are_of_the_test_split,
     "resume_on_another_machine": goes_on_elsewhere,
+    "train_encoder_later": encoder_joins_later,
     "some_of_the_gpus": two_of_four_are_listed,
     "timm": any_net_is_trained,
     "two_optimizers": both_optimizers_step,

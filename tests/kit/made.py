@@ -178,9 +178,7 @@ CONFIG = {
     "loader": {"backend": "auto", "num_workers": None, "skip_ids": [3], "max_skipped": 5},
     "memory": {
         "features": None,
-        "plateau_frac": 0.8,
         "on_oom": "retry",
-        "micro_batch_steps": [256, 128],
     },
 }
 

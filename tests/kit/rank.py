@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.kit import encoded, tiny
+from tests.kit import tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -165,19 +165,12 @@ def main(settings: dict[str, Any]) -> None:
     if settings.get("thrashing_rank") == rank:
         retries = iter([0, 1, 2, *[2] * 100])  # at the start, and after each step: in the first and in the second
         Thrash.__init__ = partialmethod(Thrash.__init__, retries=lambda: next(retries))
-    stages: list[Any] = []
-    if settings.get("staged"):  # without dropout, which ranks draw apart
-        module, changes = encoded.staged(
-            lambda kind, **facts: events.append((kind, facts)), retry_on_oom=settings.get("retry", True)
-        )
-        module.model.encoder[2].p = 0.0
-        data, stages = encoded.Rows(), [changes]
     names = ("accelerator", "devices", "strategy", "precision", "max_steps", "gradient_clip", "validate_every_steps")
     given = {name: settings[name] for name in names if name in settings}
     loader = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)
     rows: list[Any] = []
     figures = Figures(lambda split, values, **_: rows.append((split, dict(values))), every=1, stop_on_nan=True)
-    trainer = lit.make_trainer(tiny.options(**given), [*stages, figures], Path(settings["folder"]))
+    trainer = lit.make_trainer(tiny.options(**given), [figures], Path(settings["folder"]))
     found: dict[str, Any] = {"flags": 0}
     broadcast = torch.distributed.broadcast
 

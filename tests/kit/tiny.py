@@ -91,7 +91,6 @@ def module(
     fail: Any = None,
     on_event: Any = None,
     lr: float = 0.01,
-    steps: Sequence[int] | None = None,
     model: nn.Module | None = None,
     evaluation: Any = None,
     scheduling: Any = None,
@@ -107,7 +106,7 @@ def module(
             train_data=TinyData(),
             evaluation=evaluation,
             eval_data={"val": TinyData(), "test": TinyData()},
-            micro=MicroBatches(micro, steps),
+            micro=MicroBatches(micro),
             options=StepOptions(seed=1, **step),
             make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
             lr_factor=Schedule("cosine", 3, 0.1, 20),

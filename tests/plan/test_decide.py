@@ -36,7 +36,6 @@ from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.micro_batch import with_way_down
 from wellfed.plan.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.ranks import share_of
 from wellfed.train.memory.step_down import MicroBatches
@@ -181,7 +180,6 @@ HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0), (12, Non
             "auto",
             ["30 GiB were asked for", "(23.6 GiB)"],
         ),
-        (LAPTOP, {"gpu": {"memory_gib": 21.6, "enforce": True}}, "24gb", ["21.6 GiB", "16.0 GiB of host memory"]),
     ],
 )
 def test_a_budget_that_can_not_be_had_names_who_holds_the_card(facts, given, gpu, said):
@@ -198,19 +196,10 @@ def test_a_card_that_others_use_gives_what_is_left_and_says_who_has_the_rest():
     assert "ollama (pid 4711" in plan.warnings[0]
 
 
-def test_a_ballast_that_has_nothing_to_fill_is_said():
-    said = "gpu.ballast=true has no effect"
-    assert said in plan_device(config(gpu={"ballast": True}), {"gpu": "auto"}, LAPTOP).warnings[-1]
-    assert said in plan_device(config(gpu={"ballast": True}), {"gpu": "auto"}, H200).warnings[-1]
-    rehearsing = plan_device(config(gpu={"ballast": True}), {"gpu": "24gb"}, H200)
-    assert not any(said in warning for warning in rehearsing.warnings)
-
-
-def test_on_the_cpu_a_budget_is_held_to_where_asked():
+def test_on_the_cpu_a_budget_is_not_enforced():
     plan = plan_device(config(gpu={"memory_gib": 7.2, "enforce": True}), {"gpu": "8gb"}, LAPTOP)
-    assert plan.device.enforce is True
-    assert "host memory is held to the budget" in plan.device.reasons["enforce"].because
-    assert not any("not enforced" in warning for warning in plan.warnings)
+    assert plan.device.enforce is False
+    assert any(warning.startswith("gpu.enforce=true has no effect") for warning in plan.warnings)
 
 
 def test_training_on_the_cpu_beside_a_card_caps_nothing_and_says_so():
@@ -335,14 +324,14 @@ def test_a_plan_for_several_nodes_tells_the_ranks_and_is_that_of_as_many_devices
 @given(
     effective=st.integers(1, 5000), devices=st.integers(1, 4), nodes=st.integers(1, 3),
     micro=st.none() | st.integers(1, 5000),
-    accumulate=st.none() | st.integers(1, 600), plateau=st.none() | st.just(0.8),
+    accumulate=st.none() | st.integers(1, 600),
 )  # fmt: skip
-def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro, accumulate, plateau):
+def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro, accumulate):
     world = devices * nodes
     share = math.ceil(effective / world)
     micro = None if micro is None else min(micro, share)
     accumulate = None if accumulate is None or micro is not None else min(accumulate, share)
-    memory = {"micro_batch": micro, "accumulate": accumulate, "plateau_frac": plateau}
+    memory = {"micro_batch": micro, "accumulate": accumulate}
     facts = machine(*(card(index) for index in range(devices)))
     plan = planned(config(effective, memory=memory, trainer={"devices": devices, "num_nodes": nodes}), facts)
     size, number = plan.memory.micro_batch, plan.memory.accumulate
@@ -370,7 +359,6 @@ def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro
         ({"accumulate": 4}, 16, 4, ("set", "set")),
         ({"accumulate": 30}, 3, 22, ("set", "predicted")),
         ({"micro_batch": 16, "accumulate": 4}, 16, 4, ("set", "set")),
-        ({"plateau_frac": 0.8}, 16, 4, ("predicted", "predicted")),
     ],
 )
 def test_a_step_of_64_samples(memory, size, number, sources):
@@ -387,7 +375,7 @@ def test_an_accumulate_that_does_not_divide_says_what_came_of_it():
 
 def test_a_model_with_batch_norm_is_never_split():
     model = dataclasses.replace(MODEL, has_batch_norm=True)
-    plan = planned(config(memory={"plateau_frac": 0.8}), model=model)
+    plan = planned(config(), model=model)
     assert (plan.memory.micro_batch, plan.memory.accumulate, plan.memory.on_oom) == (64, 1, "fail")
     assert "BatchNorm" in plan.knobs["memory.on_oom"].because
     assert faults_of(config(memory={"micro_batch": 32}), model=model) == (
@@ -500,14 +488,6 @@ def test_checkpointing_without_anything_to_recompute_is_refused_unless_it_is_tig
     assert entry.because == "off: the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
     model = replace(MODEL, has_blocks=True)
     assert planned(asked, model=model, choices={"memory": "tight"}).memory.checkpoint_activations is True
-
-
-def test_sizes_to_go_down_through_are_refused_where_nothing_goes_down():
-    asked = config(memory={"micro_batch_steps": [16, 8]})
-    told = faults_of(asked, model=replace(MODEL, has_batch_norm=True))
-    assert "memory.micro_batch_steps: [16, 8] has no effect: BatchNorm's statistics belong to the whole batch" in told
-    assert "Set memory.micro_batch_steps=null." in told
-    assert planned(asked).memory.on_oom == "retry"
 
 
 # -- features ---------------------------------------------------------------------------------------------------------
@@ -940,7 +920,7 @@ BY_HAND = dataclasses.replace(GUEST, steps_by_hand=True)
 @pytest.mark.parametrize(
     ("given", "model", "says"),
     [
-        (config(memory={"micro_batch_steps": [8, 4]}), BY_HAND, "memory.micro_batch_steps: [8, 4] would split a step"),
+        (config(memory={"accumulate": 4}), BY_HAND, "memory.accumulate: 4 would split a step"),
         (config(gpu={"compile": Compile.default}), BY_HAND, "gpu.compile: default compiles training_step"),
         (config(trainer={"gradient_clip": 1.0}), BY_HAND, "trainer.gradient_clip: 1 clips before an optimizer step"),
     ],
@@ -954,10 +934,10 @@ def test_what_a_lightning_module_can_not_be_made_to_do_is_refused(given, model, 
 
 
 def test_what_a_lightning_module_has_no_use_for_is_said():
-    given = config(memory={"plateau_frac": 0.8})
+    given = config()
     given.workload.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.1}
-    names = ("workload.optimizer", "memory.plateau_frac")
-    for model, expected in ((GUEST, 2), (MODEL, 0)):
+    names = ("workload.optimizer",)
+    for model, expected in ((GUEST, 1), (MODEL, 0)):
         said = [warning for warning in planned(given, model=model).warnings if warning.startswith(names)]
         assert len(said) == expected
 
@@ -965,39 +945,3 @@ def test_what_a_lightning_module_has_no_use_for_is_said():
 def test_automatic_optimization_is_compiled_and_clipped():
     given = config(gpu={"compile": Compile.default}, trainer={"gradient_clip": 1.0})
     assert planned(given, model=GUEST).device.compile == "default"
-
-
-# -- the way down ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("steps", "said"),
-    [
-        (None, ""),
-        ([32, 8], ""),
-        ([128, 64, 8], "; of memory.micro_batch_steps 128, 64 are not below it"),
-        ([64, 8], "; of memory.micro_batch_steps 64 is not below it"),
-    ],
-)
-def test_sizes_that_are_no_way_down_from_the_micro_batch_are_named(steps, said):
-    plan = planned(config(memory={"micro_batch_steps": steps}))
-    found = with_way_down(plan, steps)
-    assert found.memory.micro_batch == plan.memory.micro_batch == 64
-    assert found.memory.reasons["micro_batch"].because == plan.memory.reasons["micro_batch"].because + said
-
-
-def test_a_way_down_that_begins_nowhere_below_is_refused():
-    with pytest.raises(ConfigError) as raised:
-        with_way_down(planned(), [128, 64])
-    (fault,) = raised.value.faults
-    assert str(fault) == (
-        "memory.micro_batch_steps: [128, 64] has no size below the micro-batch of 64, from which it is to lead down. "
-        "Set memory.micro_batch_steps=[32], or null, which halves."
-    )
-
-
-def test_one_sample_and_a_run_that_takes_no_way_down_need_none():
-    one = planned(config(memory={"micro_batch": 1}))
-    assert with_way_down(one, [4, 2]).memory.reasons["micro_batch"].because.endswith("4, 2 are not below it")
-    fails = planned(config(memory={"on_oom": OnOom.fail}))
-    assert with_way_down(fails, [128]) is fails

@@ -9,14 +9,11 @@ from tests.plan.test_decide import MODEL, config
 from wellfed.plan.memory_candidates import PLANNED_FRAC
 from wellfed.plan.micro_batch import (
     MOST_PROBES,
-    as_remembered,
-    at_plateau,
-    steps_to_run,
+    needs_probe,
     why_untried,
     with_probes,
 )
 from wellfed.plan.predict.peak import StepShape, predicted_peak
-from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, Lowered
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)
@@ -111,25 +108,14 @@ def on_devices(plan, devices=1, compile="none"):
 
 
 def test_a_prediction_is_measured_on_a_card_alone():
-    assert steps_to_run(planned(config(), "8gb", **DEEP), None, MODEL).memory
-    assert not steps_to_run(planned(config(), "8gb", facts=LAPTOP, **DEEP), None, MODEL), "trains on the CPU"
+    assert needs_probe(planned(config(), "8gb", **DEEP))
+    assert not needs_probe(planned(config(), "8gb", facts=LAPTOP, **DEEP)), "trains on the CPU"
 
 
 @pytest.mark.parametrize("typed", [{"micro_batch": 3}, {"accumulate": 32}])
 def test_what_was_typed_is_not_measured(typed):
     plan = planned(config(memory=typed), "8gb", **DEEP)
-    assert not steps_to_run(plan, 0.8, MODEL)
-
-
-def test_a_size_that_is_remembered_is_not_measured_again():
-    plan = planned(config(), "8gb", **DEEP)
-    assert not steps_to_run(as_remembered(plan, ran_out(2, 64), STEP, CARD), 0.8, MODEL)
-
-
-def test_a_plateau_is_looked_for_on_a_cpu_too_and_not_for_a_model_that_is_never_split():
-    plan = planned(config(memory={"plateau_frac": 0.8}), "cpu")
-    assert steps_to_run(plan, 0.8, MODEL).plateau
-    assert not steps_to_run(plan, 0.8, dataclasses.replace(MODEL, has_batch_norm=True))
+    assert not needs_probe(plan)
 
 
 def test_the_plan_says_why_no_step_is_run():
@@ -140,123 +126,3 @@ def test_the_plan_says_why_no_step_is_run():
     compiled = why_untried(on_devices(plan, compile="default"), MODEL)
     assert compiled.startswith("gpu.compile=default would compile twice")
     assert compiled.endswith("what it keeps for its graphs is not predicted")
-
-
-# -- the plateau -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("frac", "rates", "micro"),
-    [
-        (0.8, {64: 100.0, 32: 98.0, 16: 90.0, 8: 60.0}, 16),
-        (0.5, {64: 100.0, 32: 98.0, 16: 90.0, 8: 60.0, 4: 30.0}, 8),
-        (1.0, {64: 100.0, 32: 98.0}, 64),
-        (0.8, {64: 0.0, 32: 98.0, 16: 60.0}, 32),  # a whole step ran out of memory
-        (0.8, {64: 100.0, 32: 90.0, 16: None}, 32),  # time is up
-    ],
-)
-def test_the_smallest_micro_batch_that_keeps_the_rate_is_taken(frac, rates, micro):
-    plan = planned(config(memory={"plateau_frac": frac}), "cpu")
-    tried = []
-    found = at_plateau(plan, frac, lambda size: tried.append(size) or rates[size], STEP, None)
-    assert tried == list(rates)
-    assert (found.memory.micro_batch, found.memory.accumulate) == (micro, 64 // micro)
-    entry = found.knobs["memory.micro_batch"]
-    assert entry.source == "measured"
-    assert f"keeps {frac:g} of the best rate" in entry.because
-
-
-def test_rates_are_measured_down_to_a_single_sample_and_no_further():
-    plan, tried = planned(config(memory={"plateau_frac": 0.8}), "cpu"), []
-    assert at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, StepShape(5), None).memory.micro_batch == 1
-    assert tried == [5, 2, 1]
-
-
-def test_without_any_rate_the_plan_stays():
-    plan = planned(config(memory={"plateau_frac": 0.8}), "cpu")
-    assert at_plateau(plan, 0.8, lambda size: None, STEP, None) == plan
-    assert at_plateau(plan, 0.8, lambda size: 0.0, STEP, None) == plan
-
-
-def test_no_rate_is_measured_of_what_is_predicted_not_to_fit():
-    plan = planned(config(memory={"plateau_frac": 0.8}), "8gb", **DEEP)
-    tried, step = [], StepShape(samples=640)
-    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, step, CARD)
-    assert predicted_peak(CARD, tried[0], step).reserved_bytes <= plan.device.memory_gib * GIB
-    assert found.parts == predicted_peak(CARD, 1, step).parts
-
-
-# -- what earlier runs had to lower ------------------------------------------------------------------------------------
-
-
-def ran_out(value, before, run="NAME"):
-    return {MICRO_BATCH: Lowered(value, before, "2026-11-22", run)}
-
-
-def recalled(remembered, given=None, gpu="24gb", step=STEP):
-    plan = planned(given or config(), gpu, **DEEP)
-    return plan, as_remembered(plan, remembered, step, CARD)
-
-
-def test_a_size_that_ran_out_is_not_tried_again_and_the_reason_says_when_it_was():
-    plan, found = recalled(ran_out(4, 64))
-    assert (plan.memory.micro_batch, found.memory.micro_batch, found.memory.accumulate) == (64, 4, 16)
-    entry = found.knobs["memory.micro_batch"]
-    assert entry.because == (
-        "64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); memory.remember=false tries it again"
-    )
-    assert entry.source == found.knobs["memory.accumulate"].source == "measured"
-    assert found.predicted_peak_gib < plan.predicted_peak_gib
-    assert found.parts == predicted_peak(CARD, 4, STEP).parts
-
-
-def test_of_several_steps_down_the_last_is_told():
-    _, found = recalled(ran_out(4, 8))
-    assert found.knobs["memory.micro_batch"].because.startswith("64 was predicted to fit, and 8 ran out of memory on ")
-
-
-def test_without_an_estimate_it_was_planned():
-    plan = dataclasses.replace(planned(config(), "24gb", **DEEP), predicted_peak_gib=None)
-    found = as_remembered(plan, ran_out(4, 64), STEP, None)
-    assert found.knobs["memory.micro_batch"].because.startswith("64 was planned, and ran out of memory on ")
-    assert (found.memory.accumulate, found.predicted_peak_gib) == (16, None)
-
-
-@pytest.mark.parametrize("remembered", [{}, ran_out(64, 65), ran_out(100, 128)])
-def test_what_is_planned_smaller_stays(remembered):
-    plan, found = recalled(remembered)
-    assert found == dataclasses.replace(plan, remembered=remembered)
-    assert found.knobs == plan.knobs
-
-
-@pytest.mark.parametrize("typed", [{"micro_batch": 32}, {"accumulate": 2}])
-def test_a_typed_micro_batch_wins(typed):
-    plan, found = recalled(ran_out(4, 64), config(memory=typed))
-    assert found.memory == plan.memory
-    assert found.memory.micro_batch == 32
-
-
-def test_a_step_on_all_weights_at_once_that_ran_out_is_a_number_of_the_plan():
-    one_by_one = {FOREACH: Lowered(False, None, "2026-11-22", "NAME")}
-    plan, found = recalled(one_by_one)
-    assert found.memory == plan.memory
-    entry = found.knobs[FOREACH]
-    assert (entry.value, entry.source) == (False, "measured")
-    assert entry.because.startswith("its step on all weights at once ran out of memory on 2026-11-22 (run NAME); ")
-    optimizer = {"_target_": "torch.optim.AdamW", "lr": 1e-3}
-    filled = found.filled_in({"workload": {"name": "a", "optimizer": optimizer}})
-    assert filled["workload"]["optimizer"] == {**optimizer, "foreach": False}
-    assert "foreach" not in optimizer
-    assert FOREACH not in plan.knobs
-
-
-def test_no_rate_is_measured_of_a_size_that_ran_out():
-    plan = planned(config(memory={"plateau_frac": 0.8}), "24gb", **DEEP)
-    rates, tried = {20: 100.0, 10: 60.0}, []
-    plan = as_remembered(plan, ran_out(20, 40), STEP, CARD)
-    assert plan.knobs["memory.micro_batch"].source == "predicted"  # a quarter of the step is below it
-    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or rates[size], STEP, CARD)
-    assert tried == [20, 10]
-    assert found.memory.micro_batch == 20
-    because = found.knobs["memory.micro_batch"].because
-    assert "; 40 ran out of memory on 2026-11-22 (run NAME), and no more than 20 was tried: memory.remember=" in because

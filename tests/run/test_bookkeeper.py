@@ -3,7 +3,6 @@
 import csv
 import json
 from dataclasses import replace
-from datetime import date
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ from wellfed.run import closing, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.run_loggers import chosen_loggers
-from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, recall
 from wellfed.units import show_duration
 
 
@@ -398,39 +396,3 @@ def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path
     )
     assert "the files have every figure" in caplog.text
     assert [type(one).__name__ for one in books.loggers] == ["_Csv"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "kept"),
-    [((), {MICRO_BATCH: (4, 8), FOREACH: (False, None)}), (("memory.micro_batch=16",), {FOREACH: (False, None)})],
-)
-def test_what_had_to_be_lowered_is_kept_for_the_next_run(tmp_path, overrides, kept):
-    """A micro-batch that was set is not remembered."""
-    books = books_of(tmp_path, *overrides)
-    books.event("step_down", step=1, micro_batch=99, before=100)  # no plan, nowhere to keep it
-    file = tmp_path / "cache" / "memory" / "0" / "remembered.json"
-    made = planned(config(memory={"micro_batch": 16}) if overrides else config(), data=ITEMS)
-    books.planned(replace(made, remembered_in=file))
-    books.event("step_down", step=3, micro_batch=8, before=16)
-    books.event("step_down", step=4, micro_batch=4, before=8)
-    books.event("step_down", step=4, evaluation_batch=1, before=2)
-    books.event("ladder", step=5, change="memory.features=dynamic")
-    books.event("ladder", step=5, change="workload.optimizer.foreach=false")
-    books.stepped(4, 1.0, 8)
-    assert FOREACH not in recall(file)  # before that step is done it has not helped
-    books.stepped(5, 1.0, 8)
-    found = recall(file)
-    assert {knob: (one.value, one.before) for knob, one in found.items()} == kept
-    assert {(one.run, one.on) for one in found.values()} == {("r", date.today().isoformat())}
-    assert [event["step"] for event in books.record.events] == [1, 3, 4, 4, 5, 5]
-
-
-def test_a_run_goes_on_where_nothing_can_be_kept(tmp_path, caplog):
-    books = books_of(tmp_path)
-    (tmp_path / "cache").write_text("a file")
-    books.planned(replace(planned(config(), data=ITEMS), remembered_in=tmp_path / "cache" / "memory" / "0" / "x.json"))
-    books.event("step_down", step=3, micro_batch=8, before=16)
-    books.stepped(3, 1.0, 8)
-    assert [event["kind"] for event in books.record.events] == ["step_down"]
-    assert "memory.micro_batch is not remembered: " in caplog.text
-    assert "can't be written (" in caplog.text

@@ -7,7 +7,6 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +22,6 @@ from wellfed.config.compose import compose
 from wellfed.config.schema import OnOom, ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
-from wellfed.plan.run_plan import Decided, PlannedStage
 from wellfed.record import RunRecord
 from wellfed.run.restart import MOST_RESTARTS, Restarts, may_restart, with_changes
 
@@ -320,28 +318,6 @@ def test_ranks_go_on_from_the_checkpoint_of_rank_0_which_all_must_see(tmp_path: 
     seen[0] = False
     with pytest.raises(OutOfMemoryExhausted, match=r"last\.ckpt is not on the disk of all machines"):
         found.checkpoint_for(RestartNeeded("no room.", {}))
-
-
-def test_of_stages_that_of_the_epoch_is_changed() -> None:
-    from tests.plan.test_decide import config, planned
-
-    given = config()
-    plan = planned(given)
-    modes = ("cache", "cache", "dynamic")
-    sections = [plan.memory.but(features=Decided(mode, "typed", "set")) for mode in modes]
-    stages = tuple(PlannedStage(2 * number, section) for number, section in enumerate(sections))
-    changes = {"memory.micro_batch": 4, "memory.features": "cache_host"}
-    after, staged = with_changes(given, replace(plan, stages=stages), changes, "it was too much", epoch=3)
-    sizes = [stage.memory.micro_batch for stage in staged.stages]
-    assert sizes == [plan.memory.micro_batch, 4, plan.memory.micro_batch]
-    assert [stage.memory.features for stage in staged.stages] == ["cache", "cache_host", "dynamic"]
-    assert staged.memory == staged.stages[0].memory
-    assert after == given
-    samples = plan.workload.effective_batch_size
-    assert staged.stages[1].memory.accumulate == -(-samples // 4)
-    _, staged = with_changes(given, replace(plan, stages=stages), {"memory.features": "dynamic"}, "too much", epoch=0)
-    assert [stage.memory.features for stage in staged.stages] == ["dynamic"] * 3
-    assert staged.memory.features == "dynamic"
 
 
 def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from math import ceil
 from operator import attrgetter
 from typing import Any
@@ -19,7 +18,6 @@ from wellfed.config.schema import (
     Accelerator,
     Backend,
     FeatureMode,
-    OnOom,
     RunConfig,
     ScheduleConfig,
     ScheduleName,
@@ -142,72 +140,14 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
     """Checks that a trained encoder gets features computed per batch: only those pass gradients on."""
-    features, stages = config.memory.features, config.memory.stages
-    if not _trains_encoder(config):
-        return
-    if features is not None and features is not FeatureMode.dynamic:
+    features, model = config.memory.features, config.workload.model
+    is_trained = isinstance(model, dict) and model.get("train_encoder") is True
+    if is_trained and features not in (None, FeatureMode.dynamic):
         yield Fault(
             "workload.model.train_encoder=true",
             f"can't train from stored features (memory.features={features.name}): only dynamic computes them anew.",
             "Set memory=dynamic, or workload.model.train_encoder=false.",
         )
-    elif stages and all(stage.features is not FeatureMode.dynamic for stage in stages):
-        yield Fault(
-            "workload.model.train_encoder=true",
-            "can't train from stored features, and no stage of memory.stages computes them anew (dynamic).",
-            f"Set {_STAGES}, or workload.model.train_encoder=false.",
-        )
-
-
-_STAGES = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"
-
-
-def stages(config: RunConfig) -> Iterator[Fault]:
-    """Checks that memory.stages start at epoch 0, in order, each with less on the device than the one before."""
-    memory = config.memory
-    if memory.stages is None:
-        return
-    epochs, modes = ([getattr(stage, name) for stage in memory.stages] for name in ("from_epoch", "features"))
-    order = list(FeatureMode)
-    way_out = f"Set {_STAGES}, or memory.stages=null."
-    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in pairwise(epochs)):
-        problem = f"from_epoch is {_shown(epochs)}; it must begin with 0 and rise from stage to stage."
-        yield Fault("memory.stages", problem, way_out)
-        return
-    for (earlier, later), epoch in zip(pairwise(modes), epochs[1:], strict=True):
-        where = f"memory.stages: features={later.name} from epoch {epoch}"
-        if later is earlier:
-            yield Fault(where, "is what the stage before it has.", "Leave this stage out.")
-        elif order.index(later) < order.index(earlier) and _trains_encoder(config):
-            problem = f"comes after {earlier.name}, which trains the encoder: stored rows would be of old weights."
-            yield Fault(where, problem, "Let dynamic be the last stage.")
-        elif order.index(later) < order.index(earlier):
-            problem = f"goes back from {earlier.name}; stages go from cache to cache_host to dynamic."
-            yield Fault(where, problem, way_out)
-    if memory.features is not None:
-        by_epoch = ", then ".join(mode.name for mode in modes)
-        problem = f"says how features are held throughout, and memory.stages ({by_epoch}) says it by epoch."
-        way_out = "Set memory.features=null, or memory.stages=null."
-        yield Fault(f"memory.features={memory.features.name}", problem, way_out)
-
-
-def _trains_encoder(config: RunConfig) -> bool:
-    model = config.workload.model
-    return isinstance(model, dict) and model.get("train_encoder") is True
-
-
-def step_down(config: RunConfig) -> Iterator[Fault]:
-    """Checks that memory.micro_batch_steps falls, and has an effect."""
-    steps = config.memory.micro_batch_steps
-    if steps is None:
-        return
-    where = f"memory.micro_batch_steps={_shown(steps)}"
-    if not steps or any(later >= earlier for earlier, later in pairwise(steps)):
-        falling = _shown(sorted(set(steps), reverse=True) or [32, 16])
-        yield Fault(where, "must fall from entry to entry, and have one.", f"Set memory.micro_batch_steps={falling}.")
-    elif config.memory.on_oom is OnOom.fail:
-        problem = "has no effect with memory.on_oom=fail, which ends the run where memory runs out."
-        yield Fault(where, problem, "Set memory.on_oom=retry, or memory.micro_batch_steps=null.")
 
 
 def length(config: RunConfig) -> Iterator[Fault]:
@@ -311,6 +251,6 @@ def packages(config: RunConfig) -> Iterator[Fault]:
 
 
 RULES: tuple[Rule, ...] = (
-    workers, needs_workers, own_loader, batch_split, encoder, stages, step_down, length, schedule, callback_names,
-    strategy, best, continuing, pruning, folder_name, packages,
+    workers, needs_workers, own_loader, batch_split, encoder, length, schedule, callback_names, strategy, best,
+    continuing, pruning, folder_name, packages,
 )  # fmt: skip

@@ -88,13 +88,8 @@ class GpuConfig:
         Compile.none,
     )
     enforce: Optional[bool] = knob(
-        "Hold the run to the budget. null = true for a named budget that the card can hold, else false. true on a CPU "
-        "limits this process's memory instead (Linux).",
-    )
-    ballast: bool = knob(
-        "With enforce: fill the rest of a larger card, so that libraries that read the free memory from the driver "
-        "see the smaller card too.",
-        False,
+        "Hold the run to the budget. null = true for a named budget that the card can hold, else false. No effect on a "
+        "CPU.",
     )
     allocator: Allocator = knob(
         "default or expandable (segments that grow: less fragmentation when shapes vary).", Allocator.default
@@ -140,14 +135,6 @@ class LoaderConfig:
 
 
 @dataclass
-class MemoryStage:
-    """One entry of memory.stages."""
-
-    from_epoch: int = knob("Its first epoch, from 0.", MISSING)
-    features: FeatureMode = knob("As memory.features, from that epoch on.", MISSING)
-
-
-@dataclass
 class MemoryConfig:
     """GPU memory: features, micro-batches, checkpointing, out-of-memory errors."""
 
@@ -163,26 +150,7 @@ class MemoryConfig:
     checkpoint_activations: Optional[bool] = knob(
         "Recompute activations in the backward pass: less memory, about a third more compute. null = false."
     )
-    plateau_frac: Optional[float] = knob(
-        "Take the smallest micro-batch that keeps this fraction of the best rate, by real steps before training. "
-        "Without such steps (several devices, gpu.compile): a quarter of a step. null = the largest that fits.",
-        above=0,
-        at_most=1,
-    )
     on_oom: OnOom = knob("retry (halve the micro-batch and do the same batch again) or fail.", OnOom.retry)
-    micro_batch_steps: Optional[list[int]] = knob(
-        "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
-    )
-    remember: bool = knob(
-        "Begin with the micro-batch that an earlier run of the same plan had to step down to, kept in "
-        "paths.cache_dir. false = neither read nor kept.",
-        True,
-    )
-    stages: Optional[list[MemoryStage]] = knob(
-        "Features that change at an epoch: [{from_epoch: 0, features: cache}, {from_epoch: 3, features: dynamic}], "
-        "each stage with its own micro-batch. An encoder that the model trains is frozen until the stage with dynamic. "
-        "null = memory.features throughout.",
-    )
 
 
 @dataclass

@@ -113,11 +113,6 @@ class EvalLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Does nothing: a pass is never resumed in the middle."""
 
-    def read_from(self, dataset: Any) -> None:
-        """Reads the same samples from another dataset, from the next ``iter()`` on."""
-        self._builder = self._builder.of(dataset)
-        self._source.read_from(self._builder)
-
     def close(self) -> None:
         """Ends persistent worker processes."""
         self._source.close()

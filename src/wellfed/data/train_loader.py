@@ -171,11 +171,6 @@ class TrainLoader:
         )
         return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
 
-    def read_from(self, dataset: Any) -> None:
-        """Reads the same samples from another dataset, from the next ``iter()`` on."""
-        self._builder = self._builder.of(dataset)
-        self._source.read_from(self._builder)
-
     def close(self) -> None:
         """Ends workers and everything built ahead; a later ``iter()`` restarts them.
 

@@ -47,7 +47,7 @@ def within_budget(
         fits_host: whether host memory holds the feature table.
     """
     # Stages, if any, decide where features are.
-    has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
+    has_features = data.feature_rows > 0 and not data.features_trainable
     modes = _slower_modes(plan.memory.features, fits_host=fits_host) if has_features else (plan.memory.features,)
     open_modes = modes if config.memory.features is None else (plan.memory.features,)
     space, budget_gib = _search_space(plan, config, model, open_modes), plan.device.memory_gib

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from wellfed.config.schema import Compile, MemoryStage, RunConfig, ScheduleConfig
+from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.observe.hardware.facts import MachineFacts
@@ -31,7 +31,6 @@ from wellfed.plan.run_plan import (
     Decided,
     DevicePlan,
     ModelFacts,
-    PlannedStage,
     RunPlan,
     WorkloadSection,
     by_rule,
@@ -118,24 +117,6 @@ def plan_run(
     ):
         raise DoesNotFit([too_much])
     return plan
-
-
-def over_stages(stages: Sequence[MemoryStage], plans: Sequence[RunPlan]) -> RunPlan:
-    """Returns the plan of the first of ``memory.stages`` with all stages; peak and misfit are the worst of them."""
-    misfits = [each for each in plans if each.misfit is not None]
-    is_known = all(each.predicted_peak_gib is not None for each in plans)
-    # If the allocator would reserve the same, tensor bytes decide.
-    worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0 if is_known else 0, sum(each.parts.values())))
-    return replace(
-        plans[0],
-        parts=worst.parts,
-        predicted_peak_gib=worst.predicted_peak_gib if is_known else None,
-        peak_moment=worst.peak_moment if is_known else None,
-        misfit=misfits[0].misfit if misfits else None,
-        remedies=misfits[0].remedies if misfits else (),
-        warnings=tuple(dict.fromkeys(warning for each in plans for warning in each.warnings)),
-        stages=tuple(PlannedStage(stage.from_epoch, each.memory) for stage, each in zip(stages, plans, strict=True)),
-    )
 
 
 def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:

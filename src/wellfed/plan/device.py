@@ -54,24 +54,13 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     if isinstance(precision, Fault) or faults:
         raise ConfigError([*faults, *([precision] if isinstance(precision, Fault) else [])])
     budget = _budget(config, profile, facts, on_gpu)
-    caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
-    if caps_host and budget.budget_gib is not None and budget.budget_gib > facts.ram_gib:
-        raise ConfigError.of(
-            "gpu.enforce",
-            f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
-            f"{facts.ram_gib:.1f} GiB of host memory.",
-            "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
-        )
     because = "the budget is what this card has"
-    if caps_host:
-        because = "gpu.enforce=true: host memory is held to the budget in the card's place"
-    elif not on_gpu:
+    if not on_gpu:
         because = "trains on the CPU: there is no GPU memory to hold back"
     elif gpu.enforce is not None:
         because = f"gpu.enforce={str(gpu.enforce).lower()}"
     elif budget.cap:
         because = "holds this card to the budget of the one that was named"
-    is_held = caps_host or budget.cap
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
     device = DeviceSection.of(
@@ -80,7 +69,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "precision": by_rule(precision.precision, precision.because, is_set=gpu.precision.value != "auto"),
             "tf32": by_rule(gpu.tf32 and on_gpu, tf32, is_set=on_gpu),
             "compile": Decided(gpu.compile.value, f"gpu.compile={gpu.compile.value}{eager}", "set"),
-            "enforce": by_rule(is_held, because, is_set=is_held == gpu.enforce),
+            "enforce": by_rule(budget.cap, because, is_set=budget.cap == gpu.enforce),
         },
         name=card.name if card else facts.cpu,
         workspaces=cublas_bytes(card),
@@ -104,13 +93,11 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "strategy": strategy,
         }
     )
-    # On a CPU the warnings deny that the budget is enforced, which is false with gpu.enforce=true.
-    warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
+    warnings = [*facts.warnings, *budget.warnings]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
-    if gpu.ballast and not (on_gpu and is_held):
-        unused = "gpu.ballast=true has no effect: no GPU is held to a smaller budget here."
-        warnings.append(f"{unused} Set gpu.ballast=false.")
+    if gpu.enforce and not on_gpu:
+        warnings.append("gpu.enforce=true has no effect: the run trains on the CPU. Set gpu.enforce=null.")
     return DevicePlan(where, device, tuple(warnings))
 
 

@@ -57,13 +57,10 @@ def memory_faults(
 ) -> Iterator[Fault]:
     """Yields faults of memory settings that are impossible."""
     asked, per_device = config.memory, _per_device(config)
-    steps, whole = asked.micro_batch_steps, _why_whole(config, model)
+    whole = _why_whole(config, model)
     if whole:
-        wanted: dict[str, object] = {"micro_batch_steps": steps}
-        if memory.accumulate > 1:
-            wanted |= {"micro_batch": asked.micro_batch, "accumulate": asked.accumulate}
-        for knob, value in wanted.items():
-            if value is not None:
+        for knob, value in (("micro_batch", asked.micro_batch), ("accumulate", asked.accumulate)):
+            if value is not None and memory.accumulate > 1:
                 yield Fault(
                     f"memory.{knob}",
                     f"{value} would split a step, and {whole}.",
@@ -76,13 +73,9 @@ def memory_faults(
             "belong to the whole batch; the result would differ.",
             "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
         )
-    if steps is not None and memory.on_oom == "fail" and not whole:
-        why = memory.reasons["on_oom"].because
-        yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
-    # memory=tight is for all models; without blocks it only affects the micro-batch.
+    # memory=tight is for all models; without blocks it has no effect.
     if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
         yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
-    yield from _stage_faults(config, data, model)
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
         yield Fault(
             "memory.features",
@@ -97,31 +90,12 @@ def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
     return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
 
 
-def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
-    if config.memory.stages is None:
-        return
-    way_out = "Set memory.stages=null."
-    if model.is_lightning_module:
-        yield Fault("memory.stages", "a LightningModule holds its features itself.", way_out)
-    elif data.feature_rows == 0:
-        yield Fault("memory.stages", "this workload offers no features that could be held otherwise.", way_out)
-    elif config.trainer.strategy is Strategy.fsdp:
-        problem = "trainer.strategy=fsdp shards the model once, for what is trained from the start."
-        yield Fault("memory.stages", problem, "Set trainer.strategy=ddp, or memory.stages=null.")
-
-
 def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """Yields warnings about memory settings that are ignored."""
-    asked, last = config.memory, config.trainer.max_epochs
-    for stage in asked.stages or ():
-        if last is not None and stage.from_epoch >= last:
-            unused = f"the stage from epoch {stage.from_epoch} on ({stage.features.name}) does not begin"
-            yield f"memory.stages: {unused}: the run ends after trainer.max_epochs={last}, its epochs count from 0."
+    asked = config.memory
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."
-    if asked.plateau_frac is not None and model.is_lightning_module:
-        yield f"memory.plateau_frac={asked.plateau_frac:g} is not used: {_WHOLE}."
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:

@@ -4,35 +4,30 @@ Each of these may change the decision of the one before it, so the last that app
 
 1. `rule_of_thumb`: the typed value (``memory.micro_batch``, ``memory.accumulate``), else the device's whole share.
 2. `budget.within_budget`: the largest size whose predicted peak fits the budget.
-3. `as_remembered`: a smaller size that an earlier run of this plan had to step down to.
-4. `at_plateau`: only with ``memory.plateau_frac``; the smallest size that keeps this share of the best measured rate.
-5. `with_probes`: on one GPU, a real step of the size from 2 or 4; a smaller size if that needs too much memory.
-6. `train.memory.step_down`: a training step that runs out of memory halves the size, which the next run recalls in 3.
+3. `with_probes`: on one GPU, a real step of the size from 2; a smaller size if that needs too much memory.
+4. `train.memory.step_down`: a training step that runs out of memory halves the size.
 
-A typed size can only change in 6. A size from 3 is not measured again. `steps_to_run` decides about 4 and 5.
-Pure: the steps themselves run in `run.micro_batch`.
+A typed size can only change in 4. Pure: the steps themselves run in `run.micro_batch`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from wellfed.config.schema import OnOom, RunConfig, Strategy
-from wellfed.errors import ConfigError
 from wellfed.plan.memory_candidates import limit_bytes
 from wellfed.plan.predict.peak import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
-from wellfed.plan.run_plan import TRY_AGAIN, Decided, ModelFacts, RunPlan, by_rule
+from wellfed.plan.run_plan import Decided, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
-from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
-from wellfed.units import gib, show_bytes, show_count
+from wellfed.units import gib, show_bytes
 
 MOST_PROBES = 6
 
 
 def rule_of_thumb(config: RunConfig, model: ModelFacts) -> Decided[int]:
-    """Returns the typed size, else the device's whole share of a step, or a quarter of it for a plateau."""
+    """Returns the typed size, else the device's whole share of a step."""
     memory, world = config.memory, config.trainer.world_size
     per_device = largest_share(config.workload.samples_per_step, world)
     share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
@@ -41,8 +36,6 @@ def rule_of_thumb(config: RunConfig, model: ModelFacts) -> Decided[int]:
     if memory.accumulate is not None:
         size = math.ceil(per_device / memory.accumulate)
         return Decided(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
-    if memory.plateau_frac is not None and not model.has_batch_norm:
-        return by_rule(max(1, per_device // 4), f"a quarter of {share}: the rate at each size was not measured")
     may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
     rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
     return by_rule(per_device, f"{share}, {rest}")
@@ -53,45 +46,10 @@ def in_parts(samples: int, micro_batch: int) -> tuple[int, str]:
     return math.ceil(samples / micro_batch), f"{samples} samples a device in micro-batches of {micro_batch}"
 
 
-def as_remembered(
-    plan: RunPlan, remembered: Mapping[str, Lowered], step: StepShape, footprint: Footprint | None
-) -> RunPlan:
-    """Returns the plan with values that earlier runs had to lower. Typed and smaller sizes are kept.
-
-    Args:
-        remembered: lowered values by knob, for knobs that were not typed.
-        footprint: footprint that ``plan`` is based on, if any.
-    """
-    plan = replace(plan, remembered=dict(remembered))
-    lowered, planned = remembered.get(MICRO_BATCH), plan.memory.decided("micro_batch")
-    if lowered is None or planned.source == "set" or lowered.value >= planned.value:
-        return plan
-    was = "was planned" if plan.predicted_peak_gib is None else "was predicted to fit"
-    ran_out = lowered.when if lowered.before == planned.value else f"{lowered.before} {lowered.when}"
-    because = f"{planned.value} {was}, and {ran_out}; {TRY_AGAIN}"
-    return _resized(plan, Decided(int(lowered.value), because, "measured"), step, footprint)
-
-
-@dataclass(frozen=True)
-class StepsToRun:
-    """Reasons to run real steps before training; falsy without one."""
-
-    plateau: bool
-    """Whether to measure the rate of several sizes."""
-    memory: bool
-    """Whether to measure the memory of the planned size."""
-
-    def __bool__(self) -> bool:
-        return self.plateau or self.memory
-
-
-def steps_to_run(plan: RunPlan, plateau_frac: float | None, model: ModelFacts) -> StepsToRun:
-    """Returns what to measure by real steps; nothing unless the micro-batch is a prediction."""
+def needs_probe(plan: RunPlan) -> bool:
+    """Returns whether a real step is to measure the memory of the micro-batch, which is only predicted so far."""
     is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-    return StepsToRun(
-        plateau=is_predicted and plateau_frac is not None and model.may_split,
-        memory=is_predicted and plan.on_gpu and plan.predicted_peak_gib is not None,
-    )
+    return is_predicted and plan.on_gpu and plan.predicted_peak_gib is not None
 
 
 def why_untried(plan: RunPlan, model: ModelFacts) -> str:
@@ -104,43 +62,6 @@ def why_untried(plan: RunPlan, model: ModelFacts) -> str:
         compiled = f"gpu.compile={plan.device.compile} would compile twice"
         return f"{compiled}; what it keeps for its graphs is not predicted"
     return ""
-
-
-def at_plateau(
-    plan: RunPlan, frac: float, rate: Callable[[int], float | None], step: StepShape, footprint: Footprint | None
-) -> RunPlan:
-    """Returns the plan with the smallest tried micro-batch that keeps ``frac`` of the best rate.
-
-    The sizes tried are the device's whole share of a step, its half, and so on. Sizes that are recalled or predicted as
-    too large are skipped.
-
-    Args:
-        rate: returns samples/s of real steps; 0 if memory runs out, None to stop trying.
-        footprint: for the predicted peaks of a plan with a budget.
-    """
-    size = step.samples
-    if footprint is not None and plan.device.memory_gib is not None:
-        size = max(1, largest_micro_batch(footprint, limit_bytes(plan.device.memory_gib), step))
-    lowered = plan.remembered.get(MICRO_BATCH)
-    if lowered is not None and lowered.value < size:
-        size = lowered.value
-        larger = f"; {lowered.before} {lowered.when}, and no more than {size} was tried: {TRY_AGAIN}"
-    else:
-        larger = ""
-    rates: dict[int, float] = {}
-    while size not in rates and (found := rate(size)) is not None:
-        rates[size] = found
-        if found < frac * max(rates.values()):
-            break
-        size = max(1, size // 2)
-    if not any(rates.values()):
-        return plan
-    best = max(rates, key=lambda each: rates[each])
-    micro = min(each for each in rates if rates[each] >= frac * rates[best])
-    because = f"the smallest that keeps {frac:g} of the best rate: {show_count(rates[micro])} samples/s"
-    if micro != best:
-        because += f", and {show_count(rates[best])} at {best}"
-    return _resized(plan, Decided(micro, f"{because}{larger}", "measured"), step, footprint)
 
 
 def with_probes(
@@ -192,48 +113,22 @@ def with_probes(
     if micro == before.value:
         as_planned = Decided(micro, f"{before.because}; {shown}", "measured")
         return replace(plan, memory=plan.memory.but(micro_batch=as_planned))
-    return _resized(plan, Decided(micro, f"{before.value} were planned; {shown}", "measured"), step, footprint)
-
-
-def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
-    """Returns the plan, whose micro-batch is final now, with the unused ``memory.micro_batch_steps``.
-
-    Raises:
-        ConfigError: none of them is smaller than the micro-batch.
-    """
-    micro = plan.memory.micro_batch
-    unused = [size for size in steps or () if size >= micro]
-    if not unused or plan.memory.on_oom == "fail":
-        return plan
-    listed = ", ".join(map(str, unused))
-    if len(unused) == len(steps or ()) and micro > 1:
-        raise ConfigError.of(
-            "memory.micro_batch_steps",
-            f"[{listed}] has no size below the micro-batch of {micro}, from which it is to lead down.",
-            f"Set memory.micro_batch_steps=[{micro // 2}], or null, which halves.",
-        )
-    verb = "is" if len(unused) == 1 else "are"
-    return because_too(plan, f"; of memory.micro_batch_steps {listed} {verb} not below it")
+    resized = Decided(micro, f"{before.value} were planned; {shown}", "measured")
+    accumulate = Decided(*in_parts(step.samples, micro), "measured")
+    peak = predicted_peak(footprint, micro, step)
+    return replace(
+        plan,
+        memory=plan.memory.but(micro_batch=resized, accumulate=accumulate),
+        parts=peak.parts,
+        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(budget_gib))),
+        peak_moment=peak.moment,
+    )
 
 
 def because_too(plan: RunPlan, more: str) -> RunPlan:
     """Returns the plan with ``more`` added to the micro-batch's reason."""
     micro = plan.memory.decided("micro_batch")
     return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=f"{micro.because}{more}")))
-
-
-def _resized(plan: RunPlan, micro: Decided[int], step: StepShape, footprint: Footprint | None) -> RunPlan:
-    accumulate = Decided(*in_parts(step.samples, micro.value), "measured")
-    plan = replace(plan, memory=plan.memory.but(micro_batch=micro, accumulate=accumulate))
-    if footprint is None or plan.device.memory_gib is None:
-        return plan
-    peak = predicted_peak(footprint, micro.value, step)
-    return replace(
-        plan,
-        parts=peak.parts,
-        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(plan.device.memory_gib))),
-        peak_moment=peak.moment,
-    )
 
 
 def _limit(budget_gib: float, available_bytes: int | None) -> tuple[int, str]:

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.record import PlanEntry, filled_in
-from wellfed.train.memory.remembered_sizes import FOREACH, Lowered
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured", "data"]
-TRY_AGAIN = "memory.remember=false tries it again"
-"""End of a reason from an earlier run."""
-_BY_STAGE = [f"memory.{name}" for name in ("features", "micro_batch", "accumulate", "checkpoint_activations", "stages")]
-"""Knobs that each of ``memory.stages`` decides; a single value would apply to all stages."""
 
 
 def only_planned(values: Mapping[str, Any]) -> set[str]:
     """Returns the knobs of a plan whose planned values can't be set; ``values`` are those of the plan, by dotted knob.
 
-    A DataLoader that is left as it came has settings of its own. So has each of ``memory.stages``.
+    A DataLoader that is left as it came has settings of its own.
     """
     of_loader = [knob for knob in values if knob.startswith("loader.")] if values.get("loader.backend") == "own" else []
-    found = {*of_loader} - {"loader.backend", "loader.device_prefetch"}
-    return found.union(_BY_STAGE) if values.get("memory.stages") else found
+    return {*of_loader} - {"loader.backend", "loader.device_prefetch"}
 
 
 @dataclass(frozen=True)
@@ -121,14 +114,6 @@ class MemorySection(Section):
     on_oom: Literal["retry", "fail"]
 
 
-@dataclass(frozen=True)
-class PlannedStage:
-    """Decisions for one of ``memory.stages``."""
-
-    from_epoch: int
-    memory: MemorySection
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoaderSection(Section):
     """How batches are built and brought to the device."""
@@ -181,14 +166,11 @@ class RunPlan(DevicePlan):
 
     workload: WorkloadSection
     memory: MemorySection
-    """Memory of the first stage, if there are several."""
     loader: LoaderSection
     derived: Mapping[str, Decided[Any]] = field(default_factory=dict)
     """Values derived from the data, by dotted knob."""
     callbacks: Decided[str] | None = None
     """Names of the configured callbacks; None = no callbacks."""
-    stages: tuple[PlannedStage, ...] = ()
-    """All of ``memory.stages``; empty = the same settings throughout."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Bytes of device memory by purpose: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
@@ -206,10 +188,6 @@ class RunPlan(DevicePlan):
     """Knobs that this model or its data refuse or do not use, as ``gpu.compile`` of a model that steps by hand."""
     feature_table_bytes: int = 0
     """Bytes of all features if they may be kept on the device; 0 without frozen features."""
-    remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """Values that earlier runs of this plan had to lower, by knob."""
-    remembered_in: Path | None = None
-    """File for the values that this run has to lower; None = not kept."""
     num_validation: int = 0
     """Samples of the validation, which runs within the training."""
     validation_batch_size: int | None = None
@@ -226,35 +204,10 @@ class RunPlan(DevicePlan):
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
         knobs |= self.derived
-        if self.stages:
-            knobs["memory.stages"] = self._stages
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last, for when the others were wrong
-        if (one_by_one := self.remembered.get(FOREACH)) is not None:
-            because = f"its step on all weights at once {one_by_one.when}; {TRY_AGAIN}"
-            knobs[FOREACH] = Decided(False, because, "measured")
         if self.callbacks is not None:
             knobs["callbacks"] = self.callbacks
         return knobs
-
-    @property
-    def _stages(self) -> Decided[Any]:
-        """All stages with their differences and the reason."""
-        names = ("features", "micro_batch", "checkpoint_activations")
-        found = [
-            {"from_epoch": one.from_epoch, **{name: getattr(one.memory, name) for name in names}} for one in self.stages
-        ]
-        reasons = (
-            f"from epoch {one.from_epoch} features={one.memory.features}, micro_batch={one.memory.micro_batch} "
-            f"({one.memory.reasons['micro_batch'].because})"
-            + (", checkpoint_activations=true" if one.memory.checkpoint_activations else "")
-            for one in self.stages
-        )
-        return Decided(found, "; ".join(reasons), "set")
-
-    @property
-    def least_micro_batch(self) -> int:
-        """Smallest micro-batch of all stages, which fits in each."""
-        return min([self.memory.micro_batch, *(stage.memory.micro_batch for stage in self.stages)])
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a configuration with the decided values."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +19,12 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import EventKind, LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
+from wellfed.record import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, Usage, node_watch
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
-from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
@@ -60,11 +58,8 @@ class Bookkeeper:
         self._phases_before, self._ceiling_before = record.phases, record.ceiling
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
-        self._plan: RunPlan | None = None
         self._figures_due_s = 0.0
         """Time of the run from which a checkpoint computes the figures of all steps again."""
-        self._lowered: dict[str, tuple[int, Lowered]] = {}
-        """Lowered knobs with the repeated step. They are stored for later runs once that step is done."""
 
     def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
         """Records the time of a part of the start-up, since the previous part."""
@@ -74,7 +69,7 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan, *, saves: bool = True) -> None:
         """Records the plan, and writes the record unless a resume may still be refused."""
-        self.record.plan, self._plan = plan.to_dict(), plan
+        self.record.plan = plan.to_dict()
         self.record.refused = list(plan.refused)
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
@@ -83,30 +78,6 @@ class Bookkeeper:
             self.record.loading["build_ms_alone"] = plan.loader.build_ms
         if saves:
             self.journal.save()
-
-    def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run. A
-        micro-batch that the user set is not remembered, since it will be set again."""
-        self.journal.event(kind, step, **facts)
-        plan = self._plan
-        found = from_event(kind, facts, on=date.today(), run=self.record.run_id)
-        if found is None or plan is None or plan.remembered_in is None:
-            return
-        knob, lowered = found
-        if knob != MICRO_BATCH or plan.memory.reasons["micro_batch"].source != "set":
-            self._lowered[knob] = self.record.steps if step is None else step, lowered
-
-    def _remember(self) -> None:
-        """Stores the lowered knobs of steps that have been repeated successfully."""
-        file = None if self._plan is None else self._plan.remembered_in
-        for knob, (step, lowered) in list(self._lowered.items()):
-            if file is None or step > self.record.steps:
-                continue
-            del self._lowered[knob]
-            try:
-                remember(file, knob, lowered)
-            except OSError as error:
-                _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
     def resumed_after(self, step: int, epochs: float, *, in_place: bool, validates: bool = False) -> None:
         """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint.
@@ -190,9 +161,9 @@ class Bookkeeper:
         """Peak of this rank's memory in training, as in the record; None before training."""
         return None if self._usage is None else self._usage.entries()[0]["measured_peak_gib"]
 
-    def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
+    def training(self, plan: RunPlan) -> Usage:
         """Measures the memory of training from now on, until it is stopped."""
-        self._usage = Usage(plan, ballast_bytes)
+        self._usage = Usage(plan)
         return self._usage
 
     def first_batch(self, by_dtype: Mapping[str, int]) -> None:
@@ -221,8 +192,6 @@ class Bookkeeper:
         self.progress.step_done(steps)
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
-        if self._lowered:
-            self._remember()
 
     def ceiling(self, samples_per_s: float | None) -> None:
         """Records the rate without loading, if it was measured."""

@@ -59,7 +59,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
-        ballast = cap_cuda(int(budget_gib * GIB), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
+        cap_cuda(int(budget_gib * GIB))
 
     def find(step: ConfiguredStep) -> Fit:
         with _utilisation(facts, plan) as utilisation:

@@ -145,14 +145,10 @@ def gpus_to_watch(facts: MachineFacts, plan: RunPlan, more: Collection[int] = ()
 
 
 class Usage:
-    """Memory and CPU time of training, from now on.
+    """Memory and CPU time of training, from now on."""
 
-    Args:
-        ballast_bytes: bytes held to make a card smaller; not counted.
-    """
-
-    def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
-        self._plan, self._ballast_bytes, self._process = plan, ballast_bytes, psutil.Process()
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan, self._process = plan, psutil.Process()
         self._rss_before = self._process.memory_info().rss
         self._cpu_before_s, self._began_s = spent_cpu_s(), time.monotonic()
         self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
@@ -163,8 +159,8 @@ class Usage:
             self._at_the_end = self.entries()
 
     def held_gib(self) -> float | None:
-        """Returns the memory that the allocator holds now, without the ballast; None without a card."""
-        return gib(torch.cuda.memory_reserved() - self._ballast_bytes) if self._plan.on_gpu else None
+        """Returns the memory that the allocator holds now; None without a card."""
+        return gib(torch.cuda.memory_reserved()) if self._plan.on_gpu else None
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
         """Returns ``memory`` and ``host`` of the record. On CUDA the peak is the allocator's reservation, otherwise the
@@ -172,7 +168,7 @@ class Usage:
         if self._at_the_end is not None:
             return self._at_the_end
         if self._plan.on_gpu:
-            peak = float(torch.cuda.max_memory_reserved() - self._ballast_bytes)
+            peak = float(torch.cuda.max_memory_reserved())
         else:
             peak = max(0.0, peak_rss_bytes() - self._rss_before)
         memory: MemoryEntry = {

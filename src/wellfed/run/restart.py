@@ -6,15 +6,14 @@ is freed first. Several ranks restart together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.contract import FEATURE_MODES
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan, Section
+from wellfed.plan.run_plan import Decided, RunPlan, Section
 from wellfed.ranks import largest_share
 from wellfed.run.folder.resume import latest_checkpoint
 from wellfed.units import counted
@@ -86,13 +85,12 @@ def show_changes(changes: Mapping[str, object]) -> str:
 
 
 def with_changes(
-    config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str, *, epoch: int = 0
+    config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str
 ) -> tuple[RunConfig, RunPlan]:
     """Returns configuration and plan with other values of some knobs, in the plan if it has the knob.
 
     Args:
         why: reason of these values in the plan.
-        epoch: epoch that ran out of memory. Only its stage of ``memory.stages`` is changed.
     """
     changes = dict(changes)
     if "memory.micro_batch" in changes:
@@ -100,11 +98,6 @@ def with_changes(
         changes.setdefault("memory.accumulate", largest_share(samples, int(str(changes["memory.micro_batch"]))))
     if _AHEAD in changes:  # a LightningModule's batch is now copied in the parts of its step
         plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
-    if plan.stages:
-        memory = {knob.partition(".")[2]: value for knob, value in changes.items() if knob.startswith("memory.")}
-        stages = tuple(_changed_stages(plan.stages, memory, why, epoch))
-        plan = replace(plan, stages=stages, memory=stages[0].memory)
-        changes = {knob: value for knob, value in changes.items() if not knob.startswith("memory.")}
     sections = {each.name: getattr(plan, each.name) for each in fields(plan)}
     planned = {one.group: (name, one) for name, one in sections.items() if isinstance(one, Section)}
     for dotted, value in changes.items():
@@ -117,20 +110,6 @@ def with_changes(
         else:
             config = _changed(config, dotted.split("."), value)
     return config, plan
-
-
-def _changed_stages(
-    stages: tuple[PlannedStage, ...], memory: Mapping[str, Any], why: str, epoch: int
-) -> Iterator[PlannedStage]:
-    """Yields the stages with the changes in the epoch's stage. Later stages keep no faster way to hold features."""
-    current = max(number for number, stage in enumerate(stages) if stage.from_epoch <= max(epoch, 0))
-    slowest = memory.get("features")
-    for number, stage in enumerate(stages):
-        changed = dict(memory) if number == current else {}
-        if number > current and slowest is not None and stage.memory.features is not None:
-            changed["features"] = max(stage.memory.features, slowest, key=FEATURE_MODES.index)
-        decided = {knob: Decided(value, why, "measured") for knob, value in changed.items()}
-        yield replace(stage, memory=stage.memory.but(**decided)) if decided else stage
 
 
 def _changed(node: Any, path: list[str], value: object) -> Any:

@@ -159,8 +159,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
     table = TextTable("knob", value, "because", title=f"Plan: {workload} on {plan.device.name}")
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        shown = f"{len(plan.stages)} stages" if knob == "memory.stages" else show_value(decided.value)
-        table.add_row(knob, shown, because)
+        table.add_row(knob, show_value(decided.value), because)
     return table
 
 
@@ -235,8 +234,7 @@ def _device(plan: RunPlan) -> str:
     number = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
     parts = [f"{number}{device.name}"]
     if device.memory_gib is not None:
-        is_named_only = not plan.on_gpu and not device.enforce
-        parts.append(f"budget {device.memory_gib:.1f} GiB{' of a card that is not here' if is_named_only else ''}")
+        parts.append(f"budget {device.memory_gib:.1f} GiB{'' if plan.on_gpu else ' of a card that is not here'}")
     parts.append(device.precision)
     if device.compile != "none":
         parts.append(f"compile {device.compile}")

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
-from wellfed.plan.ways_that_fit import RanOut
 from wellfed.process import EXIT_TIME_LIMIT, StopRequest
 from wellfed.ranks import own_local_rank, requeue
 from wellfed.record import RunRecord, differences
@@ -48,8 +47,6 @@ from wellfed.train.memory import cap, oom
 from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
-Planned = tuple[RunPlan, Callable[[RanOut], list[str]]]
-"""A plan, and a function that returns overrides that fit once memory ran out."""
 
 
 @dataclass
@@ -86,7 +83,6 @@ class Run:
         self._passes: Passes | None = None
         runs = Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
         self._saved = SavedTraining(self.folder, target, is_found=self.folder.parent == runs)
-        self._planned: Planned | None = None
 
     def go(self) -> int:
         """Runs all stages and returns the exit code."""
@@ -98,8 +94,6 @@ class Run:
             self.stop.is_finishing = True
             is_trial = self.measure is not None  # it keeps no checkpoint
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
-            if isinstance(error, OutOfMemoryExhausted) and outcome.kind == "device_oom":
-                outcome = replace(outcome, advice=_ways_that_fit(self._planned, self._books, outcome.message))
             outcome = self._others.outcome(outcome)
             outcome = self._with_what_is_saved(outcome)
             self._show(outcome, error)
@@ -132,7 +126,9 @@ class Run:
         self._stage("planning")
         record.machine["gpus"] += self._others.gpus_of_other_machines(facts, planner.device)
         plan, books = self._make_plan(planner), self._books
-        ballast = _prepare_device(planner.config, plan)  # held while the run lasts
+        if plan.device.enforce and plan.device.memory_gib is not None:
+            # Lightning has not chosen the rank's card yet.
+            cap.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
         passes = self._make_passes(planner, plan)
         target = self._saved.target
         checkpoint = None if target is None else self._resume_from(target, passes)
@@ -141,7 +137,7 @@ class Run:
         self._others.ready()
         received = self._others.receiving(books.take_node_message)
         with self._others.watching(self._lost), self._watching(facts, plan, passes), received, self._renewing():
-            usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
+            usage = books.training(plan)
             if self.measure is not None:
                 self._started()
                 books.ceiling(passes.ceiling.warm_up())
@@ -194,12 +190,10 @@ class Run:
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        epoch = self._others.all_gather("epoch", math.floor((self._books.record.epochs or 0) + 1e-6))[0]
-        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed), epoch=epoch)
+        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed))
         self.composed = replace(self.composed, config=config)
         self._books.planned(plan)
         planner = Planner.start(self.composed, facts)
-        self._planned = plan, planner.ways_that_fit(plan)
         return planner, plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
@@ -232,7 +226,6 @@ class Run:
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
         plan = self._others.plan(planner)
-        self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
         target = self._saved.target
         self._books.planned(plan, saves=target is None or not target.in_place)
@@ -325,23 +318,6 @@ def _differences(earlier: RunRecord, config: Mapping[str, Any], record: RunRecor
     return found + (differences(earlier.engine, record.engine, "engine") if earlier.engine else [])
 
 
-def _ways_that_fit(planned: Planned | None, books: Bookkeeper, message: str) -> str:
-    """Returns overrides that would fit, after an out-of-memory error in training; empty without an estimate."""
-    if planned is None or books.progress.phase != "train":  # there is no estimate for an evaluation
-        return ""
-    (plan, ask), events = planned, books.record.events
-    if plan.stages:  # later stages need other sizes
-        return ""
-    anew = ("resume", "restart")
-    began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
-    try:
-        ways = ask(RanOut.of(plan, events[began:], message))
-    except Exception:  # noqa: BLE001  an error here must not replace the run's own
-        _LOG.exception("Overrides that would fit can't be estimated.")
-        return ""
-    return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
-
-
 def _print_error(text: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
@@ -363,16 +339,3 @@ def _prepare_machine(facts: MachineFacts) -> None:
         _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
     # torch counts the host's cores; threads beyond the quota would wait for one another.
     torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
-
-
-def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
-    """Enforces the memory budget before a model reaches its device; returns the ballast, if there is one."""
-    ballast = None
-    if plan.device.enforce and plan.device.memory_gib is not None:
-        budget_bytes = int(plan.device.memory_gib * 2**30)
-        if plan.on_gpu:
-            # Lightning has not chosen the rank's card yet.
-            ballast = cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=own_local_rank())
-        elif cap.cap_host(budget_bytes) is None:
-            _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
-    return ballast

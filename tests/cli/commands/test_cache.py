@@ -11,8 +11,7 @@ import pytest
 import wellfed
 from wellfed.cli import main as cli
 from wellfed.cli.commands.cache import FOOTPRINT
-from wellfed.data.prepared import digest, nobody_uses, only_builder, prepared
-from wellfed.train.memory import remembered_sizes
+from wellfed.data.prepared import digest, nobody_uses, prepared
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 MAKE = """
@@ -75,16 +74,6 @@ def test_it_lists_kinds_and_entries(cache: Path, tmp_path: Path, capsys: pytest.
     (entry,) = json.loads(shown(capsys, "list", "images", "--json"))
     assert (entry["kind"], entry["name"], entry["bytes"]) == ("images", folder.name, 5000 + manifest)
     assert 0 <= entry["age_s"] < 60
-
-
-def test_sizes_that_had_to_be_lowered_are_listed_and_cleared(cache: Path, capsys: pytest.CaptureFixture[str]):
-    file = remembered_sizes.file_for(cache, "a plan")
-    remembered_sizes.remember(file, "memory.micro_batch", remembered_sizes.Lowered(4, 8, "2026-11-22", "NAME"))
-    assert shown(capsys, "list", "memory").endswith("  memory.micro_batch=4 since 2026-11-22 (run NAME)\n")
-    file.write_text("{")
-    assert shown(capsys, "list", "memory").endswith("  damaged\n")
-    assert shown(capsys, "clear", "memory").startswith("removed from .cache: 1 entry, ")
-    assert not (cache / "memory").exists()
 
 
 OTHER_TYPES = {"settings": (None, "abc", 3, [1], True), "num_sources": (None, "abc", [1], {}, True, 1.5, -1)}
@@ -151,16 +140,6 @@ def test_what_a_killed_or_failed_build_left_is_removed(cache: Path, tmp_path: Pa
     with pytest.raises(ZeroDivisionError):
         prepared(cache, "images", [], {}, lambda folder: print(1 // 0))
     assert shown(capsys, "list") == ".cache: nothing is kept there.\n"  # a lock is nothing
-
-
-def test_sizes_that_a_run_is_writing_stay(cache: Path, capsys: pytest.CaptureFixture[str]):
-    file = remembered_sizes.file_for(cache, "a plan")
-    remembered_sizes.remember(file, "memory.micro_batch", remembered_sizes.Lowered(4, 8, "2026-11-22", "NAME"))
-    with only_builder(file.parent):
-        assert f"{Path('.cache', 'memory', file.parent.name)} stays: it is in use" in shown(capsys, "clear", "memory")
-    assert file.exists()
-    shown(capsys, "clear", "memory")
-    assert not file.exists()
 
 
 def test_other_folders_are_left_alone(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

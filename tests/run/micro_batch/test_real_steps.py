@@ -12,14 +12,12 @@ from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.plan.micro_batch import StepsToRun
 from wellfed.plan.predict.peak import StepShape, predicted_peak
 from wellfed.plan.predict.size_fit import TensorMeter
 from wellfed.run.micro_batch import real_steps as app
 from wellfed.run.planner import Planner
 
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16", "gpu=8gb")
-MEMORY = StepsToRun(plateau=False, memory=True)
 
 
 class More(TensorMeter):
@@ -58,7 +56,7 @@ def probed(planner, **more):
         meters.append(More(step, **more))
         return meters[0]
 
-    return plan, app.measured(planner.config, plan, planner.parts, estimate, MEMORY, make_meter), meters[0]
+    return plan, app.measured(planner.config, plan, planner.parts, estimate, make_meter), meters[0]
 
 
 @pytest.mark.parametrize("mode", ["cache", *map(slow, ("cache_host", "dynamic"))])
@@ -120,7 +118,7 @@ def test_a_copy_of_the_model_that_does_not_fit_is_no_end(planner, monkeypatch):
     estimate = made.estimate(made.rough())
     plan = made.estimated(estimate)
     monkeypatch.setattr(app, "ConfiguredStep", no_room)
-    found = app.measured(made.config, plan, made.parts, estimate, MEMORY)
+    found = app.measured(made.config, plan, made.parts, estimate)
     assert found.memory.micro_batch == plan.memory.micro_batch
     said = found.memory.reasons["micro_batch"].because
     assert said.endswith("; not tried before training, for which memory did not suffice: CUDA out of memory.")
@@ -145,7 +143,7 @@ def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch)
         raise RuntimeError("no")
 
     monkeypatch.setattr(type(made.parts.model), "loss", broken)
-    assert app.measured(made.config, plan, made.parts, estimate, MEMORY) == plan
+    assert app.measured(made.config, plan, made.parts, estimate) == plan
 
 
 @pytest.mark.slow
@@ -154,24 +152,9 @@ def test_training_on_the_cpu_is_not_probed(planner):
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
 
-@pytest.mark.parametrize("words", [(), slow(("gpu=cpu",))])
-def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
-    made = planner("memory=tight", "workload.effective_batch_size=64", *words)
-    before = {name: value.clone() for name, value in made.parts.model.state_dict().items()}
-    drawn = torch.get_rng_state()
-    rough, found = made.rough().knobs["memory.micro_batch"], made.for_training(0)
-    micro = found.knobs["memory.micro_batch"]
-    assert rough.because.startswith("a quarter of 64 samples")
-    assert micro.source == "measured"
-    assert "the smallest that keeps 0.8 of the best rate" in micro.because
-    assert found.memory.micro_batch * found.memory.accumulate >= 64
-    assert all(torch.equal(value, before[name]) for name, value in made.parts.model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), drawn)
-
-
 @pytest.mark.slow
 def test_a_typed_micro_batch_is_not_measured(planner):
-    typed = planner("memory=tight", "memory.micro_batch=16", "workload.effective_batch_size=64")
+    typed = planner("memory.micro_batch=16", "workload.effective_batch_size=64")
     assert typed.for_training(0).knobs["memory.micro_batch"].source == "set"
 
 

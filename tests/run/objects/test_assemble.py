@@ -35,7 +35,6 @@ from wellfed.run.objects.models import model_facts, sparse_layers
 from wellfed.run.objects.optimizers import make_optimizer, make_schedule, try_schedule
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
-from wellfed.train.memory.remembered_sizes import FOREACH, Lowered
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
 
@@ -358,15 +357,6 @@ def test_an_optimizer_is_fused_where_every_gradient_is_dense_and_real():
     mixed = Model()
     mixed.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     assert not optimizer(mixed).defaults["fused"]
-
-
-def test_an_optimizer_that_could_not_step_on_all_weights_at_once_does_not_try_again():
-    given = config()
-    given.workload.optimizer = {"_target_": "torch.optim.NAdam", "lr": 0.1, "foreach": True}
-    plan, groups = planned(given, LAPTOP), [{"params": list(Model().parameters())}]
-    assert make_optimizer(given, plan, groups).param_groups[0]["foreach"] is True
-    plan = replace(plan, remembered={FOREACH: Lowered(False, None, "2026-11-22", "a")})
-    assert make_optimizer(given, plan, groups).param_groups[0]["foreach"] is False
 
 
 @pytest.mark.parametrize("sparse", [True, False])

@@ -15,7 +15,7 @@ from tests.run.ranks.test_following import shared_in
 from wellfed.contract import Datasets
 from wellfed.data.loader_parts import without_loaders
 from wellfed.errors import DataError
-from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan
+from wellfed.plan.run_plan import Decided, RunPlan
 from wellfed.ranks import Launch
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import Outcome, RankEnded
@@ -23,7 +23,6 @@ from wellfed.run.outcome_of_error import outcome_of
 from wellfed.run.ranks import rank_watch
 from wellfed.run.ranks.coordination import OtherRanks, PlanOfRank0
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
 
 BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed by peer", is_of_other_rank=True)
 
@@ -55,12 +54,10 @@ class Plans:
 
 def test_ranks_load_and_split_a_step_as_rank_0_has_decided(exchanges, tmp_path):
     first, own = plan(2, 16), plan(8, 4)  # another rank finds more memory for workers, and less for samples
-    four = {MICRO_BATCH: Lowered(4, 8, "2026-11-22", "a")}
-    stages = (PlannedStage(0, first.memory),)
 
     def planned_on(exchange):
         if exchange.launch.rank == 0:
-            exchange.broadcast("plan", PlanOfRank0(7.2, first.memory, first.loader, stages, four))
+            exchange.broadcast("plan", PlanOfRank0(7.2, first.memory, first.loader))
             return None
         return OtherRanks(exchange.launch.rank, shared_in(tmp_path), exchange).plan(Plans(own))
 
@@ -68,8 +65,6 @@ def test_ranks_load_and_split_a_step_as_rank_0_has_decided(exchanges, tmp_path):
     assert second.loader == first.loader
     assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
     assert second.device.memory_gib == 7.2
-    assert (second.stages, second.remembered) == (stages, four)
-    assert second.remembered_in is None  # what has to be lowered, rank 0 keeps
 
 
 class Own:

@@ -95,18 +95,11 @@ def test_a_knob_is_what_was_planned_else_what_was_configured():
     }
 
 
-@pytest.mark.parametrize("setting", ["loader=own", "memory.stages"])
-def test_settings_that_only_a_plan_has_are_left_to_the_next_plan(tmp_path: Path, setting: str):
-    """A DataLoader as it came has its own numbers of workers; stages have their own micro-batches."""
+def test_settings_that_only_a_plan_has_are_left_to_the_next_plan(tmp_path: Path):
+    """A DataLoader as it came has its own numbers of workers."""
     configs = Path(shutil.copytree(project.configs(), tmp_path / "configs"))
-    stages = [{"from_epoch": 0, "features": "cache"}, {"from_epoch": 3, "features": "dynamic"}]
-    if setting == "loader=own":
-        typed, planned = [setting], {"loader.backend": "own", "loader.num_workers": 3, "loader.pin_memory": False}
-    else:
-        typed = ["memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"]
-        planned = {"memory.features": "cache", "memory.micro_batch": 8, "memory.accumulate": 2}
-        planned["memory.stages"] = [{**stage, "micro_batch": 8, "checkpoint_activations": False} for stage in stages]
-    wanted = compose(typed, config_dir=configs).resolved
+    planned = {"loader.backend": "own", "loader.num_workers": 3, "loader.pin_memory": False}
+    wanted = compose(["loader=own"], config_dir=configs).resolved
     entries = {knob: {"value": value, "because": "", "source": "set"} for knob, value in planned.items()}
     for group in ("loader", "memory"):
         (configs / group / "mine.yaml").write_text(option_text(group, {"plan": entries, "config": wanted}, ""))

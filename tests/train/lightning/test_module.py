@@ -97,12 +97,6 @@ def test_a_step_done_again_is_reported_once(tmp_path: Path) -> None:
     assert rows == reference
 
 
-def test_micro_batch_steps_are_the_way_down(tmp_path: Path) -> None:
-    module = tiny.module(micro=32, fail=oom_above(12), steps=[24, 10])
-    tiny.fit(module, tmp_path, max_steps=3)
-    assert module.plain.micro.tried == [32, 24, 10]
-
-
 def test_out_of_memory_at_one_sample_lists_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryExhausted, match="32 -> 16 -> 8 -> 4 -> 2 -> 1"):
         tiny.fit(tiny.module(fail=oom_above(0)), tmp_path)

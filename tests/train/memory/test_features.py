@@ -4,7 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.train.memory import features as room
-from wellfed.train.memory.features import all_rows, blank, hold, of_data, weights_behind
+from wellfed.train.memory.features import all_rows, blank, hold, of_data
 from wellfed.train.step.feature_table import FeatureTable
 
 CPU = torch.device("cpu")
@@ -79,26 +79,6 @@ class Towers(nn.Module):
 
     def rows(self, indices):
         return self.norm(self.encoder.rows(indices))
-
-
-def test_the_weights_behind_features_are_those_that_a_gradient_of_a_row_reaches(encoder):
-    model = Towers(encoder).train()
-    model.head.eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    drawn = torch.get_rng_state()
-    found = weights_behind(Features(NUM_ROWS, 1, model.rows, trainable=True), model)
-    assert {id(weight) for weight in found} == {
-        id(weight) for weight in (*encoder.layers.parameters(), *model.norm.parameters())
-    }
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert [part.training for part in (model.norm, model.encoder, model.head)] == [True, True, False]
-    assert all(weight.grad is None for weight in model.parameters())
-
-
-def test_nothing_is_behind_features_without_a_gradient(encoder):
-    model = Towers(encoder)
-    assert weights_behind(Features(3, 3, lambda indices: indices[:, None].float()), model) == []
 
 
 def test_the_table_keeps_the_type_of_the_rows():

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,24 +20,6 @@ def test_it_halves_down_to_one(size):
     assert micro.size == 1
     assert micro.step_down() is None
     assert micro.tried[0] == size
-
-
-@given(size=st.integers(1, 100), steps=st.lists(st.integers(1, 120), min_size=1))
-def test_given_steps_are_taken_downwards(size, steps):
-    micro = MicroBatches(size, steps)
-    while micro.step_down() is not None:
-        pass
-    assert micro.tried == [size, *sorted((step for step in steps if step < size), reverse=True)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "tried"), [([16, 4], [64, 16, 4]), ([64, 128], [64]), (None, [64, 32, 16, 8, 4, 2, 1])]
-)
-def test_a_ladder(steps, tried):
-    micro = MicroBatches(64, steps)
-    while micro.step_down():
-        pass
-    assert micro.tried == tried
 
 
 def no_memory() -> bool:

@@ -18,13 +18,10 @@ from wellfed.config.schema import PathsConfig
 from wellfed.data.prepared import DIGEST, MANIFEST, nobody_uses, read_manifest, remove
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import print_text
-from wellfed.train.memory import remembered_sizes
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
 """File of a cached footprint. Repeated here because `wellfed.plan.predict.cache` imports torch."""
-_ONE_FILE = (FOOTPRINT, remembered_sizes.FILE_NAME)
-"""Files that are written and read at once, so no process keeps them in use."""
 _SHOWN = 10
 """Maximum number of entries shown per kind, unless the kind is named."""
 _DAY_S = 24 * 3600
@@ -48,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=command("cache"),
         description="What is kept under paths.cache_dir, so that it is made once: data that workloads have prepared, "
-        "predictions of memory (footprints), micro-batches that a run had to go down to (memory). All of it is made "
-        "again when it is needed.",
+        "predictions of memory (footprints). All of it is made again when it is needed.",
     )
     parser.add_argument("what", choices=("list", "clear"), help="show all entries, or remove those that are not in use")
     parser.add_argument("kind", nargs="?", metavar="KIND", help="only this kind")
@@ -102,7 +98,7 @@ def _is_entry(folder: Path) -> bool:
     if DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
         return False
     is_named = folder.with_name(f"{digest}.lock").exists() and (not rest or "-" in rest)
-    return is_named or (not rest and any((folder / name).is_file() for name in (*_ONE_FILE, MANIFEST)))
+    return is_named or (not rest and any((folder / name).is_file() for name in (FOOTPRINT, MANIFEST)))
 
 
 def _is_empty_kind(folder: Path) -> bool:
@@ -113,9 +109,7 @@ def _is_empty_kind(folder: Path) -> bool:
 
 def _entry(folder: Path) -> CacheEntry:
     in_use, made_of = False, "a model under a training"
-    if (folder / remembered_sizes.FILE_NAME).is_file():
-        made_of = _lowered(folder / remembered_sizes.FILE_NAME)
-    elif not (folder / FOOTPRINT).is_file():
+    if not (folder / FOOTPRINT).is_file():
         made_of = _made_of(folder)
         with contextlib.suppress(OSError), nobody_uses(folder.with_name(folder.name[:16])) as is_free:
             in_use = not is_free
@@ -138,14 +132,6 @@ def _made_of(folder: Path) -> str:
     number = manifest.get("num_sources", 0)
     first = f"{manifest.get('first_source')}{f' and {number - 1} more' if number > 1 else ''}" if number else ""
     return "; ".join(part for part in (first, settings) if part)
-
-
-def _lowered(file: Path) -> str:
-    try:
-        found = remembered_sizes.recall(file)
-    except (OSError, ValueError):
-        return "damaged"
-    return "; ".join(f"{knob}={_value(one.value)} since {one.on} (run {one.run})" for knob, one in found.items())
 
 
 def _value(value: Any) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-GONE: Mapping[str, str] = {}
+GONE: Mapping[str, str] = {
+    "gpu.ballast": "leave it out; a named card limits what torch may reserve (gpu.enforce)",
+    "memory.micro_batch_steps": "leave it out; the micro-batch is halved when memory runs out",
+    "memory.plateau_frac": "set memory.micro_batch or memory.accumulate; wellfed fit measures rates",
+    "memory.remember": "leave it out; the report of a run that went down shows the memory.micro_batch to type",
+    "memory.stages": "train with memory=cache, then resume=<run> memory=dynamic workload.model.train_encoder=true",
+}
 """Dotted knob, or an option as ``group=option`` -> what to do instead, as one sentence without a full stop."""
 
 

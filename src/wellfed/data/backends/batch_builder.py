@@ -5,7 +5,6 @@ Names a sample that raises; the loader decides whether to leave it out.
 
 from __future__ import annotations
 
-import copy
 import errno
 import inspect
 import time
@@ -99,12 +98,6 @@ class BatchBuilder:
             slowest_ms, slowest_index = max(times, default=(None, None))
             built.took = build_time(began, slowest_ms, slowest_index)
         return built
-
-    def of(self, dataset: Any) -> BatchBuilder:
-        """Returns the same builder for another dataset of this kind."""
-        other = copy.copy(self)
-        other.dataset, other._takes_rng = dataset, takes_rng(dataset)
-        return other
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
         """Returns the error for a batch that is None although no sample was lost."""

@@ -25,11 +25,6 @@ class BatchSource:
         self._running: Generator[BuiltBatch] | None = None
         self._reader = threading.current_thread()
 
-    def read_from(self, builder: BatchBuilder) -> None:
-        """Uses another builder from the next pass on. Ends worker processes, which hold the previous dataset."""
-        self.close()
-        self._builder = builder
-
     def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
         """Ends the previous pass and returns the batches of ``num_requests`` requests, in order."""
         self.stop()

@@ -143,10 +143,6 @@ class Prober:
         """Measures the peak memory of a step; None if it ran out of memory."""
         return self._measured(size, lambda batch: self.meter.peak(lambda: self.step(batch)))
 
-    def rate(self, size: int) -> float | None:
-        """Measures samples/s; None if memory ran out."""
-        return self._measured(size, lambda batch: size / self._timed(batch)[0])
-
     def _measured(self, size: int, measure: Callable[[Any], Figure]) -> Figure | None:
         found: Figure | None = None
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -19,8 +18,8 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.data.backend_benchmark import TrialStep, copied, without_side_effects
 from wellfed.plan.budget import step_shape
-from wellfed.plan.micro_batch import StepsToRun, at_plateau, because_too, why_untried, with_probes
-from wellfed.plan.predict.peak import Footprint, NoEstimate
+from wellfed.plan.micro_batch import because_too, why_untried, with_probes
+from wellfed.plan.predict.peak import NoEstimate
 from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.micro_batch.footprints import Footprints
@@ -35,8 +34,6 @@ from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepSettings, TrainStep, parameter_groups
 
-RATES_S = 20.0
-"""Seconds after which no further size is timed."""
 Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
 """Makes the feature table: `features.hold` computes its rows, `features.blank` only allocates it."""
 Result = TypeVar("Result")
@@ -154,39 +151,29 @@ def measured(
     plan: RunPlan,
     parts: RunObjects,
     footprints: Footprints,
-    asked: StepsToRun,
     make_meter: Callable[[ConfiguredStep], Meter] = ConfiguredStep.meter,
 ) -> RunPlan:
     """Returns the plan with a measured micro-batch. Unchanged if no step can be run, which training will report.
 
     Args:
+        plan: a plan with a predicted peak.
         footprints: the footprints that ``plan`` was made with.
     """
     memory, facts = plan.memory, models.model_facts(parts, config)
-    make_batch, frac = footprints.batches(memory.features), config.memory.plateau_frac
-    if isinstance(make_batch, NoEstimate):
+    make_batch = footprints.batches(memory.features)
+    footprint = footprints(memory.features, memory.checkpoint_activations)
+    if isinstance(make_batch, NoEstimate) or isinstance(footprint, NoEstimate):
         return plan
-    found = None
-    if plan.predicted_peak_gib is not None:
-        found = footprints(memory.features, memory.checkpoint_activations)
-    footprint = found if isinstance(found, Footprint) else None
-    shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
 
     def decide(step: ConfiguredStep) -> RunPlan:
         prober = Prober(step, lambda size: step.to_device(make_batch(size)), make_meter(step))
-
-        def rate(size: int) -> float | None:
-            return None if time.monotonic() > until_s else prober.rate(size) or 0.0
 
         def peak_bytes(size: int) -> int | None:
             peak = prober.peak(size)
             return None if peak is None else peak.total
 
-        decided = plan if frac is None or not asked.plateau else at_plateau(plan, frac, rate, shape, footprint)
-        if footprint is None or not asked.memory:
-            return decided
-        may_split = not facts.has_batch_norm
-        return with_probes(decided, peak_bytes, prober.meter.available_bytes, shape, footprint, may_split=may_split)
+        available, may_split = prober.meter.available_bytes, not facts.has_batch_norm
+        return with_probes(plan, peak_bytes, available, step_shape(plan, facts), footprint, may_split=may_split)
 
     try:
         # The table is not filled: filling it twice may take minutes.

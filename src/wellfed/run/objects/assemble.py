@@ -1,4 +1,4 @@
-"""Builds the objects of a run in order: data, model, features, then callbacks and the first of ``memory.stages``."""
+"""Builds the objects of a run in order: data, model, features, callbacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from wellfed.run.objects.datasets import (
     with_loader,
 )
 from wellfed.run.objects.evaluation import make_metrics
-from wellfed.run.objects.feature_stages import first_stage
 from wellfed.run.objects.models import check_model, features_of, sparse_layers, use_own_modes
 from wellfed.run.objects.optimizers import check_sparse
 from wellfed.run.objects.run_objects import RunObjects
@@ -75,7 +74,7 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     config, data = with_derived(config, objects.data)
     check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
-    return first_stage(with_loader(config, objects.data), objects)
+    return with_loader(config, objects.data), objects
 
 
 def check_around(config: RunConfig, objects: RunObjects) -> None:

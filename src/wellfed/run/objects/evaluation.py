@@ -78,7 +78,7 @@ def make_eval_loader(
     """
     dataset, loader = getattr(data, split), loader_of(data, split)
     limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
-    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.least_micro_batch
+    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch
     more: dict[str, Any] = {
         "seed": config.seed,
         "collate": of_split(data.eval_collate, split) or data.collate,

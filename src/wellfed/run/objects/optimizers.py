@@ -15,8 +15,6 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, first_line
 from wellfed.plan.run_plan import RunPlan
-from wellfed.train.memory.optimizer_state import one_weight_at_a_time
-from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.step.train_step import parameter_groups
 
@@ -28,8 +26,7 @@ _USUAL_STATES = 2
 def make_optimizer(
     config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False, has_listeners: bool = False
 ) -> torch.optim.Optimizer:
-    """Returns the workload's optimizer, fused if torch supports it, else one weight at a time if an earlier run needed
-    that.
+    """Returns the workload's optimizer, fused if torch supports it.
 
     Args:
         sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
@@ -40,7 +37,7 @@ def make_optimizer(
     def made(**more: Any) -> torch.optim.Optimizer:
         return build({**node, **more}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
 
-    plain = made()
+    plain: torch.optim.Optimizer = made()
     is_decided = "fused" not in plain.defaults or "fused" in node or node.get("foreach") or node.get("capturable")
     is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
     # Lightning refuses a fused optimizer if it must unscale gradients itself to clip them.
@@ -48,8 +45,6 @@ def make_optimizer(
     if not (is_decided or unscales) and is_dense_real:
         with suppress(ConfigError, RuntimeError):  # not for this dtype or device
             return made(fused=True)
-    if FOREACH in plan.remembered:
-        one_weight_at_a_time(plain)
     return plain
 
 

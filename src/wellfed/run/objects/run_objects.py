@@ -22,8 +22,6 @@ class RunObjects:
     features: Features | None
     is_lightning_module: bool = False
     """The model is the user's LightningModule, which runs its own step."""
-    encoder: tuple[nn.Parameter, ...] = ()
-    """Weights behind ``features`` that stay frozen until a later stage trains them."""
     has_sparse_gradients: bool = False
     """A weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
     feature_rows: Tensor | None = None

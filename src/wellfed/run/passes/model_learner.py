@@ -88,7 +88,7 @@ class ModelLearner(Learner):
         setup = PlainSetup(
             train_data=data.train,
             eval_data={"val": data.val, "test": data.test},
-            micro=MicroBatches(plan.memory.micro_batch, config.memory.micro_batch_steps),
+            micro=MicroBatches(plan.memory.micro_batch),
             options=StepOptions(
                 seed=config.seed,
                 feature_mode=plan.memory.features,
@@ -114,8 +114,7 @@ class ModelLearner(Learner):
             metrics=make_metrics(config),
             features=features,
             feature_rows=objects.feature_rows,
-            encoder=objects.encoder,
             is_monitored=bool(objects.callbacks),
-            on_event=self.books.event,
+            on_event=self.books.journal.event,
         )
         return StepModule(model, setup)

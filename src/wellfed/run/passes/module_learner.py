@@ -87,7 +87,7 @@ class ModuleLearner(Learner):
         plan, step = self.plan, trainer.global_step + 1
         self.books.journal.event("oom", step=step, message=failure.message)
         samples = max(samples, plan.workload.effective_batch_size)
-        micro = MicroBatches(largest_share(samples, self.options.accumulate), self.config.memory.micro_batch_steps)
+        micro = MicroBatches(largest_share(samples, self.options.accumulate))
         before, smaller = micro.size, micro.step_down()
         ran_out = f"Out of memory in step {step} with {counted(before, 'sample')} at a time: {failure.message}"
         if plan.memory.on_oom == "retry" and smaller is not None:

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Datasets, FeatureModeName
 from wellfed.data.loader_parts import loader_of
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.streams.stream_ranks import StepsOfRanks
@@ -29,7 +28,6 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.models import prepare_step
 from wellfed.run.objects.run_objects import RunObjects
@@ -49,7 +47,6 @@ from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
 from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
-from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
 from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST
@@ -200,8 +197,6 @@ class Passes:
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
         bar = ProgressBar(console, live, total_steps=self._total_steps, latest=self.figures.latest)
         callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._saving), on_start), bar]
-        if stages := planned_stages(config, self._plan, learner.objects):
-            callbacks.append(FeatureStages(stages, self._data_for, journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
             profiled, interrupt = partial(setattr, self._books.record, "profile"), clock.interrupt
@@ -311,15 +306,6 @@ class Passes:
         """Records a checkpoint, with the figures of all ranks so far."""
         self.ranks.record_latest()
         self._books.saved(step, name, self.figures.latest)
-
-    def _data_for(self, mode: FeatureModeName) -> Datasets:
-        """Switches the data to another mode of features. Open loaders read the new data from their next pass on."""
-        before, objects = self._learner.objects, self._learner.objects.for_features(mode)
-        self._learner.objects = objects
-        for split, loader in {"train": self._loader, **self._eval_batches.open_loaders}.items():
-            if (data := getattr(objects.data, split)) is not getattr(before.data, split):
-                loader.read_from(data)
-        return objects.data
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")

@@ -17,12 +17,11 @@ from wellfed.data.loader_parts import sampled_orders
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, DataError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.nodes import NodeCards, card_faults
-from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
+from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, RunPlan
 from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, invite, uninvite
-from wellfed.train.memory.remembered_sizes import Lowered
 
 if TYPE_CHECKING:
     from wellfed.run.planner import Planner
@@ -38,9 +37,6 @@ class PlanOfRank0:
     """Ranks that split a step differently would not meet in the same collectives."""
     loader: LoaderSection
     """Rank 0 has measured the free host memory for all ranks."""
-    stages: tuple[PlannedStage, ...] = ()
-    remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """Knobs that earlier runs had to lower; the optimizer depends on them."""
     orders: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Rank 0's `sampled_orders`. Each rank takes its share of a step from its own order."""
 
@@ -116,8 +112,7 @@ class OtherRanks:
                 _check_orders(sampled_orders(planner.parts.data), decided.orders, self._rank)
             device = replace(planner.device.device, memory_gib=decided.budget_gib)
             rough = replace(planner, device=replace(planner.device, device=device)).rough()
-            names = ("memory", "loader", "stages", "remembered")
-            return replace(rough, **{name: getattr(decided, name) for name in names})
+            return replace(rough, memory=decided.memory, loader=decided.loader)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
             if self._exchange is None and self._shared is not None:
@@ -126,8 +121,7 @@ class OtherRanks:
             if self._exchange is not None:
                 budget_gib = plan.device.memory_gib
                 orders = {} if plan.loader.backend == "own" else sampled_orders(planner.parts.data)
-                decided = PlanOfRank0(budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered, orders)
-                self._exchange.broadcast("plan", decided)
+                self._exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader, orders))
         return plan
 
     def gpus_of_other_machines(self, facts: MachineFacts, device: DevicePlan) -> list[dict[str, Any]]:

@@ -33,7 +33,6 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.record import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
-from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
@@ -192,18 +191,14 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
             assemble.check_around(composed.config, parts)
         except ConfigError as error:
             return PointPlan(point, " ".join(map(str, error.faults)), status="invalid")
-        planner = Planner.start(composed, facts, parts)
-        try:
-            return plan_point(point, composed, planner)
-        finally:  # the model is that of other points, too
-            train_encoder(planner.parts, is_trained=True)
+        return plan_point(point, composed, Planner.start(composed, facts, parts))
 
     def plan_point(point: str, composed: Composed[RunConfig], planner: Planner) -> PointPlan:
         rough = planner.rough()
         estimate, first = planner.estimate(rough), first_batches(planner.config, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
         is_open = composed.config.loader.backend is Backend.auto
-        plan = planner.with_stages(planner.estimated(estimate, None if is_open else first))
+        plan = planner.estimated(estimate, None if is_open else first)
         # What rows are cut from is in memory as it is.
         is_computed = parts.features is not None and parts.features.store is None
         is_kept = is_computed and plan.memory.features in ("cache", "cache_host")

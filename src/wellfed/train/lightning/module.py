@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -23,13 +23,11 @@ from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
 from wellfed.train.plain_model.scheduling import FactorLR
-from wellfed.train.step.feature_table import FeatureStage
 from wellfed.train.step.non_finite import as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.step_passes import StepListener
 from wellfed.train.step.train_step import TrainStep
-from wellfed.units import gib
 
 
 class StepModule(pl.LightningModule):
@@ -113,11 +111,8 @@ class StepModule(pl.LightningModule):
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
                 group["lr"] = rate * self.plain.lr_factor(scheduler.last_epoch) * rate_factor(group)
-        self._start_steps(self.step)
-
-    def _start_steps(self, step: TrainStep) -> None:
-        step.number = self.trainer.global_step
-        step.allocate_state()
+        self.step.number = self.trainer.global_step
+        self.step.allocate_state()
 
     def on_fit_end(self) -> None:
         self.step = self.listener = None  # frees the optimizer's state
@@ -152,44 +147,10 @@ class StepModule(pl.LightningModule):
         except ValueError as error:  # a cycle ends before training does
             raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 
-    # -- stages of memory.stages ----------------------------------------------------------------------------------
-
-    def begin_stage(self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes to a stage's mode of features and sizes; returns the facts for the record.
-
-        Call it between two epochs, or before training. The facts have the memory of torch's tensors on the device
-        before and after the change, without that for training an encoder.
-        """
-        was_training, self.step, before_gib = self.step is not None, None, self._allocated_gib()
-        joined = self.plain.begin_stage(stage, train_data, eval_data, self.device)
-        after_gib = self._allocated_gib()
-        if was_training:
-            self._rebuild_step(has_more_weights=bool(joined))
-        return {
-            "features": self.plain.feature_mode(stage.mode),
-            "micro_batch": stage.micro.size,
-            "device_gib_before": before_gib,
-            "device_gib_after": after_gib,
-            "joined": sum(weight.numel() for weight in joined),
-        }
-
-    def _rebuild_step(self, *, has_more_weights: bool) -> None:
-        """Replaces the step during training."""
-        strategy = self.trainer.strategy
-        if has_more_weights and isinstance(strategy, DDPStrategy):
-            strategy.model = strategy._setup_model(self)  # DDP reduces the weights that needed a gradient when made
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # DDP has broadcast the weights on a stream of its own
-        self.step = self._make_step()
-        self._start_steps(self.step)
-
     def _hold_features(self) -> None:
         has_features = self.plain.source() is not None
         with all_weights(self.trainer.strategy) if has_features else nullcontext():
             self.plain.hold_features(self.device, self.trainer.global_step)
-
-    def _allocated_gib(self) -> float | None:
-        return gib(torch.cuda.memory_allocated(self.device)) if self.device.type == "cuda" else None
 
     # -- batches --------------------------------------------------------------------------------------------------
 

@@ -69,18 +69,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             part.training = is_training
 
 
-def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
-    """Returns the trained parameters that a gradient of a feature row reaches. Computes one row on the model's device.
-    The model stays unchanged."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    with in_eval_mode(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        row = features.rows(torch.zeros(1, dtype=torch.long, device=trained[0].device if trained else None))
-        if not (trained and row.requires_grad):
-            return []
-        found = torch.autograd.grad(row.sum(), trained, allow_unused=True)
-    return [weight for weight, gradient in zip(trained, found, strict=True) if gradient is not None]
-
-
 def of_data(features: Features) -> Features:
     """Returns features of data for any device: rows are made on the CPU and copied to the indices' device."""
 

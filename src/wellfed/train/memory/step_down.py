@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wellfed.train.memory import oom
-from wellfed.train.memory.remembered_sizes import MICRO_BATCH
+
+MICRO_BATCH = "memory.micro_batch"
 
 
 class MicroBatches:
-    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least. ``step_down``
-    moves to the next of ``steps`` below the size, or to half of it."""
+    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least."""
 
-    def __init__(self, size: int, steps: Sequence[int] | None = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         self.tried = [size]
-        self._steps = None if steps is None else sorted((step for step in steps if step < size), reverse=True)
 
     def sizes(self, num_samples: int, num_parts: int | None = None) -> list[int]:
         """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest.
@@ -36,16 +35,13 @@ class MicroBatches:
     @property
     def may_step_down(self) -> bool:
         """Returns whether there is a smaller size."""
-        return bool(self._steps) or (self._steps is None and self.size > 1)
+        return self.size > 1
 
     def step_down(self) -> int | None:
-        """Moves to the next smaller size and returns it; None if there is none."""
-        if self._steps:
-            self.size = self._steps.pop(0)
-        elif self._steps is None and self.size > 1:
-            self.size //= 2
-        else:
+        """Halves the size and returns it; None if it is 1."""
+        if not self.may_step_down:
             return None
+        self.size //= 2
         self.tried.append(self.size)
         return self.size
 
@@ -53,7 +49,6 @@ class MicroBatches:
         """Moves to the size that an earlier process of the run used; returns whether it is smaller."""
         if size >= self.size:
             return False
-        self._steps = None if self._steps is None else [step for step in self._steps if step < size]
         self.size = size
         self.tried.append(size)
         return True

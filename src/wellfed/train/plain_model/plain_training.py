@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.record import OnEvent
-from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
-from wellfed.train.step.feature_table import FeatureStage, FeatureTable
+from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan
 from wellfed.train.step.precision import Precision
@@ -83,8 +82,6 @@ class PlainSetup:
     features: Features | None = None
     feature_rows: Tensor | None = None
     """All rows of ``features``, if already computed on the CPU."""
-    encoder: Sequence[nn.Parameter] = field(default=())
-    """Weights of the feature encoder, frozen until a stage trains them (`PlainTraining.begin_stage`)."""
     is_monitored: bool = False
     """Callbacks may monitor the metrics of validation."""
 
@@ -110,7 +107,6 @@ class PlainTraining:
             on_event=setup.on_event,
             shares=options.shares_evaluation,
         )
-        self._encoder = tuple(setup.encoder)
         self._features: FeatureTable | None = None
         if setup.features is not None:
             self._features = FeatureTable(
@@ -118,7 +114,6 @@ class PlainTraining:
                 options.feature_mode or "dynamic",
                 setup.feature_rows,
                 may_change=options.adapts,
-                awaits_training=bool(self._encoder),
             )
         on_failure = setup.on_event
         self._loss = Loss(model, options.compile_mode, lambda message: on_failure("compile_failed", message=message))
@@ -151,15 +146,8 @@ class PlainTraining:
         ]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a new optimizer. It includes a frozen encoder from the start, so that schedules and checkpoints
-        always have the same groups. Without a gradient the encoder has no state."""
-        frozen = [weight for weight in self._encoder if not weight.requires_grad]
-        for weight in frozen:
-            weight.requires_grad_(True)
-        optimizer = self.make_optimizer(self.model)
-        for weight in frozen:
-            weight.requires_grad_(False)
-        return optimizer
+        """Returns a new optimizer."""
+        return self.make_optimizer(self.model)
 
     def make_step(
         self,
@@ -204,29 +192,6 @@ class PlainTraining:
         if self._features is not None:
             self._features.hold(self.model, device, partial(self.on_event, step=step))
 
-    def begin_stage(
-        self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any], device: torch.device
-    ) -> list[nn.Parameter]:
-        """Holds features as the stage does from here on; returns the encoder's weights that are trained from now on.
-        Call it between two epochs, or before training, with data whose batches have what the stage needs."""
-        self._device, self._prepare = device, self._preparation(train_data)
-        self.evaluating.splits = self._preparations(eval_data)
-        if self._features is not None:
-            self._features.begin(stage, device)
-        self.micro = stage.micro
-        self.fallbacks = Fallbacks(self.micro, self._ways_down())
-        oom.release()
-        joined = [weight for weight in self._encoder if stage.trains_encoder and not weight.requires_grad]
-        for weight in joined:
-            weight.requires_grad_(True)
-        if stage.checkpoints:
-            checkpoint_blocks(self.model)
-        return joined
-
-    def feature_mode(self, planned: FeatureModeName) -> FeatureModeName:
-        """Returns the mode of the features; ``planned`` without a table."""
-        return planned if self._features is None else self._features.mode
-
     # -- adapting -------------------------------------------------------------------------------------------------
 
     def resume_lowered(self) -> None:
@@ -242,12 +207,28 @@ class PlainTraining:
         if len(self.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
             checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
         checkpoint["totals"] = self.totals.state_dict(mean_of_ranks)
+        checkpoint["trained"] = self._trained()
 
     def load_from(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores what `save_to` has added to a checkpoint."""
         self._lowered = dict(checkpoint.get("micro_batch", {}))
         if "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])
+        self._add_unfrozen(checkpoint)
+
+    def _trained(self) -> list[str]:
+        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+
+    def _add_unfrozen(self, checkpoint: Mapping[str, Any]) -> None:
+        """Adds weights that were frozen in the checkpoint's run to its optimizer's state, without a state of theirs."""
+        before, now = checkpoint.get("trained", []), self._trained()
+        has_groups = callable(getattr(self.model, "param_groups", None))
+        if has_groups or not set(before) < set(now) or not checkpoint.get("optimizer_states"):
+            return
+        (optimizer,) = checkpoint["optimizer_states"]
+        (group,) = optimizer["param_groups"]
+        optimizer["state"] = {now.index(before[number]): state for number, state in optimizer["state"].items()}
+        group["params"] = list(range(len(now)))
 
     @contextmanager
     def only_timed(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.optimizer_state import one_weight_at_a_time
-from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
@@ -175,7 +174,7 @@ class StepRetry:
         """Makes the optimizer work on one weight at a time; returns the facts of the change, or None."""
         if not (self._may_adapt and one_weight_at_a_time(optimizer)):
             return None
-        change = f"{FOREACH}=false"
+        change = "workload.optimizer.foreach=false"
         if self._fallbacks is not None:
             self._fallbacks.note(change)
         return {"change": change}

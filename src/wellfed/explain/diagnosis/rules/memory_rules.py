@@ -59,7 +59,7 @@ def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
         return (f"{_MICRO_BATCH}={micro // 2}", "memory.accumulate=null", *retry)
     if evidence.value(_CHECKPOINTING) is not True and _CHECKPOINTING in may_lower:
         return (f"{_CHECKPOINTING}=true",)
-    is_held = evidence.value("memory.features") in ("cache", "cache_host") and evidence.value("memory.stages") is None
+    is_held = evidence.value("memory.features") in ("cache", "cache_host")
     return ("memory.features=dynamic",) if is_held else ()
 
 
@@ -247,9 +247,9 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
     """Returns what saves memory in this run, the overrides without it, and their gain."""
     # Only if requested: the plan keeps features on the device if they fit, and checkpoints only if nothing else fits. A
     # trained encoder has no fixed features.
-    plan, stages = evidence.record.plan, evidence.value("memory.stages")
+    plan = evidence.record.plan
     features, checkpointing = plan.get("memory.features"), plan.get(_CHECKPOINTING)
-    is_set = stages is None and features is not None and features["source"] == "set"
+    is_set = features is not None and features["source"] == "set"
     if features is not None and is_set and features["value"] in ("cache_host", "dynamic") and _table_fits(evidence):
         return "features are kept off the device", ("memory.features=cache",), None
     if checkpointing is not None and checkpointing["value"] is True and checkpointing["source"] == "set":

@@ -145,7 +145,7 @@ def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
 def _features(best: TuneTrial) -> Iterator[Move]:
     """Yields keeping frozen features, which saves the step an encoder or the loader its batches."""
     features = best.value("memory.features")
-    if features in ("dynamic", "cache_host") and best.value("memory.stages") is None:
+    if features in ("dynamic", "cache_host"):
         kept = "null" if best.is_set("memory.features") else "cache"
         why = f"memory.features={features}: frozen features kept rather than computed or sent anew"
         yield Move("step", (f"memory.features={kept}",), why, _UNKNOWN_BOUND)
@@ -183,7 +183,7 @@ def _compiled(best: TuneTrial) -> Iterator[Move]:
 def _smaller(best: TuneTrial, machine: TuneMachine) -> Iterator[Move]:
     """Yields what needs less memory."""
     why, bound = "less memory is asked for", _UNKNOWN_BOUND
-    if best.value("memory.features") in ("cache", "cache_host") and best.value("memory.stages") is None:
+    if best.value("memory.features") in ("cache", "cache_host"):
         yield Move("memory", ("memory.features=dynamic",), f"{why}: features are computed anew", bound)
         if machine.on_gpu and best.value("memory.features") == "cache":
             yield Move("memory", ("memory.features=cache_host",), f"{why}: features are kept in host memory", bound)
