@@ -216,6 +216,17 @@ def test_a_value_that_follows_another_of_the_workload_is_not_compared(tmp_path):
     assert "workload.model.text: is none now and was gpt2" in told
 
 
+def test_only_a_resume_may_begin_to_train_the_encoder(tmp_path):
+    frozen, trained = (compose(["workload=recsys", f"workload.model.train_encoder={on}"]) for on in ("false", "true"))
+    folders = [
+        run(tmp_path / name, config=copy.deepcopy(made.resolved)) for name, made in (("a", frozen), ("b", trained))
+    ]
+    assert check_unchanged(trained, RunRecord.read(folders[0])) == []
+    assert "train_encoder: is False now" in message(check_unchanged, frozen, RunRecord.read(folders[1]))
+    with pytest.raises(ConfigError):
+        check_unchanged(trained, RunRecord.read(folders[0]), evaluates=True)
+
+
 # -- resume=auto ------------------------------------------------------------------------------------------------------
 
 

@@ -69,18 +69,6 @@ def test_what_is_trained_is_not_kept(encoder, mode):
     assert encoder.asked == []
 
 
-class Towers(nn.Module):
-    """An encoder beside what it is no part of; a frozen layer and a statistic in it."""
-
-    def __init__(self, encoder):
-        super().__init__()
-        self.encoder, self.head, self.norm = encoder, nn.Linear(16, 1), nn.BatchNorm1d(16, momentum=0.5)
-        encoder.embed.requires_grad_(False)
-
-    def rows(self, indices):
-        return self.norm(self.encoder.rows(indices))
-
-
 def test_the_table_keeps_the_type_of_the_rows():
     source = hold(Features(3, 3, lambda indices: indices[:, None].bfloat16()), "cache", CPU)
     assert source.rows(torch.tensor([2, 0])).tolist() == [[2.0], [0.0]]
