@@ -1,7 +1,10 @@
+from typing import Any
+
 import torch
 from torch import nn
 
 from tests.kit import tiny
+from wellfed import LossOutput
 
 
 class Two(nn.Module):
@@ -11,6 +14,9 @@ class Two(nn.Module):
         super().__init__()
         self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
         self.body.requires_grad_(train_body)
+
+    def loss(self, batch: Any) -> LossOutput:
+        return LossOutput(self.head(self.body(batch)).mean())
 
 
 def test_weights_that_were_frozen_join_an_optimizers_state_without_one() -> None:
