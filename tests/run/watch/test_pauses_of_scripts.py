@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake_nvml.driver import FakeDriver
-from tests.run.watch.test_watched_script import WATCH, ended, findings_of, on_card, record_of
+from tests.run.watch.test_watched_script import WATCH, ended, findings_of, record_of
 from wellfed.record import RunRecord
-from wellfed.run.watch.torch_marks import UNTRAINED
 
 LOOP = """
 import time, torch
@@ -83,22 +81,6 @@ def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> 
     assert finding["change"][0].startswith("validation every ")
 
 
-@pytest.mark.slow
-def test_validations_at_other_times_than_the_ends_of_epochs_are_told_by_their_steps(tmp_path: Path) -> None:
-    in_step = STEP.format("pass") + "\n        if number % 5 == 4: validate()"
-    record = watched(tmp_path, in_step=in_step, epochs=4, samples=80)
-    (finding,) = [one for one in record.findings if one["id"] == "frequent_validation"]
-    assert "one every 5 steps" in finding["text"]
-
-
-@pytest.mark.slow
-def test_a_loop_that_computes_is_accused_of_nothing(tmp_path: Path) -> None:
-    record = watched(tmp_path, in_step=STEP.format("pass"))
-    assert findings_of(record) in ([], ["unknown"])
-    if findings_of(record):
-        assert "the passes take: forward" in record.findings[0]["text"]
-
-
 OTHER = """
 class Other(torch.nn.Module):
     def __init__(self):
@@ -146,84 +128,6 @@ def test_what_a_script_does_after_its_training_is_none_of_it(after_epoch: str, t
     (run,) = (tmp_path / "logs" / "watch" / "runs").iterdir()
     last = (run / "telemetry.csv").read_text().splitlines()[-1]
     assert float(last.split(",")[0]) < record.duration_s - 2
-
-
-SCRIPTED = (
-    OTHER.replace("time.sleep(0.03)", "for _ in range(10000): x = x * 1.0001") + "other = torch.jit.script(other)\n"
-)
-COMPILED = "model = torch.compile(model, backend='eager')\n"
-TEACHER = "with torch.no_grad(): other(x)\n        " + STEP.format("pass")
-LOSS_BY_OTHER = STEP.format("pass").replace("model(x)", "y = model(x); y = y + other(x).mean(); y")
-
-
-@pytest.mark.parametrize(
-    ("more", "in_step"),
-    [
-        (OTHER + COMPILED, TEACHER),
-        pytest.param(OTHER + COMPILED, LOSS_BY_OTHER, marks=pytest.mark.slow),
-        pytest.param(SCRIPTED, TEACHER, marks=pytest.mark.slow),
-    ],
-    ids=["teacher of a compiled model", "loss beside a compiled model", "TorchScript"],
-)
-def test_a_second_model_that_is_not_watched_is_said_and_no_pause(more: str, in_step: str, tmp_path: Path) -> None:
-    record = watched(tmp_path, more=more, in_step=in_step)
-    assert "slow_callbacks" not in findings_of(record)
-    assert [event["message"] for event in record.events if event["kind"] == "unseen"] == [UNTRAINED]
-    assert record.time is not None
-    assert 0 < (record.time["forward_frac"] or 0.0) < 0.6
-
-
-@pytest.mark.slow
-def test_a_compiled_model_alone_has_all_its_passes_seen(tmp_path: Path) -> None:
-    record = watched(tmp_path, more=COMPILED, in_step=STEP.format("time.sleep(0.02)"))
-    assert not [event for event in record.events if event["kind"] == "unseen"]
-    assert "slow_callbacks" in findings_of(record)
-
-
-ASIDE = f"""{OTHER}
-import threading
-is_over = threading.Event()
-def embed():
-    while not is_over.is_set():
-        other(torch.ones(1, 4))
-thread = threading.Thread(target=embed)
-thread.start()
-"""
-
-
-def test_a_model_in_another_thread_hides_no_pass(tmp_path: Path) -> None:
-    record = watched(tmp_path, more=ASIDE, in_step=STEP.format("pass"), after_epoch="is_over.set()")
-    assert record.time is not None
-    assert record.time["forward_frac"] is not None
-    assert record.time["forward_frac"] > 0.6
-
-
-@pytest.mark.usefixtures("fake_cuda")
-def test_passes_of_a_closure_are_timed_on_a_card(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    in_step = "x = x.cuda()" + CLOSURE
-    record = watched(tmp_path, on_card(tmp_path, fake_driver), more="model.cuda()", in_step=in_step)
-    assert record.time is not None
-    assert record.time["forward_frac"] is not None
-    assert record.time["forward_frac"] > 0.1
-
-
-IN_ITS_STEP = """
-class Twice(torch.optim.SGD):
-    def step(self, closure=None):
-        model(x).mean().backward()
-        time.sleep(0.03)
-        super().step()
-optimizer = Twice(model.parameters(), lr=0.1)
-"""
-
-
-@pytest.mark.slow
-def test_passes_in_an_optimizers_step_are_no_pause(tmp_path: Path) -> None:
-    """Where the optimizer's own work ends is unknown then."""
-    record = watched(tmp_path, more=IN_ITS_STEP, in_step=STEP.format("pass"))
-    assert record.time is not None
-    assert record.time["optimizer_frac"] is None
-    assert "slow_callbacks" not in findings_of(record)
 
 
 def test_files_saved_one_after_another_are_one_checkpoint(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import subprocess
 import time
@@ -13,14 +12,11 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from tests.run.ranks.test_rank_figures import rows
 from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of, rows_of
 from wellfed import AccelerateWatch
 from wellfed.ranks import Launch
-from wellfed.run.ranks import rank_figures
 from wellfed.run.watch import ranks_of_script
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
-from wellfed.run.watch.script_process import ScriptEnd
+from wellfed.run.watch.ranks_of_script import TorchrunStore, unknown_ranks
 from wellfed.run.watch.watched_script import WatchedScript
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -50,17 +46,6 @@ def test_the_slow_rank_is_named_in_words_of_the_script(
     assert finding["message"].startswith("Rank 0 waits for rank 1 (on ")
     assert finding["change"][0].startswith("DataLoader(num_workers=")
     assert finding["change"][0] in done.stderr
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_a_validation_of_rank_0_is_not_blamed(tmp_path: Path) -> None:
-    """It waits at a barrier between its steps, and the validation is part of no step of rank 0."""
-    done = watched("--compute-ms", "30", "--validate-ms", "50", "--steps", "120", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = record_of(tmp_path)
-    between_ms = [one["host_frac"] * one["step_ms_mean"] for one in record.ranks]
-    assert between_ms[1] - between_ms[0] > 3.0
-    assert not any(name.endswith("_straggler") for name in findings_of(record))
 
 
 def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -140,44 +125,6 @@ for batch in loader:
     assert record_of(tmp_path).config["workload"]["effective_batch_size"] == each
 
 
-@pytest.mark.parametrize(
-    ("how", "samples"),
-    [
-        ('parallelize_module(model, mesh, {"0": ColwiseParallel()})', "4"),
-        pytest.param("fully_shard(model, mesh=mesh)", "8", marks=pytest.mark.slow),
-    ],
-)
-def test_samples_of_ranks_that_share_batches_count_once(how: str, samples: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        f"""
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.data import DataLoader
-torch.distributed.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-model = torch.nn.Sequential(torch.nn.Linear(4, 8))
-{how}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for x in DataLoader(torch.ones(80, 4), batch_size=4):
-    model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-    )
-    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [row["samples"] for row in rows_of(tmp_path)] == 20 * [samples]
-    record = record_of(tmp_path)
-    assert record.samples == 20 * int(samples)
-    assert record.config["workload"]["effective_batch_size"] == (8 if samples == "8" else None)
-    notes = [event["message"] for event in record.events if event["kind"] == "unseen"]
-    assert ["Ranks share batches" in note for note in notes] == ([] if samples == "8" else [True])
-
-
 # Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("leaves early", 0), ("raises", 1), ("exits", 1), ("ends late", 0)])
@@ -234,17 +181,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("served")
-def test_figures_stay_until_others_replace_them() -> None:
-    first, second = TorchrunStore(launch(0)), TorchrunStore(launch(1))
-    assert first.latest("figures") == []
-    for number in range(2):
-        second.publish("figures", {"rank": 1, "number": number})
-    assert first.latest("figures") == [{"rank": 1, "number": 1}]
-    assert second.latest("figures") == []
-    assert first.problem is second.problem is None
-
-
-@pytest.mark.usefixtures("served")
 def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of_script, "LATE_S", 0.3)
     stores = [TorchrunStore(launch(rank, 3)) for rank in range(3)]
@@ -255,25 +191,6 @@ def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPa
     stores[2].publish("last", 2)
     monkeypatch.setattr(ranks_of_script, "LATE_S", 60.0)
     assert stores[0].gather("last", 0) == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("served")
-def test_last_figures_of_an_attempt_before_a_restart_are_not_taken_for_new_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """torchrun keeps its store when it starts the ranks again."""
-    monkeypatch.setattr(ranks_of_script, "LATE_S", 0.3)
-    ranks = [RankOfScript(origin_s=0.0, store=TorchrunStore(launch(rank))) for rank in range(2)]
-    recorded: list[Any] = []
-    monkeypatch.setattr(ranks[0], "_take_ranks", recorded.append)
-    for rank in ranks:
-        rank.begin()
-        rank.steps(rows(), 2)
-    ranks[1].finish(ScriptEnd(0))
-    again = RankOfScript(origin_s=0.0, store=TorchrunStore(launch(1)))  # the same prefix, as after a restart
-    again.begin()
-    ranks[0].finish(ScriptEnd(0))
-    assert [one["rank"] for one in recorded[0]] == [0]
 
 
 def test_a_store_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,46 +209,3 @@ def test_a_store_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch
     assert unknown_ranks(2, set(), store) == (
         "The last figures of rank 1 are unknown: the store of torchrun can't be used (it did not answer within 0.3 s)."
     )
-
-
-@pytest.mark.usefixtures("served")
-def test_another_rank_leaves_its_figures_and_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rank = RankOfScript(origin_s=time.monotonic(), store=TorchrunStore(launch(1)))
-    rank.begin()
-    rank.note("Nothing is written.")
-    rank.steps(rows(wait_ms=40.0, steps=30), 2)
-    rank.start_again()  # they were batches of an inference
-    assert rank.steps(rows(wait_ms=20.0, steps=60), 2) is False
-    rank.finish(ScriptEnd(0))
-    rank_0 = TorchrunStore(launch(0))
-    (found,) = rank_0.latest("figures of ranks")
-    assert (found["rank"], found["steps"]) == (1, 57)
-    assert found["wait_frac"] == pytest.approx(0.2)
-    assert found["gpu"] is None
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.usefixtures("served")
-def test_figures_come_while_a_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is killed has left them, and rank 0 has read them."""
-    monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
-    recorded: list[Any] = []
-    first, second = (RankOfScript(origin_s=0.0, store=TorchrunStore(launch(rank))) for rank in range(2))
-    monkeypatch.setattr(first, "_take_ranks", recorded.append)
-    for rank in (first, second):
-        rank.begin()
-        assert rank.steps(rows(), 2) is False
-    assert recorded == []
-    assert first.steps(rows(), 2) is True
-    assert [one["rank"] for one in recorded[-1]] == [0, 1]
-
-
-def test_ranks_that_are_unknown_are_named() -> None:
-    known = {0, 2}
-    assert unknown_ranks(1, set(), None) is None
-    assert unknown_ranks(3, {*known, 1}, None) is None
-    assert unknown_ranks(4, known, None) == (
-        "The last figures of ranks 1, 3 are unknown: only torchrun's ranks leave them for rank 0."
-    )
-    assert "ranks 1, 3, 4, 5, 6, 7, 8, 9 and more are unknown" in str(unknown_ranks(16, known, None))

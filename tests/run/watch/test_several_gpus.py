@@ -9,8 +9,7 @@ import pytest
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
 from tests.kit.few import slow
-from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, on_card, record_of
-from wellfed.explain.diagnosis.evidence import Evidence
+from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, folder_of, on_card, record_of
 
 pytestmark = pytest.mark.usefixtures("fake_cuda")
 
@@ -19,33 +18,6 @@ PARALLEL = SCRIPTS / "data_parallel.py"
 
 # GPUs of a DataParallel and its event: the test below. What is found in them, and in stalls: test_run_swings.py,
 # rules/test_stalls.py and rules/compute/test_data_parallel.py in tests/explain/diagnosis.
-@pytest.mark.slow
-@pytest.mark.parametrize(("period_s", "seconds"), [(3.2, 25.0), (9.5, 75.0)])
-def test_a_storage_that_stalls_makes_all_gpus_swing(
-    period_s: float, seconds: float, tmp_path: Path, fake_driver: FakeDriver
-) -> None:
-    """It comes before DataParallel, which does not make the GPUs wait for data."""
-    cards = on_card(tmp_path, fake_driver, cards=4, kernel_us=1000)
-    words = ["--period-s", str(period_s), "--seconds", str(seconds)]
-    done = ended(*WATCH, PARALLEL, *words, cwd=tmp_path, **cards)
-    assert done.returncode == 0, done.stderr
-    record = record_of(tmp_path)
-    assert [*record.gpus] == ["0", "1", "2", "3"]
-    assert all(one["util_pct"]["mean"] > 5 for one in record.gpus.values())
-    assert findings_of(record)[0] == "slow_storage", record.findings
-    found = {one["id"]: one for one in record.findings}
-    assert found["slow_storage"]["evidence"]["stall_period_s"] == pytest.approx(period_s, rel=0.05)
-    parallel = found["data_parallel"]
-    assert parallel["change"] == ["torchrun --nproc-per-node=4", "torch.nn.parallel.DistributedDataParallel(model)"]
-    assert parallel["evidence"]["devices"] == 4
-    assert parallel["gain"] is None or parallel["gain"]["high"] < 2  # half of the time waits for the storage
-    swings = Evidence.read(folder_of(tmp_path)).swings
-    assert swings.deepest is not None
-    assert swings.deepest[1].period_s == pytest.approx(period_s, rel=0.05)
-    assert str(swings.describe_utilisation()).endswith(", as do 3 other GPUs.")
-    assert record.time is not None
-    assert record.time["forward_frac"] is not None
-    assert "GPUs side by side" in (folder_of(tmp_path) / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -102,28 +74,6 @@ def test_a_training_on_another_gpu_than_the_current_one(
         assert record.time["compute_frac"] > 0.6  # events on the other GPU would count nearly all as copies
         assert [*record.gpus] == ["1"]
         assert not [event for event in record.events if event["kind"] == "unseen"]
-
-
-def test_another_gpu_is_current_within_a_step(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    step = "model(x).mean().backward()\n        optimizer.step()"
-    moved = "with torch.cuda.device(1):\n            model(x).mean().backward()\n            optimizer.step()"
-    (tmp_path / "train.py").write_text(LOOP.format(before="").replace(step, moved).replace("cuda:1", "cuda:0"))
-    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500)
-    done = ended(*WATCH, "train.py", cwd=tmp_path, **cards)
-    assert (done.returncode, done.stdout) == (0, "57\n"), done.stderr
-    record = record_of(tmp_path)
-    assert record.steps == 60, done.stderr
-    assert record.time is not None
-    assert record.time["compute_frac"] > 0.6
-
-
-def test_times_of_a_model_on_two_gpus_are_those_of_one(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    head = LOOP.replace("loader =", "first = torch.nn.Linear(64, 64).cuda()\nloader =")
-    (tmp_path / "train.py").write_text(head.format(before="first(x.cuda()).to(1) + "))
-    done = ended(*WATCH, "train.py", cwd=tmp_path, **on_card(tmp_path, fake_driver, cards=2))
-    assert done.returncode == 0, done.stderr
-    notes = [event["message"] for event in record_of(tmp_path).events if event["kind"] == "unseen"]
-    assert notes == ["Several GPUs are used: steps are timed on GPU 0 alone, and may end later on others."]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,7 @@ import torch
 from tests.end_to_end.commands import environment, run
 from tests.fake_cuda.machine import Cards, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from tests.kit.few import few, slow
-from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_rules import conclude
+from tests.kit.few import few
 from wellfed.explain.diagnosis.script_words import OWN_STREAM
 from wellfed.record import RunRecord
 
@@ -208,47 +204,6 @@ for epoch in range(2):
     assert record_of(tmp_path).config["workload"] == {"sample_unit": "samples", "effective_batch_size": 12}
 
 
-@pytest.mark.parametrize("in_step", ["replay(x)", "whole(x)"])
-def test_a_graph_that_is_replayed_within_a_pass_is_no_step(in_step: str, tmp_path: Path) -> None:
-    """As those of torch.compile(mode="reduce-overhead"). A script's own graph may hold a whole step."""
-    (tmp_path / "train.py").write_text(
-        f"""
-import torch
-from contextlib import suppress
-from torch.utils.data import DataLoader, TensorDataset
-w = torch.nn.Parameter(torch.ones(4))
-optimizer = torch.optim.SGD([w], lr=0.1)
-def whole(x):
-    with suppress(AttributeError):  # a graph that was never recorded
-        torch.cuda.CUDAGraph.replay(None)
-class Graphed(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x, w):
-        context.save_for_backward(x)
-        whole(x)
-        return x @ w
-    @staticmethod
-    def backward(context, gradient):
-        whole(gradient)
-        return None, gradient @ context.saved_tensors[0]
-def replay(x):
-    Graphed.apply(x, w).mean().backward()
-loader = DataLoader(TensorDataset(torch.randn(480, 4)), batch_size=4)
-for i, (x,) in enumerate(loader):
-    replay(x) if i < 4 else {in_step}
-    if i % 4 == 3 and (i < 4 or {in_step == "replay(x)"}):
-        optimizer.step()
-        optimizer.zero_grad()
-        if i > 4:  # a validation
-            with torch.no_grad():
-                Graphed.apply(x, w)
-"""
-    )
-    assert ended(*WATCH, "train.py", cwd=tmp_path).returncode == 0
-    samples = [row["samples"] for row in rows_of(tmp_path)]
-    assert samples[1:] == (["16"] * 29 if in_step == "replay(x)" else ["4"] * 116)
-
-
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
@@ -295,33 +250,6 @@ for _ in range(5):
 
 
 @pytest.mark.slow
-def test_without_an_optimizer_batches_are_steps(tmp_path: Path) -> None:
-    """First an inference, then a training by hand: the first batches are no steps of it."""
-    head = """
-import sys, torch
-from torch.utils.data import DataLoader, TensorDataset
-w = torch.zeros(4, requires_grad=True)
-loader = DataLoader(TensorDataset(torch.randn(200, 4)), batch_size=4)
-with torch.no_grad():
-    for (x,) in loader:
-        x @ w
-"""
-    (tmp_path / "infer.py").write_text(head)
-    (tmp_path / "train.py").write_text(
-        f"""{head}
-for (x,) in loader:
-    (x @ w).mean().backward()
-    w.data -= 0.1 * w.grad
-"""
-    )
-    ended(*WATCH, "--log-dir", "infer", "infer.py", cwd=tmp_path)
-    ended(*WATCH, "train.py", cwd=tmp_path)
-    (inferred,) = (tmp_path / "infer" / "watch" / "runs").iterdir()
-    assert RunRecord.read(inferred).steps == 50
-    assert [int(row["step"]) for row in rows_of(tmp_path)] == list(range(1, 51))
-
-
-@pytest.mark.slow
 def test_what_could_not_be_seen_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """
@@ -344,59 +272,6 @@ if __name__ == "__main__":
     assert "no training was seen" in done.stderr
     assert "it forked 1 time, and those processes were not watched" in done.stderr
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.slow  # a script that becomes a daemon: test_script_process.py
-def test_a_daemon_is_watched_where_it_trains(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import os
-if os.fork():
-    os._exit(0)
-os.setsid()
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(30):
-    model(torch.randn(2, 4)).mean().backward()
-    optimizer.step()
-print("trained")
-"""
-    )
-    done = ended(*WATCH, "train.py", cwd=tmp_path, fresh=True)
-    assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "Report   logs" in done.stderr
-    assert record_of(tmp_path).steps == 30
-
-
-@pytest.mark.slow
-def test_beside_a_profiler_and_other_watches(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import sys, torch
-from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader, TensorDataset
-from wellfed import AccelerateWatch, GPUWatch
-sys.setprofile(lambda *event: None)
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(200, 4)), batch_size=4)
-with GPUWatch(quiet=True) as watch, AccelerateWatch(), profile(activities=[ProfilerActivity.CPU]) as found:
-    for (x,) in watch.batches(loader):
-        loss = model(x).mean()
-        loss.backward()
-        optimizer.step()
-print(loss.item(), watch.summary["steps"])
-names = ("Optimizer.step", "enumerate")
-print({event.key: event.count for event in found.key_averages() if event.key.startswith(names)})
-"""
-    )
-    alone, done = ended("train.py", cwd=tmp_path), ended(*WATCH, "--log-dir", "two", "train.py", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    assert (done.returncode, done.stdout) == (0, alone.stdout)
-    (run,) = (tmp_path / "two" / "watch" / "runs").iterdir()
-    assert RunRecord.read(run).steps == 50
 
 
 @pytest.mark.parametrize(
@@ -431,68 +306,6 @@ for number, (x,) in enumerate(loader):
     report = ended("-m", "wellfed", "report", folder_of(tmp_path), cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "slow_callbacks" in (folder_of(tmp_path) / "report.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_script_that_hangs_can_be_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import time, torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.randn(2, 4)).mean().backward()
-optimizer.step()
-print("hangs", flush=True)
-time.sleep(600)
-"""
-    )
-    command = [sys.executable, *WATCH, "train.py"]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  ignored in the background
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "hangs\n"
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in err
-    assert record_of(tmp_path).status == "interrupted"
-
-
-@pytest.mark.slow  # another end: the test of scripts that end in training
-def test_a_killed_script_can_be_reported_on(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text((SCRIPTS / "classify.py").read_text())
-    words = ["--images", "100000", "--read-ms", "1"]
-    with subprocess.Popen(
-        [sys.executable, *WATCH, "train.py", *words],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),  # noqa: PLW1509  ignored in some services
-    ) as process:
-        try:
-            runs = tmp_path / "logs" / "watch" / "runs"
-            give_up_at_s = time.monotonic() + 120
-            while not (list(runs.glob("*/steps.csv")) and len(rows_of(tmp_path)) > 40):
-                assert time.monotonic() < give_up_at_s, "no steps were written"
-                time.sleep(0.1)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == -signal.SIGTERM
-        finally:
-            process.kill()
-    evidence = Evidence.read(folder_of(tmp_path))
-    conclude(evidence)
-    assert evidence.record.status == "killed"
-    assert "loading_in_main_process" in findings_of(evidence.record)
 
 
 @pytest.mark.slow
@@ -590,37 +403,6 @@ for _ in range(5):
     assert [note[:26] for note in notes] == ["No DataLoader was iterated"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "layer", "tf32"),
-    [
-        ("", "torch.nn.Conv2d(3, 4, 3)", None),  # a convolution alone may use TF32, as by default
-        ("torch.backends.cudnn.allow_tf32 = False", "torch.nn.Conv2d(3, 4, 3)", False),
-        pytest.param("", "torch.nn.Conv2d(3, 4, 3, stride=3)", False, marks=pytest.mark.slow),  # patches
-        pytest.param(
-            *("torch.set_float32_matmul_precision('high')", "torch.nn.Conv2d(3, 4, 3)", True), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_tf32_of_convolutions_is_a_setting_of_its_own(
-    setting: str, layer: str, tf32: bool | None, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(
-        f"""
-import torch
-{setting}
-model = torch.nn.Sequential({layer}, torch.nn.Flatten(), torch.nn.LazyLinear(1))
-model(torch.zeros(1, 3, 9, 9))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(5):
-    model(torch.randn(2, 3, 9, 9)).mean().backward()
-    optimizer.step()
-"""
-    )
-    done = ended(*WATCH, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert record_of(tmp_path).config["gpu"].get("tf32") is tf32
-
-
 @pytest.mark.usefixtures("fake_cuda")
 def test_the_peak_of_memory_is_that_of_the_training(tmp_path: Path, fake_driver: FakeDriver) -> None:
     """Also where a script resets torch's own figure, as at the end of each epoch."""
@@ -645,25 +427,6 @@ print(torch.cuda.max_memory_reserved() >> 20)
     record = record_of(tmp_path)
     assert "GPU" in record.memory["device"]
     assert record.memory["measured_peak_gib"] == pytest.approx(0.5, abs=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fake_cuda")
-def test_work_before_the_copy_is_no_copy(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    """A script that prepares each batch itself, in its training loop."""
-    text = (SCRIPTS / "classify.py").read_text()
-    text = text.replace(
-        "        image, target = image.to", "        time.sleep(0.02)\n        image, target = image.to", 1
-    )
-    (tmp_path / "train.py").write_text(text)
-    words = ["--images", "1200", "--epochs", "1"]
-    done = ended(*WATCH, "train.py", *words, cwd=tmp_path, **on_card(tmp_path, fake_driver, copy_gbps=4))
-    assert done.returncode == 0, done.stderr
-    record = record_of(tmp_path)
-    assert record.time is not None
-    assert record.time["host_frac"] > 0.5
-    assert (record.time["copy_frac"] or 0) < 0.2
-    assert "slow_callbacks" in findings_of(record)
 
 
 COPIES = """
@@ -705,29 +468,6 @@ with torch.no_grad():
         found = model(model(model(x.cuda())))
         (found - y.cuda()).mean().item()
 """
-AUGMENTED = """
-for x, y in loader:
-    x = x.cuda()
-    for _ in range(40):
-        x = x * 0.9
-    train(x, y.cuda())
-"""
-SHARDED = """
-def shard():
-    batches = iter(loader)
-    current = next(batches)
-    while current is not None:
-        current = [each.cuda() for each in current]
-        following = next(batches, None)
-        yield current
-        current = following
-batches = shard()
-for x, y in batches:
-    parts = [(x, y), *(next(batches) for _ in range({more}))]
-    for x, y in parts[1:]:
-        (model(x) - y).mean().backward()
-    train(*parts[0])
-"""
 
 
 @pytest.mark.usefixtures("fake_cuda")
@@ -736,9 +476,6 @@ for x, y in batches:
     [
         pytest.param(AHEAD, (0.0, 0.1), OWN_STREAM, id="ahead of its step"),
         pytest.param(EVALUATED, (0.1, 0.7), None, id="after a pass that is not seen"),
-        slow(AUGMENTED, (0.02, 0.3), None, id="after other work with the batch"),
-        slow(SHARDED.format(more=0), (0.1, 0.7), None, id="before the next is asked for"),
-        slow(SHARDED.format(more=3), (0.1, 0.7), None, id="between the batches of a step"),
     ],
 )
 def test_a_copy_is_what_copying_takes(
@@ -919,8 +656,6 @@ train(first)
     ("before", "again"),
     [
         ("next(iter(one))", "train(one)"),
-        ("evaluate(one)", "train(one)"),
-        pytest.param("evaluate(one, 2)", "train(one)", marks=pytest.mark.slow),
         pytest.param("pass", "train(ahead(one))", marks=pytest.mark.slow),
         pytest.param("one = first; next(iter(val))", "train(one)", marks=pytest.mark.slow),
     ],
@@ -1001,34 +736,6 @@ for i, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(240, 4)), batch_si
     with_maker = [row for row in rows if int(row["step"]) % 5 == 1 and int(row["step"]) > 10]
     assert len(with_maker) == 4
     assert all(float(row["compute_ms"]) >= 50 for row in with_maker)
-
-
-OPTIMIZERS = """
-import time, torch
-class Fold{number}(torch.nn.Linear):
-    def forward(self, x):
-        time.sleep(0.01)
-        return super().forward(x)
-model = Fold{number}(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
-    loss = model(torch.ones(2, 4)).mean()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(("kept", "is_seen"), [("", True), ("kept.append(optimizer)", False)])
-def test_models_of_many_optimizers(kept: str, is_seen: bool, tmp_path: Path) -> None:
-    """Each optimizer that is gone makes room for another."""
-    text = "\n".join([f"kept = []{OPTIMIZERS}", *(f"{kept}{OPTIMIZERS}" for _ in range(6))])
-    for number in range(7):
-        text = text.replace("Fold{number}", f"Fold{number}", 2)
-    (tmp_path / "train.py").write_text(text)
-    done = ended(*WATCH, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert ("More than 4 optimizers step" in done.stderr) == (not is_seen)
-    assert (float(rows_of(tmp_path)[-1]["forward_ms"]) >= 10) == is_seen
 
 
 def test_steps_with_one_batch(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = shares_batches = _nothing
+    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = _nothing
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Notes the parameters that the optimizer has."""

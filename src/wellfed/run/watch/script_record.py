@@ -46,7 +46,6 @@ _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _MOST_LATE = 10_000
 """Maximum number of readings after the latest sign of the training that count once there is another one."""
-SHARED = "Ranks share batches (tensor parallelism): samples are those of rank 0. Over all ranks they are unknown."
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -81,8 +80,8 @@ class ScriptRecord(RankOfScript):
         store: TorchrunStore | None = None,
     ) -> None:
         super().__init__(origin_s=origin_s, store=store)
-        self._has_launch = self._is_shared = False
-        """The record has the number of ranks; these train on the same batches."""
+        self._has_launch = False
+        """The record has the number of ranks."""
         self.script, self._log_dir = script, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
@@ -202,7 +201,7 @@ class ScriptRecord(RankOfScript):
         Args:
             ranks: number of processes that train together, as if each had as many samples.
         """
-        if ranks > 1 and not self._is_shared:
+        if ranks > 1:
             rows = [row._replace(samples=ranks * row.samples) for row in rows]
         before = self.record.steps
         self.record.steps = rows[-1].step
@@ -219,16 +218,6 @@ class ScriptRecord(RankOfScript):
             self.journal.save()
             return True
         return is_long
-
-    def shares_batches(self) -> None:
-        """Counts the samples of this rank alone, also of the steps so far: other ranks have the same ones."""
-        if not self._is_shared:
-            self._is_shared = True
-            rows = [row._replace(samples=row.samples // self.world_size) for row in self.journal.rows]
-            self.journal.rewind(0, 0.0)
-            self.journal.steps(rows)
-            self.record.samples = sum(row.samples for row in rows)
-            self.note(SHARED)
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
@@ -334,7 +323,7 @@ class ScriptRecord(RankOfScript):
     def _effective_batch_size(self) -> int | None:
         """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
         size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
-        if not isinstance(size, int) or not len(parts) or self._is_shared:
+        if not isinstance(size, int) or not len(parts):
             return None
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))
         if self._seen is not None and self._seen.is_dispatched:  # of all ranks, or of each one

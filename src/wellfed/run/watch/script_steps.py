@@ -2,11 +2,10 @@
 
 An *iteration* is what follows one batch of a DataLoader up to the next. A step is one iteration, or several if
 gradients are accumulated. Iterations without a backward pass are a validation. Without a DataLoader, an iteration
-begins with a forward pass. So does another one after the end of an iteration: of the same optimizer it is a step with
-the same batch, of another one (a GAN that trains one of its models more often) it is part of the next step.
+begins with a forward pass. Passes after the end of an iteration, as of a GAN that trains one of its models more often,
+are part of the next step. Another step of the same optimizer with the same batch is a step of its own.
 
-Three levels: before any backward pass, each batch counts as a step. Then each iteration with a backward pass does. From
-the first step of an optimizer on, the iterations up to such a step do. Reaching a level drops the steps so far.
+Until an optimizer steps, each batch counts as a step. Its first step drops these.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -46,12 +44,6 @@ _FEWEST_OF_VALIDATION = 3
 """Forward passes without gradients, one after another, that are a validation. Fewer may be a teacher's of this step."""
 
 
-class Level(IntEnum):
-    """Latest kind of call that was seen in the training so far."""
-
-    batches, backward, optimizer = range(3)
-
-
 @dataclass(slots=True)
 class Iteration:
     """Work on one batch."""
@@ -61,31 +53,30 @@ class Iteration:
     samples: int = 1
     epoch: int = 0
     took: BuildTime | None = None
-    num_steps: int = 0
-    """Steps of optimizers with this batch so far."""
-    optimizers: set[int] = field(default_factory=set)
-    """Ids of these optimizers."""
-    has_step: bool = False
-    is_more: bool = False
-    """It follows an ended one with the same batch, for another optimizer. Its time is part of the next step."""
     batches: int = 1
     """Batches of its loader: several if they are read ahead of the passes."""
     largest: int = 0
     """Samples of the largest of these batches."""
-    copied_on: Any = None
-    """Another stream than the one that trained before, on which its batch, or the next one, was copied."""
     num_backward: int = 0
-    """Backward passes with these batches so far."""
-    has_replay: bool = False
-    is_trained: bool = False
-    """A forward pass with gradients, a backward pass or a step of an optimizer has begun."""
+    num_steps: int = 0
+    """Steps of optimizers with this batch so far."""
+    optimizers: set[int] = field(default_factory=set)
+    """Ids of these optimizers."""
     has_pass: bool = False
     """A pass of any model has begun, so that later copies are part of it."""
+    has_replay: bool = False
+    is_more: bool = False
+    """It follows an ended one with the same batch. Its time is part of the next step."""
     is_updating: bool = False
     """An optimizer steps, and no closure of it runs."""
-    is_evaluated: bool = False
-    """A forward pass without gradients had the batch, and none with gradients since."""
     is_ended: bool = False
+    copied_on: Any = None
+    """Another stream than the one that trained before, on which its batch, or the next one, was copied."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was done with the batch yet."""
+        return not (self.is_ended or self.has_pass or self.has_replay)
 
 
 class ScriptSteps(Harmless):
@@ -105,7 +96,8 @@ class ScriptSteps(Harmless):
         """Stream of this GPU that trains."""
         self._is_recording: Callable[[], bool] = lambda: False
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
-        self.level = Level.batches
+        self._has_optimizer = False
+        """An optimizer has stepped."""
         self._ranks = 1
         self._thread: int | None = None
         """Thread that trains, or the first that reads batches."""
@@ -116,18 +108,14 @@ class ScriptSteps(Harmless):
         """The next batch joins the open iteration; it belongs to no training."""
         self._trained: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were followed by a backward pass."""
-        self._fed: WeakSet[SeenLoader] = WeakSet()
-        """DataLoaders of steps in the pass that goes on."""
-        self._num_epochs = 0
-        """Passes over trained DataLoaders that have ended."""
-        self._feeds: SeenLoader | None = None
-        """The latest of them."""
         self._aside: WeakSet[SeenLoader] = WeakSet()
         """DataLoaders whose batches were not."""
-        self._set_aside: Iteration | None = None
-        """Latest batch of such a DataLoader, unless its pass has ended."""
+        self._fed: WeakSet[SeenLoader] = WeakSet()
+        """DataLoaders of steps in the pass that goes on."""
         self._sees_passes = False
         self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
+        self._num_epochs = 0
+        """Passes over trained DataLoaders that have ended."""
         self._steps_of_iterations = deque([1], maxlen=2)
         """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
         self._num_without_grad = 0
@@ -160,26 +148,25 @@ class ScriptSteps(Harmless):
 
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
+        before, is_trained, has_grad = self._iteration, loader in self._trained, torch.is_grad_enabled()
         self._joins = self._is_aside = False
-        self._set_aside = None
-        iteration = self._iteration
-        if iteration is not None:
-            is_used = iteration.is_ended or iteration.num_backward or iteration.has_replay or iteration.is_evaluated
-            if not is_used and iteration.loader is not None and self.level > Level.batches and torch.is_grad_enabled():
-                # Several loaders, as in zip(a, b), or batches that are read ahead.
-                others = iteration.loader not in self._aside
-                others &= iteration.loader in self._trained or loader not in self._trained  # else a batch looked at
-                self._joins = loader in self._trained if iteration.loader is loader else others
-            if not self._joins:
-                self._close(iteration)
-        if self.level > Level.batches and (loader in self._aside or not torch.is_grad_enabled()):
+        if self._has_optimizer and has_grad and before is not None and before.is_unused:
+            if is_trained and (before.loader is loader or self._sees_passes):
+                self._joins = True
+                return
+            if before.loader in self._trained and not is_trained:
+                self._is_aside = True  # a batch of another loader that is looked at
+                return
+        if before is not None:
+            self._close(before)
+        if self._has_optimizer and (loader in self._aside or not has_grad):
             self._is_aside = True
             self._pause()
-        elif not self._joins:
-            if loader in self._trained or self.level == Level.batches:
-                self._resume()
-            self._use_events()
-            self.clock.ask()
+            return
+        if is_trained or not self._has_optimizer:
+            self._record.enter("train")
+        self._use_events()
+        self.clock.ask()
 
     @harmless
     def got(self, loader: SeenLoader, batch: Any, took: BuildTime | None) -> None:
@@ -191,21 +178,18 @@ class ScriptSteps(Harmless):
         if not self._is_mine():
             return
         self._asked_by = None
-        size, iteration = _size(batch, loader), self._iteration
-        begun = Iteration(loader, size, self._epochs.get(loader, 0), took, largest=size)
         if self._is_aside:
-            self._set_aside = begun if loader in self._aside else None
+            self._is_aside = self._iteration is None
             return
+        size, iteration = _size(batch, loader), self._iteration
         self.clock.got()
-        if not self._joins or iteration is None:
-            self._iteration = iteration = begun
-            if not self._record.has_batch:
-                self._record.batch(bytes_by_dtype(batch))
-        elif iteration.loader is loader:
+        if self._joins and iteration is not None and iteration.loader is loader:
             iteration.samples, iteration.batches = iteration.samples + size, iteration.batches + 1
             iteration.largest = max(iteration.largest, size)
-        else:  # of loops within one another, the inner one's batches are trained with
-            iteration.samples = min(iteration.samples, size)
+        else:
+            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took, largest=size)
+            if not self._record.has_batch:
+                self._record.batch(bytes_by_dtype(batch))
         self._record.received(batch, size)
         self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
@@ -214,10 +198,7 @@ class ScriptSteps(Harmless):
     def exhausted(self, loader: SeenLoader) -> None:
         """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
-            self._asked_by = self._set_aside = None
-            self._is_aside = False
-            if self._iteration is not None and self._iteration.is_ended:
-                self._iteration.samples = 0  # a pass from here on has a batch that was read ahead, and counted
+            self._asked_by, self._is_aside = None, False
             if loader in self._fed and loader in self._trained:
                 self._num_epochs += 1
                 self._record.epochs(self._num_epochs)
@@ -232,52 +213,32 @@ class ScriptSteps(Harmless):
         iteration = self._iteration
         if iteration is None or threading.get_ident() != self._thread or self._is_recording():
             return
-        if not iteration.is_ended and (iteration.is_trained or iteration.has_pass):
+        if iteration.has_pass and not iteration.is_ended:
             return
         stream = None if self._gpu is None else torch.cuda.current_stream(self._gpu)
-        if stream != self._stream:
-            if is_done and not iteration.is_ended:
-                iteration.copied_on = stream
-        else:
+        if stream == self._stream:
             self.clock.copies(is_done=is_done)
+        elif is_done and not iteration.is_ended:
+            iteration.copied_on = stream
 
     @harmless
-    def forward(self, *, is_done: bool = False, is_trained: bool = True) -> None:
-        """Marks begin or end of an outermost module's forward pass.
-
-        Args:
-            is_trained: an optimizer has parameters of the module. A pass of another one, such as a teacher or a frozen
-                encoder, is part of the iteration's forward pass and shows nothing on what the iteration is.
-        """
-        is_after = self._iteration is None or self._iteration.is_ended
-        if (is_after and not is_trained) or not self._is_mine():  # such a pass after the training is no part of it
+    def forward(self, *, is_done: bool = False) -> None:
+        """Marks begin or end of an outermost module's forward pass."""
+        if not self._is_mine():
             return
         self._sees_passes = True
         if self._is_aside:
-            if self._set_aside is not None and is_trained and not torch.is_grad_enabled():
-                self._set_aside.is_evaluated = True
             return
-        if not (is_trained and torch.is_grad_enabled()):
-            if is_trained:
-                self._evaluates(is_done=is_done)
-            self._mark_pass(FORWARD, is_done=is_done)
-            return
-        self._num_without_grad = 0
-        if not is_done:
-            iteration = self._training_iteration()
-            if not iteration.is_trained:
-                iteration.is_trained, iteration.is_evaluated = True, False
-        self._mark_pass(FORWARD, is_done=is_done)
-
-    def _evaluates(self, *, is_done: bool) -> None:
-        """Notes a forward pass without gradients, which may be a validation's."""
         iteration = self._iteration
-        is_between = iteration is None or (iteration.loader is None and iteration.is_ended)
-        if iteration is not None and not iteration.is_trained:
-            iteration.is_evaluated = True
-        self._num_without_grad += is_between and not is_done
-        if self._num_without_grad == _FEWEST_OF_VALIDATION and is_between:
-            self._pause()
+        if torch.is_grad_enabled():
+            self._num_without_grad = 0
+            if not is_done and (iteration is None or iteration.is_ended):
+                self._begin_without_loader()
+        elif iteration is None or (iteration.loader is None and iteration.is_ended):
+            self._num_without_grad += not is_done
+            if self._num_without_grad == _FEWEST_OF_VALIDATION:
+                self._pause()
+        self._mark_pass(FORWARD, is_done=is_done)
 
     def _mark_pass(self, phase: int, *, is_done: bool) -> None:
         """Marks begin or end of a pass within the open iteration. Its first pass ends the copy."""
@@ -293,27 +254,22 @@ class ScriptSteps(Harmless):
     @harmless
     def backward(self, *, is_done: bool = False) -> None:
         """Marks begin or end of a backward pass."""
-        if self.level == Level.batches and self._thread not in (None, threading.get_ident()):
+        if not self._has_optimizer and self._thread not in (None, threading.get_ident()):
             self._thread, self._iteration = threading.get_ident(), None
             self._record.note(OTHER_THREAD)
         if not self._is_mine():
             return
-        if is_done:
-            self._mark_pass(BACKWARD, is_done=True)
-            return
-        if self._iteration is None and self._set_aside is not None:
-            self._take_back(self._set_aside)
-        iteration = self._training_iteration()
-        iteration.num_backward += 1
-        iteration.is_trained = True
-        self._raise_to(Level.backward)
-        if iteration.loader is not None and iteration.loader is not self._feeds:
-            self._feeds = iteration.loader
-            self._trained.add(iteration.loader)
-            self._record.epochs(self._num_epochs)
-        self._resume()
-        self._use_stream()
-        self._mark_pass(BACKWARD, is_done=False)
+        if not is_done:
+            iteration = self._iteration
+            if iteration is None or iteration.is_ended:
+                iteration = self._begin_without_loader()
+            iteration.num_backward += 1
+            if iteration.loader is not None and iteration.loader not in self._trained:
+                self._trained.add(iteration.loader)
+                self._record.epochs(self._num_epochs)
+            self._record.enter("train")
+            self._use_stream()
+        self._mark_pass(BACKWARD, is_done=is_done)
 
     @harmless
     def optimizer(self, optimizer: object, *, is_done: bool, has_closure: bool = False) -> None:
@@ -326,14 +282,16 @@ class ScriptSteps(Harmless):
             self._mark(OTHER if has_closure else OPTIMIZER)
             return
         iteration = self._iteration or self._begin_without_loader()
-        if iteration.is_more and not iteration.has_step and id(optimizer) in iteration.optimizers:
-            self._steps_of_iterations.append(iteration.num_steps)  # a step of its own
+        if iteration.is_more and id(optimizer) in iteration.optimizers:  # another step with the same batch
+            self._steps_of_iterations.append(iteration.num_steps)
             iteration.is_more, iteration.num_steps, iteration.optimizers = False, 0, set()
         iteration.num_steps += 1
         iteration.optimizers.add(id(optimizer))
-        iteration.is_trained = iteration.has_step = True
         self._mark(OTHER)
-        self._raise_to(Level.optimizer)
+        if not self._has_optimizer:
+            self._has_optimizer = True
+            if self._rows.start_again():
+                self._record.start_again()
         if iteration.num_steps >= min(self._steps_of_iterations) and not iteration.is_ended:
             self._end(iteration)
 
@@ -358,7 +316,7 @@ class ScriptSteps(Harmless):
         """Marks begin or end of writing a file with torch.save, whose time belongs to no step."""
         if not self._is_mine() or self._rows.step == 0:
             return
-        if self._iteration is not None and self._iteration.has_step and not self._iteration.is_ended:
+        if self._iteration is not None and self._iteration.num_steps and not self._iteration.is_ended:
             self._end(self._iteration)
         if is_done:
             self._record.enter("train")
@@ -367,41 +325,26 @@ class ScriptSteps(Harmless):
             self._saved_after = self._rows.num_ended
         self.clock.interrupt()
 
-    def _training_iteration(self) -> Iteration:
-        """Returns the open iteration. A pass after the end of one begins another, with the same batch."""
-        iteration = self._iteration
-        return self._begin_without_loader() if iteration is None or iteration.is_ended else iteration
-
-    def _take_back(self, iteration: Iteration) -> None:
-        """Begins an iteration with a batch that was set aside, unless the loop reads no DataLoader or evaluated it."""
-        self._set_aside = None
-        if self._feeds is None or iteration.is_evaluated or iteration.loader is None:
-            return
-        self._aside.discard(iteration.loader)
-        self._is_aside = False
-        self._use_events()
-        self._iteration = iteration
-        self.clock.ask()
-        self.clock.got()
-        self.clock.copy_begins(iteration.epoch, iteration.took)
-        self.clock.copied()
-
     def _begin_without_loader(self) -> Iteration:
-        ended, self._iteration = self._iteration, None
-        self._is_aside = False
+        """Begins an iteration with a pass: without a DataLoader, or with the batch of one that has ended."""
+        ended, self._is_aside = self._iteration, False
+        self._iteration = None
         self._record.begin()
+        self._aside.clear()
         if not self._trained:
             self._record.note(NO_LOADER)
-        self._resume()
+        self._record.enter("train")
         self._use_events()
         self.clock.ask()
         self.clock.got()
         self.clock.copy_begins(0 if ended is None else ended.epoch)
         self.clock.copied()
-        self._iteration = begun = Iteration(None, samples=0 if self._trained else 1, is_trained=True, has_pass=True)
-        if ended is not None:
-            begun.is_more, begun.samples, begun.epoch = True, ended.samples, ended.epoch
-            begun.num_steps, begun.optimizers = ended.num_steps, set(ended.optimizers)
+        if ended is not None and ended.loader is not None:
+            more = {"num_steps": ended.num_steps, "optimizers": ended.optimizers, "is_more": True}
+            begun = Iteration(ended.loader, ended.samples, ended.epoch, has_pass=True, **more)  # type: ignore[arg-type]
+        else:
+            begun = Iteration(None, samples=0 if self._trained else 1, has_pass=True)
+        self._iteration = begun
         return begun
 
     # Iterations and their steps
@@ -421,13 +364,6 @@ class ScriptSteps(Harmless):
         self._record.seen_s = time.monotonic()
         return True
 
-    def _raise_to(self, level: Level) -> None:
-        """Drops the steps of a lower level, once more is seen of the training."""
-        if level > self.level:
-            self.level = level
-            if self._rows.start_again():
-                self._record.start_again()
-
     def _close(self, iteration: Iteration) -> None:
         """Ends an iteration with the request of the next batch."""
         self._iteration = None
@@ -435,11 +371,10 @@ class ScriptSteps(Harmless):
             self._steps_of_iterations.append(iteration.num_steps)
         if iteration.is_ended:
             return
-        if iteration.has_step or iteration.num_backward or iteration.has_replay or self.level == Level.batches:
+        if iteration.num_steps or iteration.num_backward or iteration.has_replay or not self._has_optimizer:
             self._end(iteration)
-        elif iteration.loader is not None:
-            # A batch without any pass, as of a loader that is looked at or skips batches, is no validation.
-            if iteration.loader not in self._trained and (iteration.has_pass or not self._sees_passes):
+        elif iteration.loader is not None and (iteration.has_pass or not self._sees_passes):  # else it was looked at
+            if iteration.loader not in self._trained:
                 self._aside.add(iteration.loader)
             self._pause()
 
@@ -448,7 +383,7 @@ class ScriptSteps(Harmless):
         self._rows.num_ended += 1
         if iteration.copied_on is not None and iteration.copied_on != self._stream:
             self._record.note(OWN_STREAM)
-        is_whole = iteration.has_step or iteration.has_replay or self.level < Level.optimizer
+        is_whole = bool(iteration.num_steps) or iteration.has_replay or not self._has_optimizer
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
         if iteration.loader is not None and iteration.loader.is_dispatched:
             samples = -(-samples // world_size())  # of this rank; a share that is smaller is filled up
@@ -457,16 +392,13 @@ class ScriptSteps(Harmless):
         is_due = self.clock.end(step=0, samples=samples, micro_batch=micro_batch, num_micro=num_micro * is_whole)
         if iteration.loader is not None:
             self._fed.add(iteration.loader)
-            self._record.trained_with(iteration.loader, iteration.samples)
+            self._record.trained_with(iteration.loader, samples)
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
 
     def _pause(self) -> None:
         self._record.enter("validate")
         self.clock.interrupt()
-
-    def _resume(self) -> None:
-        self._record.enter("train")
 
     def _take(self, *, wait: bool = False) -> None:
         """Passes on finished steps; with ``wait`` the device is idle, and all of them are finished."""

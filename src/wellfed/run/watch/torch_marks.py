@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,14 +28,13 @@ from wellfed.errors import type_and_line
 from wellfed.monitor.loop_watch import uses_cuda
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.script_record import SeenLoader
-from wellfed.run.watch.script_steps import ScriptSteps, world_size
+from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
 """Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
 as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
-UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
@@ -71,8 +69,6 @@ class TorchMarks:
         """Optimizers that have stepped."""
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
-        self._trained: set[type] = set()
-        """Classes of outermost modules with parameters of an optimizer. Others are a teacher's, for instance."""
         self._here = _OfThread()
         self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = self._convolves = False
         self._num_steps = 0
@@ -210,18 +206,15 @@ class TorchMarks:
         """Marks the begin of an optimizer's step. Returns its arguments with a closure that marks itself, if any."""
         if torch.compiler.is_compiling() or self._steps.is_off:
             return None
-        marked = self._with_closure(optimizer, arguments, named)
-        self._steps.optimizer(optimizer, is_done=False, has_closure=marked is not None)
-        return marked
-
-    def _with_closure(self, optimizer: Any, arguments: Any, named: Any) -> Any:
-        """Returns the arguments of an optimizer's step with a closure that marks itself; None without one."""
-        if isinstance(named.get("closure"), _FUNCTIONS):
-            return arguments, {**named, "closure": _between(self._steps.closure, named["closure"])}
-        # The first of the arguments is the optimizer.
-        if len(arguments) > 1 and isinstance(arguments[1], _FUNCTIONS) and _takes_closure(type(optimizer)):
-            return (arguments[0], _between(self._steps.closure, arguments[1]), *arguments[2:]), named
-        return None
+        closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)  # the first is the optimizer
+        has_closure = isinstance(closure, _FUNCTIONS)
+        self._steps.optimizer(optimizer, is_done=False, has_closure=has_closure)
+        if not has_closure:
+            return None
+        marked = _between(self._steps.closure, closure)
+        if "closure" in named:
+            return arguments, {**named, "closure": marked}
+        return (arguments[0], marked, *arguments[2:]), named
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
@@ -250,31 +243,24 @@ class TorchMarks:
     def _find_modules(self, optimizer: Any) -> None:
         """Finds the outermost modules, and watches calls of their classes. The optimizer trains some of them."""
         parameters = {id(one) for one in _parameters(optimizer)}
-        found = [(one, any(id(each) in parameters for each in one.parameters())) for one in outermost_modules()]
-        self._trained.update(type(one) for one, is_trained in found if is_trained)
-        # A module that wraps one of these classes, such as an average of the weights, is called as they are.
-        for module, _ in found:
-            if any(type(one) in self._trained for one in module.modules()):
-                self._trained.add(type(module))
-        has_compiled = _has_compiled()
-        for module, is_trained in found:
-            kind = type(module)
+        has_compiled, has_trained = _has_compiled(), False
+        for module in outermost_modules():
+            is_trained = any(id(one) in parameters for one in module.parameters())
+            has_trained |= is_trained
             may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
-            may_watch &= is_trained or not isinstance(module, torch.jit.ScriptModule)
             if is_trained:
                 self._see_wrappers(module)
                 self._is_compiled |= _is_compiled(module)
                 if not may_watch:
                     self._record.note(COMPILED)
-            elif not may_watch and _is_model(module):
-                self._record.note(UNTRAINED)
-            if may_watch and kind not in self._classes and (is_trained or _is_model(module)):
-                self._classes.add(kind)
-                self._watch_calls(kind)
-        if not any(is_trained for _, is_trained in found):
+            elif not _is_model(module):
+                continue
+            may_watch &= isinstance(type(module).__call__, types.FunctionType)
+            if may_watch and type(module) not in self._classes:
+                self._classes.add(type(module))
+                self._watch_calls(type(module))
+        if not has_trained:
             self._record.note(NO_MODULE)
-        if world_size() > 1 and _sharded_dimensions(_parameters(optimizer)) > self._is_sharded:
-            self._record.shares_batches()
 
     def _see_wrappers(self, module: Any) -> None:
         """Notes how a trained module is shared out among GPUs or ranks."""
@@ -302,24 +288,21 @@ class TorchMarks:
         self._record.model({"gpu": gpu, **trainer}, len(sizes), sum(sizes))
 
     def _watch_calls(self, kind: Any) -> None:
-        own, steps = vars(kind).get("__call__"), self._steps
-        bound = getattr(type(own), "__get__", lambda own, module: own)  # as Python calls what is no descriptor
+        original, steps = kind.__call__, self._steps
 
+        @functools.wraps(original)
         def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
-            call = super(kind, module).__call__ if own is None else bound(own, module)  # type: ignore[misc]
             if torch.compiler.is_compiling() or self._here.is_within or steps.is_off:
-                return call(*arguments, **named)
+                return original(module, *arguments, **named)
             self._here.is_within = True
-            is_trained = kind in self._trained
-            self._has_autocast |= is_trained and torch.is_autocast_enabled("cuda")
-            steps.forward(is_trained=is_trained)
+            steps.forward()
             try:
-                return call(*arguments, **named)
+                return original(module, *arguments, **named)
             finally:
                 self._here.is_within = False
-                steps.forward(is_done=True, is_trained=is_trained)
+                steps.forward(is_done=True)
 
-        self._put(kind, "__call__", MarkedMethod(torch.nn.Module if own is None else kind, "__call__", outermost))
+        self._put(kind, "__call__", outermost)
 
     # Copies
 
@@ -329,7 +312,7 @@ class TorchMarks:
             return
         self._sees_copies = True
         for name in ("to", "cuda"):
-            self._put(torch.Tensor, name, MarkedMethod(torch.Tensor, name, self._copies(getattr(torch.Tensor, name))))
+            self._replace(torch.Tensor, name, self._copies)
 
     def _copies(self, original: Any) -> Callable[..., Any]:
         steps = self._steps
@@ -346,34 +329,6 @@ class TorchMarks:
         return copied
 
 
-class MarkedMethod:
-    """A method that stands for another one: it is equal to it, and is pickled as its name.
-
-    torchvision and others look up methods of tensors in sets and dicts.
-    """
-
-    def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
-        self._owner, self._name, self._function = owner, name, function
-        self._original = getattr(owner, name)
-        functools.update_wrapper(self, self._original)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self._function, instance)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls the method."""
-        return self._function(*arguments, **named)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other == self._original
-
-    def __hash__(self) -> int:
-        return hash(self._original)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._owner, self._name)
-
-
 def outermost_modules() -> list[Any]:
     """Returns the modules with parameters that are part of no other."""
     module_type = torch.nn.Module
@@ -388,8 +343,10 @@ def is_wrapper_of_compiled(module: Any) -> bool:
 
 
 def _is_model(module: Any) -> bool:
-    """Returns whether an untrained module may be a model of its own. Single layers of torch are in all models."""
-    return not type(module).__module__.startswith("torch.nn.modules") or bool(module._modules)
+    """Returns whether an untrained module may be a model of its own, such as a teacher. Single layers of torch are in
+    all models, and all scripted models are of one class."""
+    is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
+    return not is_layer and not isinstance(module, torch.jit.ScriptModule)
 
 
 def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -406,13 +363,6 @@ def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callabl
     return marked
 
 
-def _takes_closure(kind: Any) -> bool:
-    """Returns whether the first argument of an optimizer's step is a closure."""
-    with suppress(ValueError, TypeError):  # a step without a signature
-        return [*inspect.signature(kind.step).parameters][1:2] == ["closure"]
-    return False
-
-
 def _is_compiled(module: Any) -> bool:
     return module._compiled_call_impl is not None or any(
         "_orig_mod" in vars(one)["_modules"] for one in module.modules()
@@ -423,12 +373,6 @@ def _has_compiled() -> bool:
     """Returns whether torch.compile has compiled anything in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("frames"))
-
-
-def _sharded_dimensions(parameters: list[Any]) -> int:
-    """Returns over how many dimensions of a mesh of ranks DTensors are sharded: FSDP's one, tensor parallelism's."""
-    placements = [getattr(one, "placements", ()) for one in parameters]
-    return max((sum(not one.is_replicate() for one in each) for each in placements), default=0)
 
 
 def _multiplies_in_tf32() -> bool:
