@@ -35,6 +35,7 @@ _MOST_SEARCHES = 4
 as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
+UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
 COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
 NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
@@ -255,6 +256,9 @@ class TorchMarks:
                     self._record.note(COMPILED)
             elif not _is_model(module):
                 continue
+            elif isinstance(module, torch.jit.ScriptModule) or not may_watch:
+                self._record.note(UNTRAINED)
+                continue
             may_watch &= isinstance(type(module).__call__, types.FunctionType)
             if may_watch and type(module) not in self._classes:
                 self._classes.add(type(module))
@@ -343,10 +347,8 @@ def is_wrapper_of_compiled(module: Any) -> bool:
 
 
 def _is_model(module: Any) -> bool:
-    """Returns whether an untrained module may be a model of its own, such as a teacher. Single layers of torch are in
-    all models, and all scripted models are of one class."""
-    is_layer = type(module).__module__.startswith("torch.nn.modules") and not module._modules
-    return not is_layer and not isinstance(module, torch.jit.ScriptModule)
+    """Returns whether an untrained module may be a model of its own. Single layers of torch are in all models."""
+    return not type(module).__module__.startswith("torch.nn.modules") or bool(module._modules)
 
 
 def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
