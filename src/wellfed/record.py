@@ -14,7 +14,6 @@ import math
 import numbers
 import os
 import platform
-import re
 import socket
 import stat
 import subprocess
@@ -24,8 +23,7 @@ from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import UnionType
-from typing import IO, Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, Any, Literal, Protocol, TypedDict
 
 from wellfed import __version__, project
 from wellfed.errors import ErrorKind
@@ -543,35 +541,12 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path | str) -> RunRecord:
-        """Reads the record of a run folder; missing keys get their defaults, as for older versions.
+        """Reads the record of a run folder; keys that are missing get their defaults, unknown ones are left out.
 
-        Raises as `read` does, and a ValueError if a value has the wrong type.
+        Raises as `read` does.
         """
-        folder = Path(folder)
-        found = read(folder)
-        if "run_id" not in found:
-            raise ValueError(f"{folder / FILE_NAME} is not a run record: it has no key 'run_id'.")
-        if isinstance(throughput := found.get("throughput"), dict):
-            found["throughput"] = {**_ABOUT_THE_RATE, **throughput}
-        try:
-            made = cls(**_members(cls, found, ""))
-        except TypeError as error:
-            raise ValueError(f"{folder / FILE_NAME} is not a run record: {error}.") from error
-        made.events = [{"kind": "unknown", "step": 0, **event} for event in made.events if _is_event(event)]
-        made.config = {
-            name: _sound(value) if isinstance(value, dict) else value
-            for name, value in made.config.items()
-            if name not in _SECTIONS or isinstance(value, dict)
-        }
-        made.plan = {knob: entry for knob, entry in made.plan.items() if _is_sound(knob, entry["value"])}
-        made.gpus = {gpu: _figures(found) for gpu, found in made.gpus.items()}
-        if "gpus" in made.machine:
-            made.machine["gpus"] = [_sound(gpu) for gpu in made.machine["gpus"]]
-        if not {"device", "measured_peak_gib"} <= made.memory.keys():
-            made.memory = {}
-        if not {"cpu_pct", "rss_gib"} <= made.host.keys():
-            made.host = {}
-        return made
+        known = {name: value for name, value in read(Path(folder)).items() if name in cls.__dataclass_fields__}
+        return cls(**known)
 
     @property
     def is_on_cpu(self) -> bool:
@@ -667,20 +642,18 @@ def read(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the record is missing or unreadable.
-        ValueError: the file is no record, or has an unknown schema.
+        ValueError: the file is damaged, no record, or has an unknown schema.
     """
     path = folder / FILE_NAME
     try:
-        record = bounded(json.loads(text_of(path)))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as cause:
-        raise ValueError(f"{path} is not a run record: {cause}.") from cause
-    if not isinstance(record, dict) or "schema" not in record:
-        raise ValueError(f"{path} is not a run record: it has no key 'schema'.")
+        raise ValueError(f"{path} is damaged: {cause}.") from cause
+    if not isinstance(record, dict) or not {"schema", "run_id", "status"} <= record.keys():
+        raise ValueError(f"{path} is not a run record.")
     if record["schema"] != SCHEMA:
         raise ValueError(f"{path} has schema {record['schema']}; this version of wellfed reads schema {SCHEMA}.")
-    if record.get("status", "running") not in get_args(Status):
-        raise ValueError(f"{path} is not a run record: its status is {str(record['status'])[:40]!r}.")
-    if record.get("status") == "running" and not is_alive(record):
+    if record["status"] == "running" and not is_alive(record):
         record["status"] = "killed"
     return record
 
@@ -704,80 +677,6 @@ def bounded(value: Any, depth: int = 0) -> Any:
     return [bounded(item, depth + 1) for item in value[:_MOST_ITEMS]]
 
 
-_ABOUT_THE_RATE = {"ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
-"""Values of the other keys if a record only has the rate."""
-
-
-class _NotThereError(Exception):
-    """Raised if a figure that its entry needs is missing or not finite."""
-
-
-def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the members of a dataclass or TypedDict, each of its type; missing optional ones are omitted or None.
-
-    Raises:
-        TypeError: a value has the wrong type; the message names it.
-        _NotThereError: a required value is missing.
-    """
-    members = dict(found) if is_typeddict(kind) else {}
-    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-    for name, hint in _hints(kind).items():
-        try:
-            if name in found or name in required:
-                members[name] = _of_kind(hint, found.get(name), f"{place}{name}")
-        except _NotThereError:
-            if name in required:
-                raise
-            members.pop(name, None)
-    return members
-
-
-_hints = cache(get_type_hints)  # cached, since a table reads a thousand records
-
-
-@cache
-def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
-    """Returns origin and arguments of a type, and the type of its values in JSON."""
-    origin = get_origin(hint)
-    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
-    in_json = dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)
-    return origin, get_args(hint), in_json
-
-
-def _of_kind(hint: Any, value: Any, place: str) -> Any:
-    """Returns the value without incomplete entries; raises as `_members` does."""
-    origin, parts, in_json = _kinds_of(hint)
-    if origin is UnionType:  # with None
-        try:
-            return None if value is None else _of_kind(parts[0], value, place)
-        except _NotThereError:
-            return None
-    if hint is Any:
-        return value
-    if value is None:
-        raise _NotThereError
-    if not isinstance(value, in_json) or (isinstance(value, bool) and in_json is not bool):
-        raise TypeError(f"{place} is {str(value)[:40]!r}")
-    if hint in (int, float) and not (_is_possible(place, value) and (hint is float or value == int(value))):
-        raise _NotThereError
-    if in_json is dict and origin is None:
-        return _members(hint, value, f"{place}.")
-    if origin not in (list, dict) or parts[-1] is Any:
-        return value
-    kept = {}
-    for name, item in enumerate(value) if origin is list else value.items():
-        try:
-            kept[name] = _of_kind(parts[-1], item, f"{place}.{name}")
-        except _NotThereError:
-            if parts[-1] is float and origin is list:  # an interval with a missing end
-                raise
-            if parts[-1] is float:  # the last value of a metric was not finite
-                kept[name] = None
-    if place.endswith("ci95") and (len(kept) != 2 or kept[0] > kept[1]):
-        raise _NotThereError
-    return list(kept.values()) if origin is list else kept
-
-
 def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of ``config`` with ``values`` set, by dotted knob."""
     filled = copy.deepcopy(dict(config))
@@ -788,63 +687,6 @@ def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
             node = node.setdefault(group, {})
         node[knob] = value
     return filled
-
-
-_MAY_BE_NEGATIVE = ("metrics.", "exit_code", "seed", "other_s")
-_ABOVE_ZERO = ("samples_per_s", "factor", "period_s")
-
-
-def _is_possible(place: str, value: float) -> bool:
-    """Returns whether a figure of this name can have the value."""
-    name = place.rpartition(".")[2]
-    if name.endswith("_frac") and name != "cpu_frac":
-        return 0 <= value <= 1.001
-    if name in _ABOVE_ZERO:
-        return value > 0
-    return value >= 0 or place.startswith(_MAY_BE_NEGATIVE) or name in _MAY_BE_NEGATIVE
-
-
-def _is_event(event: Mapping[str, Any]) -> bool:
-    """Returns whether the keys common to all events have their types."""
-    numbers_ = [event.get(name, 0) for name in ("step", "time_s", "left_out")]
-    return isinstance(event.get("kind", ""), str) and all(_is_number(one) and one >= 0 for one in numbers_)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_sound(name: str, value: Any) -> bool:
-    """Returns whether a value without a declared type is possible for its name."""
-    if value is None:
-        return True
-    if name.endswith(_COUNTED):
-        return _is_number(value) and value >= 0
-    if name == "capability":
-        return isinstance(value, str) and re.fullmatch(r"\d+\.\d+", value) is not None
-    return True
-
-
-def _sound(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if _is_sound(name, value)}
-
-
-def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a GPU: numbers, and summaries of numbers."""
-    kept: dict[str, Any] = {name: value for name, value in found.items() if value is None or _is_number(value)}
-    for name, value in found.items():
-        if isinstance(value, dict) and not name.startswith("energy"):
-            kept[name] = {part: figure for part, figure in value.items() if _is_number(figure)}
-    return kept
-
-
-_COUNTED = (
-    "_steps", "num_workers", "_factor", "_batch", "_batch_size", "_prefetch", "_gib", "_w", "accumulate",
-    "interval_s", "_minutes",
-)  # fmt: skip
-"""Suffixes of names whose values are numbers."""
-_SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
-"""Parts of a configuration that are mappings."""
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

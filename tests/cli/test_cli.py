@@ -168,7 +168,7 @@ def test_the_command_finds_its_project_and_the_projects_packages(tmp_path, monke
 
 @pytest.mark.parametrize(
     "words",
-    [["--version"], ["doctor", "--json"], ["monitor", "--seconds", "0.1"], ["completion"], ["runs"], ["cache", "list"]],
+    [["--version"], ["doctor", "--json"], ["monitor", "--seconds", "0.1"], ["runs"], ["cache", "list"]],
 )
 def test_commands_that_need_no_project_work_outside_of_one(tmp_path, monkeypatch, capsys, words):
     outside_of_projects(monkeypatch)

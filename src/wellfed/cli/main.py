@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from wellfed import __version__, project
 from wellfed.cli.exit_code import all_shown, report_error
 from wellfed.command_line import ENTRIES, command, is_command
+from wellfed.config.faults.gone import what_instead
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
 from wellfed.process import without_collections
 
@@ -58,7 +59,6 @@ COMMANDS = (
     Command("add", "a workload of your own to start from: add workload NAME"),
     Command("cache", "what is kept so that it is made once: cache list, cache clear", composes=False),
     Command("shards", "a folder of recordings by class as a few tar files, which are read faster", composes=False),
-    Command("completion", "what turns on tab completion in bash, zsh or fish", composes=False),
 )
 
 
@@ -113,6 +113,9 @@ def _without_command(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return EXIT_OK if argv else EXIT_NOTHING_RUN
+    if instead := what_instead(f"wellfed {argv[0]}"):
+        print(instead, file=sys.stderr)
+        return EXIT_NOTHING_RUN
     close = difflib.get_close_matches(argv[0], [each.name for each in COMMANDS], n=1)
     meant = f" Did you mean {close[0]}?" if close else ""
     print(f"{_name()} {argv[0]}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.record import FILE_NAME, RunRecord, regular
-from wellfed.units import show_text
-
-_TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
+from wellfed.record import FILE_NAME, RunRecord
 
 
 def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
@@ -23,26 +19,24 @@ def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
 
 
 def evidence_of(folder: Path) -> Evidence:
-    """Returns the evidence of a run folder with its findings; raises as `read` does."""
-    evidence = Evidence.of(read(folder), folder)
-    conclude(evidence)
+    """Returns the evidence of a run folder with its findings; raises a ConfigError for a damaged record."""
+    try:
+        evidence = Evidence.of(read(folder), folder)
+        conclude(evidence)
+    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
     return evidence
 
 
 def read(folder: Path) -> RunRecord:
-    """Returns the record of a run folder, else raises a ConfigError; warns about other unreadable files."""
+    """Returns the record of a run folder, else raises a ConfigError."""
     try:
-        found = RunRecord.read(folder)
-    except (OSError, ValueError) as error:
-        why = f"{FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else error
-        raise ConfigError.of(str(folder), f"can't be read: {why}", "Name another run.") from error
-    for name in _TABLES:
-        try:
-            with regular(folder / name).open("rb") as stream:
-                stream.read(1)
-        except (FileNotFoundError, IsADirectoryError):
-            pass
-        except OSError as error:
-            why = f"can't be read ({error.strerror or error}): its figures are left out."
-            print(show_text(f"{folder / name}: {why}"), file=sys.stderr)
-    return found
+        return RunRecord.read(folder)
+    except OSError as error:
+        raise _damaged(folder, f"{FILE_NAME}: {error.strerror or error}") from error
+    except (ValueError, TypeError) as error:
+        raise _damaged(folder, str(error)) from error
+
+
+def _damaged(folder: Path, why: str) -> ConfigError:
+    return ConfigError.of(str(folder), f"can't be read: {why.rstrip('.')}.", "Name another run.")

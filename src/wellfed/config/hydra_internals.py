@@ -14,7 +14,6 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -167,9 +166,3 @@ def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
         hydra.show_info(args.info, config_name=config_name, overrides=args.overrides)
     else:
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
-
-
-def completions(hydra: Hydra, config_name: str, words: Sequence[str]) -> list[str]:
-    """Returns completions of the last word, given the files and the overrides before it."""
-    found: list[str] = BashCompletion(hydra.config_loader)._query(config_name=config_name, line=" ".join(words))
-    return found

@@ -60,30 +60,6 @@ def test_few_of_many_or_of_one_workload(there: Path, capsys: pytest.CaptureFixtu
         assert told in capsys.readouterr().err
 
 
-def test_where_there_are_only_trials_their_studies_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    studies = ("recsys/sweeps/quick/sweep.json", "forecast/tunes/a/tune.json", "forecast/searches/lr/search.json")
-    for number, study in enumerate(studies):
-        file = tmp_path / "logs" / study
-        file.parent.mkdir(parents=True)
-        file.write_text("{}")
-        os.utime(file, (1e9 + number, 1e9 + number))
-    head, way = (
-        "logs has no runs yet but those of:",
-        "Trials of a sweep or a search: python -m wellfed leaderboard SWEEP",
-    )
-    newest = ["search  logs/forecast/searches/lr", "tune  logs/forecast/tunes/a"]
-    assert shown(capsys) == [head, *newest, "sweep  logs/recsys/sweeps/quick", way]
-    assert shown(capsys, "--workload", "forecast") == [head, *newest, way]
-    (tmp_path / "logs" / studies[2]).unlink()
-    assert shown(capsys, "--workload", "forecast") == [head, newest[1]]
-    assert cli.main(["runs", "--workload", "speech"]) == 2
-    assert "there is no run in it yet" in capsys.readouterr().err
-    assert json.loads("\n".join(shown(capsys, "--json"))) == []
-
-
 def test_a_run_that_was_killed_and_one_that_runs(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     living = RunRecord.start("r")
     made(there, "2026-01-04_00-00-00_dddd", status="running", pid=living.pid, host_name=living.host_name)
@@ -168,7 +144,7 @@ def test_a_log_dir_that_is_closed_is_told(
     assert capsys.readouterr().err.startswith(told)
 
 
-@pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["--help"], ["completion"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["--help"]], ids=" ".join)
 @pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
 def test_a_full_disk_is_told(
     there: Path,
@@ -188,7 +164,7 @@ def test_a_full_disk_is_told(
 def test_a_reader_that_goes_away_has_had_enough(
     there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in (["runs"], ["--help"], ["completion"]):
+    for words in (["runs"], ["--help"]):
         reader, writer = os.pipe()
         os.close(reader)
         with os.fdopen(writer, "w") as stream:

@@ -75,39 +75,25 @@ def embedded(num_rows: int) -> tuple[Tensor, Tensor]:
 def read_csv(file: Path) -> tuple[Tensor, Tensor]:
     """Reads a .csv file: column names in the first row, then numbers, with the class (any text) in the last column."""
     check_file(file)
+    inputs, words, line = list[list[float]](), list[str](), 1
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
-            (_, header), *rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        way_out = "Name a .csv file in UTF-8; workload.data.path=null takes the embedded data."
-        problem = error.strerror if isinstance(error, OSError) else first_line(error)
-        raise DataError(f"workload.data.path={file}: {problem}. {way_out}") from error
-    if len(header) < 2 or any(map(_is_number, header[:-1])):
-        problem = f"{header} are not the names of two or more columns, the last one being the class"
-        raise DataError(f"{file}, line 1: {problem}. Write them above the numbers, separated by commas.")
-    for line, row in rows:
-        if len(row) != len(header):
-            found = f"{counted(len(row), 'cell')} instead of {len(header)}"
-        elif wrong := [name for name, cell in zip(header, row[:-1], strict=False) if not _is_number(cell)]:
-            found = f"column {wrong[0]}: {row[header.index(wrong[0])]!r} is no finite number"
-        elif not row[-1].strip():
-            found = f"column {header[-1]}: no class"
-        else:
-            continue
-        raise DataError(f"{file}, line {line}: {found}. Correct the line, or take it out.")
-    words = [row[-1].strip() for _, row in rows]
+            header = next(reader, [])
+            if len(header) < 2 or header[0].replace(".", "").isdigit():
+                raise ValueError(f"{header} are not the names of columns, the last one being the class")
+            for row in filter(None, reader):
+                line = reader.line_num
+                if len(row) != len(header):
+                    raise ValueError(f"{counted(len(row), 'cell')} instead of {len(header)}")
+                inputs.append([float(cell) for cell in row[:-1]])
+                if not all(map(math.isfinite, inputs[-1])):
+                    raise ValueError("a number is not finite")
+                words.append(row[-1].strip())
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file}, line {line}: {first_line(error)}. Correct the line, or take it out.") from error
     classes = {word: number for number, word in enumerate(sorted(set(words)))}
     if len(words) < MIN_ROWS or not 2 <= len(classes) <= len(words) // 2:
-        found = f"{counted(len(words), 'row')} and {len(classes)} different values in the last column, {header[-1]}"
-        rule = f"{MIN_ROWS} rows, 2 classes, and 2 rows a class are the least"
-        raise DataError(f"{file}: {found}; {rule}. Add rows, or make the class the last column.")
-    inputs = torch.tensor([[float(cell) for cell in row[:-1]] for _, row in rows], dtype=torch.float64)
-    return inputs, torch.tensor([classes[word] for word in words])
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
+        found = f"{counted(len(words), 'row')} and {len(classes)} different values in the last column"
+        raise DataError(f"{file}: {found}. Name a file with the class as last column and at least {MIN_ROWS} rows.")
+    return torch.tensor(inputs, dtype=torch.float64), torch.tensor([classes[word] for word in words])

@@ -36,8 +36,6 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(f"--last {asked.last}", "is no number of runs.", f"Write --last {_SHOWN}.")
     log_dir, terminal = Path(asked.log_dir), Answer()
     known = RUN.all(log_dir)
-    if not known and (studies := _studies(log_dir, asked.workload)):
-        return _show_studies(terminal, log_dir, studies[: asked.last], as_json=asked.json)
     folders = _folders(known, log_dir, asked.workload)
     found = [_digest(folder) for folder in folders[: asked.last]]
     if asked.json:
@@ -51,31 +49,9 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _studies(log_dir: Path, workload: str | None) -> list[str]:
-    """Returns kind and folder of each sweep, search and tune of a workload, the newest first."""
-    from wellfed.study.study_files import SEARCH, SWEEP, TUNE
-
-    found = [(kind.time(folder), kind.noun, folder) for kind in (SWEEP, SEARCH, TUNE) for folder in kind.all(log_dir)]
-    found.sort(reverse=True)
-    return [f"{noun}  {folder}" for _, noun, folder in found if workload in (None, folder.parent.parent.name)]
-
-
-def _show_studies(terminal: Answer, log_dir: Path, studies: Sequence[str], *, as_json: bool) -> int:
-    """Shows the studies of a folder whose only runs are theirs."""
-    if as_json:
-        terminal.show_json([])
-        return EXIT_OK
-    print_text(terminal, f"{log_dir} has no runs yet but those of:")
-    for study in studies:
-        terminal.print(study, soft_wrap=True)
-    if not all(study.startswith("tune ") for study in studies):
-        print_text(terminal, f"Trials of a sweep or a search: {command('leaderboard')} SWEEP")
-    return EXIT_OK
-
-
 def _folders(known: Sequence[Path], log_dir: Path, workload: str | None) -> list[Path]:
     if not known:
-        way_out = f"{RUN.first_command} makes one. Runs elsewhere: --log-dir."
+        way_out = f"{RUN.first_command} makes one. Runs elsewhere: --log-dir. Sweeps: {command('leaderboard')}."
         raise ConfigError.of(str(log_dir), "there is no run in it yet.", way_out)
     kept = [folder for folder in known if workload in (None, folder.parent.parent.name)]
     if not kept:
