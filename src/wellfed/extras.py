@@ -20,9 +20,6 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "optuna": ("search", "searches that choose their values"),
     "tensorboard": ("tensorboard", "event files of TensorBoard"),
     "mlflow": ("mlflow", "runs in mlflow"),
-    "submitit": ("slurm", "hydra/launcher=submitit_slurm"),
-    "cloudpickle": ("slurm", "hydra/launcher=submitit_slurm"),
-    "ray": ("ray", "hydra/launcher=ray"),
 }
 """Import name -> extra of wellfed, and what needs the package."""
 

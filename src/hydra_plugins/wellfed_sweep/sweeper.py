@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
-
-from hydra_plugins.wellfed_sweep.launcher import WellfedLauncher
+from omegaconf import DictConfig
 
 
 class WellfedSweeper(Sweeper):
@@ -48,33 +45,20 @@ class WellfedSweeper(Sweeper):
         if is_sweep and (search := multirun.choices.get("search")):
             problem = f"times short trials, and search={search} runs whole trainings: not both."
             raise ConfigError.of(f"sweep={multirun.choices['sweep']}", problem, "Leave one of them out.")
-        if not (is_sweep or MAY_FORK or "search" in multirun.choices):
-            self._launch_in_this_process()
         launcher = self.launcher
         assert launcher is not None
-        settings: Any = None
-        launch: Any = None
-        if not isinstance(launcher, WellfedLauncher):
-            settings = OmegaConf.to_container(self.config.hydra.launcher, resolve=True, enum_to_str=True)
-            launch = lambda jobs: launcher.launch(jobs, initial_job_idx=0)  # noqa: E731
+        launch: Any = lambda jobs: launcher.launch(jobs, initial_job_idx=0)  # noqa: E731
+        if self.config.hydra.runtime.choices["hydra/launcher"] == "wellfed" and (
+            MAY_FORK or is_sweep or "search" in multirun.choices
+        ):
+            launch = None  # trials are forked from this process
         if is_sweep:
             from wellfed.study.sweep import run_sweep
 
-            return run_sweep(multirun, settings, launch)
+            return run_sweep(multirun, launch)
         from wellfed.study.search.searching import run_search
 
-        return run_search(multirun, settings, launch)
-
-    def _launch_in_this_process(self) -> None:
-        """Chooses Hydra's own launcher where nothing can be forked."""
-        assert self.hydra_context is not None
-        assert self.config is not None
-        if isinstance(self.launcher, WellfedLauncher):
-            config = copy.deepcopy(self.config)
-            config.hydra.launcher = ConfigStore.instance().load("hydra/launcher/basic.yaml").node
-            self.launcher = Plugins.instance().instantiate_launcher(
-                hydra_context=self.hydra_context, task_function=self.task_function, config=config
-            )
+        return run_search(multirun, launch)
 
 
 ConfigStore.instance().store(
@@ -83,3 +67,10 @@ ConfigStore.instance().store(
     node={"_target_": f"{__name__}.WellfedSweeper", "max_batch_size": None, "params": None},
     provider="wellfed",
 )
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="wellfed",
+    node={"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+    provider="wellfed",
+)
+"""The default: `WellfedSweeper` forks trials without it. Under another sweeper it is Hydra's own launcher."""

@@ -9,14 +9,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from wellfed.errors import ConfigError
 from wellfed.masking import masked_override
-from wellfed.record import bounded, lines_of, regular
-from wellfed.study.code_version import is_same_code
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind, TrialMetric
@@ -38,8 +39,6 @@ class Read:
 
     rows: tuple[Row, ...]
     """In the order in which they were written."""
-    damaged: tuple[int, ...]
-    """Numbers, from 1, of lines that hold no row: cut by a crash or a full disk."""
 
     @cached_property
     def _by_point(self) -> Mapping[str, list[Row]]:
@@ -53,62 +52,41 @@ class Read:
         """The last trial of each point."""
         return {row.point: row for row in self.rows if row.kind == "trial"}
 
-    def confirms(self, point: str, kind: RowKind = "confirm", *, anywhere: bool = False) -> list[Row]:
-        """Returns the rows of this kind that confirm the last trial of a point.
-
-        They come after it and have its code, its device and its kind of machine. A run that ended before its device
-        was recorded counts as failed.
-
-        Args:
-            point: id of the point.
-            kind: kind of the rows.
-            anywhere: also returns those on another device or machine, which confirm nothing.
-        """
+    def confirms(self, point: str, kind: RowKind = "confirm") -> list[Row]:
+        """Returns the rows of this kind that came after the last trial of a point and have its code."""
         own = self._by_point.get(point, [])
         last = max((number for number, row in enumerate(own) if row.kind == "trial"), default=len(own))
-        return [
-            row
-            for row in own[last + 1 :]
-            if row.kind == kind
-            and is_same_code(own[last].code, row.code)
-            and (anywhere or row.device == own[last].device or (row.status != "ok" and not row.device))
-            and (anywhere or row.machine == own[last].machine or not (row.machine and own[last].machine))
-        ]
+        return [row for row in own[last + 1 :] if row.kind == kind and row.code == own[last].code]
 
     def of(self, point: str, kind: str) -> list[Row]:
         """Returns all rows of a point, in order."""
         return [row for row in self._by_point.get(point, ()) if row.kind == kind]
 
     def left_out_notes(self, shown: Iterable[str], noun: str) -> list[str]:
-        """Returns sentences on what a table of the points ``shown`` lacks: rows of other grids, damaged lines."""
-        says, others = [], self._by_point.keys() - set(shown)
-        if others:
-            says.append(f"{counted(len(others), 'point')} of earlier grids of this {noun} left out.")
-        if self.damaged:
-            lines = ", ".join(map(str, self.damaged))
-            says.append(f"Left out of the ledger, cut by a crash or a full disk: line {lines}.")
-        return says
+        """Returns a note about points of other grids that a table of the points ``shown`` lacks."""
+        others = self._by_point.keys() - set(shown)
+        return [f"{counted(len(others), 'point')} of earlier grids of this {noun} left out."] if others else []
 
 
 def read(folder: Path) -> Read:
     """Returns the ledger of a study's folder; empty where there is none yet.
 
+    A line that was cut by a kill or a full disk is skipped: its trial is still in its own folder, or runs again.
+
     Raises:
         OSError: it can't be read.
+        ConfigError: it has rows of another version of wellfed.
     """
-    rows, damaged = [], []
-    try:
-        with regular(folder / FILE_NAME).open(encoding="utf-8", errors="replace") as stream:
-            for number, line in enumerate(lines_of(stream, goes_on=True), start=1):
-                if not line.strip():
-                    continue
-                try:
-                    rows.append(Row.from_dict(bounded(json.loads(line))))
-                except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-                    damaged.append(number)
-    except FileNotFoundError:
-        pass
-    return Read(tuple(rows), tuple(damaged))
+    path, rows = folder / FILE_NAME, []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            found = json.loads(line)
+            try:
+                rows.append(Row.from_dict(found))
+            except (KeyError, TypeError) as error:
+                problem = f"has a row that this version of wellfed can't read ({error})."
+                raise ConfigError.of(str(path), problem, "Give the study another name, or move its folder.") from error
+    return Read(tuple(rows))
 
 
 def append(folder: Path, rows: Iterable[Row]) -> None:
@@ -146,7 +124,7 @@ class Ledger:
     metric: TrialMetric | None = None
     """Ranks whole trainings; None = trials are timed."""
     adopted_code: str = ""
-    """Version of the code of trials that ended when an earlier command was killed; empty = as in their record."""
+    """Version of the code of trials that ended when an earlier command was killed; empty = `code`."""
     found: Read = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +155,7 @@ class Ledger:
         A repeat with the status ok counts even with ``retry=[ok]``: the trial before it was run again already.
         """
         again = self._again - {"ok"}
-        return [row for row in self.found.confirms(point, "repeat", anywhere=True) if row.status not in again]
+        return [row for row in self.found.confirms(point, "repeat") if row.status not in again]
 
     def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
         """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
@@ -197,25 +175,19 @@ class Ledger:
     def to_confirm(self, among: Collection[str], baselines: Mapping[str, str] = {}) -> list[str]:
         """Returns the best and the baseline of the first, in turns; empty where there is nothing to compare.
 
-        Nothing confirms a trial of other code. A run on another device or machine confirms nothing, and is made up for
-        as often as there are rounds: all later ones may be on it too.
+        Nothing confirms a trial of other code.
 
         Args:
             among: ids of the points that can be run.
             baselines: as `baselines_of` returns them.
         """
-        own = [row.point for row in self.best_first() if is_same_code(row.code, self.code) and row.point in among]
+        own = [row.point for row in self.best_first() if row.code == self.code and row.point in among]
         best = own[:CONFIRMED]
         if len(best) < 2:
             return []
         best += [point for point in own[CONFIRMED:] if point == baselines.get(best[0])]
 
-        def number_of(point: str, *, anywhere: bool) -> int:
-            return sum(row.status not in self._again for row in self.found.confirms(point, anywhere=anywhere))
-
-        done = min(
-            max(number_of(point, anywhere=False), number_of(point, anywhere=True) - CONFIRM_ROUNDS) for point in best
-        )
+        done = min(sum(row.status not in self._again for row in self.found.confirms(point)) for point in best)
         return [point for number in range(done, CONFIRM_ROUNDS) for point in in_turn(best, number)]
 
     def begin(self, point: GridPoint, kind: RowKind = "trial", trial: int | None = None) -> Row:
@@ -241,9 +213,16 @@ class Ledger:
         row, last = recorded_row(begun, self.folder, self.metric), self.found.latest.get(point.id)
         if row is None or (last is not None and last.started_at == row.started_at):  # that of an earlier attempt
             return None
-        row = replace(row, overrides=begun.overrides, code=self.adopted_code or row.code)
+        row = replace(row, code=self.adopted_code or row.code)
         self.append(row)
         return row
+
+    def set_aside(self) -> Path:
+        """Renames the file, and begins anew without rows; returns its new path."""
+        asides = (self.folder / f"{FILE_NAME}.before{number}" for number in count(1))
+        aside = (self.folder / FILE_NAME).rename(next(path for path in asides if not path.exists()))
+        self.found = Read(())
+        return aside
 
     def append_refused(self, row: Row) -> None:
         """Writes the row of a point that is not run: once, and never in place of a measured row."""

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
-from wellfed import project
 from wellfed.command_line import typed_arguments
-from wellfed.config.entry import config_flags, config_folders
+from wellfed.config.entry import config_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.masking import masked_override
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
-from wellfed.study.code_version import option_files, read_by_trials, study_code
+from wellfed.study.code_version import study_code
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
-from wellfed.study.study import Study
+from wellfed.study.study import Study, Trials
 from wellfed.study.study_files import SEARCH, SWEEP, SearchFile, SweepFile
 
 File = TypeVar("File", SweepFile, SearchFile)
@@ -30,18 +27,14 @@ File = TypeVar("File", SweepFile, SearchFile)
 
 @dataclass
 class MultirunStudy(Study):
-    """One command of a sweep or a search.
-
-    ``launcher`` is the configuration of another launcher than ours. ``launch`` runs jobs by it, where its machines are
-    unknown to us. Both are None for processes of our own, one a GPU at a time.
-    """
+    """One command of a sweep or a search."""
 
     multirun: Multirun
     config: RunConfig
     """Configuration that all points share."""
     asked: StudyRequest
-    launcher: Mapping[str, Any] | None
     launch: Launch | None
+    """Runs jobs by another launcher of Hydra; None = in processes forked here, one a GPU at a time."""
 
     def __post_init__(self) -> None:
         self.way_on = self.asked.way_on
@@ -49,7 +42,7 @@ class MultirunStudy(Study):
     @property
     @abstractmethod
     def file(self) -> SweepFile | SearchFile:
-        """Facts that the trials share, as known by now."""
+        """Facts that the trials share."""
 
     @abstractmethod
     def board(self) -> Leaderboard:
@@ -58,21 +51,7 @@ class MultirunStudy(Study):
     @cached_property
     def code(self) -> str:
         """Version of the code."""
-        return study_code(self._options)
-
-    @property
-    def _options(self) -> list[Path]:
-        """Files that options of the points may be in."""
-        where = config_folders(typed_arguments())
-        folders = [where["config_dir"] or project.configs(), *map(Path, where["extra_dirs"])]
-        return option_files(folders, self.asked.options)
-
-    def sources(self) -> list[str] | None:
-        """Returns what trials read when they begin; None if a folder is just being replaced."""
-        try:
-            return read_by_trials(self._options)
-        except OSError:
-            return None
+        return study_code()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -86,22 +65,33 @@ class MultirunStudy(Study):
         }
 
     def read_earlier(self, kind: type[File]) -> File | None:
-        """Returns what the folder holds; None if that is nothing, or unknown, which is reported.
+        """Returns what the folder holds; None if that is nothing.
 
         Raises:
-            ConfigError: it holds the other kind of study, whose rows would be taken for its own.
+            ConfigError: it holds another kind of study, or one of another version.
         """
         (other,) = {SWEEP, SEARCH} - {kind.folder_kind}
-        if (self.folder / other.marker).exists():
-            problem = f"holds a {other.noun}; this is a {kind.folder_kind.noun}, and each needs a folder of its own."
-            raise ConfigError.of(str(self.folder), problem, f"Set another: hydra.sweep.dir={self.folder}_2")
-        try:
-            return kind.read(self.folder)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self.screen.say(f"{error} It is written anew.")
-            return None
+        problem = f"holds a {other.noun}; this is a {kind.folder_kind.noun}, and each needs a folder of its own."
+        if not (self.folder / other.marker).exists():
+            try:
+                return kind.read(self.folder)
+            except FileNotFoundError:
+                return None
+            except (OSError, ValueError) as error:
+                problem = f"can't be read: {error}"
+        raise ConfigError.of(str(self.folder), problem, f"Set another: hydra.sweep.dir={self.folder}_2")
+
+    def report_earlier(self, trials: Trials, progress: str) -> None:
+        """Reports that the rows of an earlier command are kept, and which of them are not like new ones."""
+        say, noun = self.screen.say, self.file.folder_kind.noun
+        say(f"Going on in {self.folder}: {progress}")
+        codes = {row.code for row in trials.ledger.latest.values() if row.status == "ok"} - {self.code}
+        if codes:
+            say(
+                f"The code has changed since ({', '.join(sorted(codes))} -> {self.code}): what was measured before is "
+                f"kept. To measure it again: {noun}.retry=[ok], or another {noun}.name."
+            )
+        trials.report_kept(noun)
 
     def write_board(self, *notes: str) -> Leaderboard:
         """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written.

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
-from wellfed.command_line import command
 from wellfed.config.compose import Composed
 from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.multirun import Multirun, Varied
-from wellfed.config.schema import Accelerator, RunConfig, SearchSampler, SweepObjective
+from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN, masked_override
-from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.observe.nvml.readings import OpenDevice, Power
-from wellfed.observe.nvml.session import NvmlError, NvmlSession, within
 from wellfed.process import MAY_FORK
 from wellfed.record import differences
 from wellfed.run.folder.run_folder import new_name
-from wellfed.study import ledger
 from wellfed.study.executors.executor import Launch
-from wellfed.study.executors.tasks import shared_key
 from wellfed.study.points import space as spaces
-from wellfed.study.points.grid import Grid, GridPoint, group_of, of_one_run, point_of
+from wellfed.study.points.grid import Grid, group_of, of_one_run, point_of
 from wellfed.study.points.space import Axis, Choices, grid_values, space_of
-from wellfed.units import counted, show_duration
+from wellfed.units import counted
 
 SAME_COMMAND = "The same command"
-_GUESSED_TRIAL_S = 5
-_NVML_S = 10
-"""Seconds that reading the power of a card may take."""
-_MOST_PROBES = 5
-"""Points whose data and model are made before a search gives up."""
 _NAME = re.compile(r"\w[\w.-]*")
 _BESIDE_THE_MODEL = ("loader", "memory", "gpu", "trainer")
 """Groups of which no knob changes data or model."""
@@ -56,10 +41,6 @@ class StudyRequest:
     """Overrides that all trials share."""
     way_on: str = SAME_COMMAND
     """Command that goes on where this one has stopped."""
-    is_named: bool = True
-    """False: the name is the time, and the folder is for this command alone."""
-    choices: Mapping[str, str] = field(default_factory=dict)
-    """Group -> option that all points share, unless an axis names another."""
 
     @property
     def grid(self) -> Grid:
@@ -75,36 +56,10 @@ class StudyRequest:
         }
 
     @property
-    def options(self) -> list[tuple[str, str]]:
-        """Groups and options that points may name."""
-        axes = [(name.lstrip("+"), axis.values) for name, axis in self.space.items() if isinstance(axis, Choices)]
-        return [*self.choices.items(), *((name, value) for name, values in axes if "." not in name for value in values)]
-
-    @property
     def shares_model(self) -> bool:
         """Whether all points surely have the same data and model, by the names of the axes."""
         names = (name.lstrip("+") for name in self.space)
         return all(group_of(name) in _BESIDE_THE_MODEL or name.startswith("workload.optimizer.") for name in names)
-
-    def ends(self) -> Iterator[GridPoint]:
-        """Yields points of a sampler's space: all axes at one end, at the other, in between."""
-        for share in (0.0, 1.0, 0.5):
-            values = {name: axis.at(share) for name, axis in self.space.items()}
-            yield point_of(values, self.fixed)
-
-    def claim(self) -> bool:
-        """Makes the folder, unless it is named, and returns False if another command has made it before.
-
-        A folder that can't be made is left to the study, which reports it.
-        """
-        try:
-            if not self.is_named:
-                self.folder.mkdir(parents=True)
-        except FileExistsError:
-            return not self.folder.is_dir()
-        except OSError:
-            pass
-        return True
 
 
 def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> StudyRequest:
@@ -119,21 +74,15 @@ def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: boo
     name = options.name or option
     folder = _folder("sweep", name, multirun, config, varied)
     space: dict[str, Axis] = {axis: Choices(each.values) for axis, each in varied.items()}
-    asked = StudyRequest(name, folder, space, fixed, choices=base.choices)
+    asked = StudyRequest(name, folder, space, fixed)
     if not varied:
         way_out = "Name values of one knob at least: loader=baseline,balanced"
         raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
     if asked.grid.size > options.max_trials:
-        known = [row.seconds for row in ledger.read(folder).rows if row.seconds > 0]
-        each_s = median(known) if known else _GUESSED_TRIAL_S
-        basis = "as the trials in its ledger took" if known else "a guess"
-        took = show_duration(asked.grid.size * each_s)
-        more = f"; at {show_duration(each_s)} each, {basis}, they take {took}"
-        raise _too_many(chosen, asked.space, "combination", f"sweep.max_trials={options.max_trials}{more}")
+        raise _too_many(chosen, asked.space, "combination", "sweep.max_trials", options.max_trials)
     _check_option("sweep", option, multirun, fixed)
     if is_here:
-        _check_fork("hydra/launcher=wellfed", "all in one process.")
-        check_energy(config, varied)
+        _check_fork(chosen, "all in one process.")
     return asked
 
 
@@ -159,7 +108,7 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
         raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
     number = spaces.size(space)
     if is_grid and number is not None and number > options.max_trials:
-        raise _too_many(chosen, space, "whole training", f"search.max_trials={options.max_trials}")
+        raise _too_many(chosen, space, "whole training", "search.max_trials", options.max_trials)
     secret = next((axis for axis, each in varied.items() if _masked(axis, each.values) != each.values), None)
     if secret and not is_grid:
         problem = "is a secret by its name, and Optuna would write its values down."
@@ -174,40 +123,26 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     own = tuple(of_one_run(fixed))
     if option:
         _check_option("search", option, multirun, fixed)
-    return StudyRequest(name, folder, space, own, way_on, is_named, base.choices)
+    return StudyRequest(name, folder, space, own, way_on)
 
 
-def probes_of(
+def probe_of(
     asked: StudyRequest, compose: Callable[[Sequence[str], Path], Composed[RunConfig]], *, is_grid: bool
-) -> Iterator[Composed[RunConfig]]:
-    """Returns configurations of a few points that compose, each with other data, model, metrics or optimizer.
-
-    One is composed now.
+) -> Composed[RunConfig]:
+    """Returns the configuration of the first point that composes; a sampler's is in the middle of each axis.
 
     Raises:
         ConfigError: no point composes; the faults of the first.
     """
-    faults: list[ConfigError] = []
-
-    def composed() -> Iterator[Composed[RunConfig]]:
-        seen = set()
-        for point in asked.grid.points() if is_grid else asked.ends():
-            try:
-                probe = compose(point.overrides, asked.folder / point.id)
-            except ConfigError as error:
-                faults.append(error)
-                continue
-            workload = probe.config.workload
-            optimizer = {**(workload.optimizer or {}), "lr": None}  # suits a model or not, whatever its rate
-            key = shared_key(probe.config), str(workload.metrics), str(optimizer)
-            if key not in seen:
-                seen.add(key)
-                yield probe
-
-    probes = composed()
-    if (first := next(probes, None)) is None:
-        raise faults[0]
-    return islice(chain([first], probes), _MOST_PROBES)
+    first: ConfigError | None = None
+    middle = {} if is_grid else {name: axis.middle for name, axis in asked.space.items()}
+    for point in asked.grid.points() if is_grid else [point_of(middle, asked.fixed)]:
+        try:
+            return compose(point.overrides, asked.folder / point.id)
+        except ConfigError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _folder(
@@ -259,11 +194,10 @@ def _check_option(group: Literal["sweep", "search"], option: str, multirun: Mult
         raise ConfigError(faults)
 
 
-def _too_many(chosen: str, space: Mapping[str, Axis], what: str, limit: str) -> ConfigError:
+def _too_many(chosen: str, space: Mapping[str, Axis], what: str, knob: str, most: int) -> ConfigError:
     number = spaces.size(space) or 0
     listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
-    knob = limit.partition("=")[0]
-    problem = f"{counted(number, what)} ({listed}), and {limit}."
+    problem = f"{counted(number, what)} ({listed}), and {knob}={most}."
     return ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
 
 
@@ -279,42 +213,3 @@ def _masked(axis: str, values: Sequence[str]) -> tuple[str, ...]:
         value if masked_override(f"{axis}={value}") == f"{axis}={value}" else f"{SECRET_SHOWN}{number}"
         for number, value in enumerate(values, start=1)
     )
-
-
-def check_energy(config: RunConfig, axes: Collection[str]) -> None:
-    """Checks that the objective can be measured; ``axes`` are the knobs in which points differ.
-
-    Raises:
-        ConfigError: the objective needs energy, which trials could not measure.
-    """
-    if config.sweep.objective is not SweepObjective.samples_per_joule:
-        return
-    if not config.telemetry.enabled:
-        problem, way_out = "nothing is watched with telemetry.enabled=false.", "Set telemetry.enabled=true"
-    elif config.trainer.accelerator is Accelerator.cpu and "trainer.accelerator" not in axes:
-        problem, way_out = "nothing here measures the energy of a processor.", "Set trainer.accelerator=gpu"
-    elif (reason := _why_no_energy(machine())) is not None:
-        problem, way_out = f"energy can't be measured here: {reason}.", f"{command('doctor')} says more"
-    else:
-        return
-    objective = config.sweep.objective.value
-    way_out += ", or sweep.objective=samples_per_s."
-    raise ConfigError.of(f"sweep.objective={objective}", problem, way_out)
-
-
-def _why_no_energy(facts: MachineFacts) -> str | None:
-    """Returns why a card's energy can't be read; None if that of all can."""
-    if facts.nvml_problem is not None:
-        return f"NVML: {facts.nvml_problem}"
-
-    def read_power(uuid: str) -> None:
-        with NvmlSession() as nvml:
-            Power(OpenDevice(uuid, nvml)).read()
-
-    for gpu in facts.gpus:
-        try:
-            if gpu.uuid is not None:
-                within(_NVML_S, partial(read_power, gpu.uuid))
-        except NvmlError as error:
-            return f"{gpu.name} tells neither energy nor power ({error.reason})"
-    return None

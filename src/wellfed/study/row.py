@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from wellfed.masking import hidden_in
 from wellfed.record import Status, plain
@@ -101,53 +99,11 @@ class Row:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Row:
-        """Returns the row of a parsed line; keys that a later version has added are left out.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is no row.
-        """
-        known = {name: _checked(name, *hint, found[name]) for name, hint in _hints().items() if name in found}
-        low_high = known.get("ci95")
-        return cls(
-            **{
-                **known,
-                "point": str(found["point"]),
-                "overrides": tuple(map(str, found["overrides"])),
-                "status": known["status"],
-                "ci95": None if low_high is None else (float(low_high[0]), float(low_high[1])),
-                "stderr": tuple(map(str, known.get("stderr") or ())),
-            }
-        )
+        """Returns the row of a parsed line. Raises KeyError or TypeError if it is no row of this version."""
+        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+        lists = {name: tuple(known[name]) for name in ("overrides", "stderr", "ci95") if known.get(name) is not None}
+        return cls(**{**known, **lists})
 
 
 OF_WHOLE_TRAININGS = ("trial", "outcome", "value", "value_step", "last_value", "validations", "trained_steps")
 """Fields that only the rows of whole trainings write."""
-
-
-@cache
-def _hints() -> dict[str, tuple[Any, tuple[Any, ...], bool]]:
-    """Returns the type of each field, the types or values it is made of, and whether they are values."""
-    return {name: (hint, get_args(hint), get_origin(hint) is Literal) for name, hint in get_type_hints(Row).items()}
-
-
-def _checked(name: str, hint: Any, types: tuple[Any, ...], is_literal: bool, value: Any) -> Any:
-    """Returns the value of a field if it has the field's type. Raises ValueError otherwise."""
-    if value is None:
-        if NoneType not in types:
-            raise ValueError(f"{name} is null")
-        return None
-    if is_literal:
-        is_sound = value in types
-    elif hint is str:
-        is_sound = isinstance(value, str)
-    elif hint in (int, float) or types[:1] in ((int,), (float,)):
-        is_sound = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_sound = is_sound and (int not in (hint, *types[:1]) or value == int(value))
-    elif name == "error":
-        is_sound = isinstance(value, Mapping)
-        value = {key: str(text) for key, text in value.items() if text is not None} if is_sound else value
-    else:  # a list of texts, or an interval
-        is_sound = isinstance(value, list)
-    if not is_sound:
-        raise ValueError(f"{name} is {str(value)[:40]!r}")
-    return value

@@ -23,12 +23,11 @@ from typing import ClassVar
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError, WellfedError
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.errors import EXIT_FAILED, ConfigError, WellfedError
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import holds_nothing, only_one
 from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
-from wellfed.study.ledger import FILE_NAME, Ledger
+from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.request import SAME_COMMAND
 from wellfed.study.row import Row, RowKind
@@ -50,8 +49,6 @@ class Study(ABC):
     """Command that goes on where this one has stopped."""
     trials: Trials | None = field(default=None, init=False)
     """Trials and their rows; there once the study runs."""
-    is_claimed: bool = field(default=False, init=False)
-    """Whether the folder was made for this command alone."""
     _is_finished: bool = field(default=False, init=False)
 
     @abstractmethod
@@ -84,31 +81,19 @@ class Study(ABC):
             say=self.screen.say,
             tick=self.tick,
             stop=self.stop,
-            see_machine=self.see_machine,
         )
 
     def tick(self) -> None:
         """Does what has to be done a few times a second."""
         self.screen.tick()
 
-    def see_machine(self, facts: MachineFacts) -> None:  # noqa: B027  only a sweep compares machines
-        """Takes the machine that runs the trials, before the first of them."""
-
-    @property
-    def has_nothing(self) -> bool:
-        """Whether no trial got as far as its first batch, so that a new folder may go with a refused configuration."""
-        rows = () if self.trials is None else self.trials.ledger.found.rows
-        return all(row.exit_code in (None, EXIT_NOTHING_RUN) and row.status != "ok" for row in rows)
-
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
 
         Raises:
-            WellfedError: no study can be made of the command; a folder made for it is removed.
+            WellfedError: no study can be made of the command; an empty folder is removed.
         """
-        is_missing = self.is_claimed or not self.folder.exists()
         with only_one(self.folder, make=True), self.stop.listening():
-            is_new = is_missing and holds_nothing(self.folder)  # another command may have come and gone since
             try:
                 self.run()
                 exit_code = self.finish()
@@ -124,7 +109,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
-                if is_new and self.has_nothing:
+                if holds_nothing(self.folder):
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
             except OSError as error:  # a full disk, above all
@@ -145,17 +130,10 @@ class Trials:
     compose_point: Callable[[Sequence[str], Path], Composed[RunConfig]]
     """Returns the configuration of a point, by its overrides and its folder."""
     way_on: str = SAME_COMMAND
-    machine: str = ""
-    """Processor and GPUs that timed trials run on; empty until known."""
-    sources: Callable[[], object] = lambda: None
-    """Returns what trials read when they begin, None if that is unknown; no trial starts once it has changed."""
     ready: dict[str, tuple[GridPoint, Composed[RunConfig]]] = field(default_factory=dict, init=False)
     """Points that compose and were not found infeasible, by id."""
     is_lost: bool = field(default=False, init=False)
-    """Whether the rest is not run: no machine can, or the code has changed."""
-
-    def __post_init__(self) -> None:
-        self._sources = self.sources()
+    """Whether the rest can't be run."""
 
     def compose(self, point: GridPoint) -> ConfigError | None:
         """Composes a point's configuration; returns its faults if that is impossible."""
@@ -175,9 +153,7 @@ class Trials:
     def trial(self, point: str, kind: RowKind = "trial", number: int | None = None, **how: bool) -> Trial:
         """Returns a trial of a composed point; ``how`` as `Trial` has it."""
         known, composed = self.ready[point]
-        last = None if kind == "trial" else self.ledger.found.latest.get(point)
-        host, device = ("", "") if last is None else (last.host, last.device)
-        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), host=host, device=device, **how)
+        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), **how)
 
     def run(
         self,
@@ -186,9 +162,7 @@ class Trials:
         more: Callable[[], Trial | None] | None = None,
         prune: Callable[[Trial, int, float], str | None] | None = None,
     ) -> Iterator[tuple[Trial, Row]]:
-        """Yields each trial with its row, which is in the ledger by then.
-
-        Ends early if machines are lost, or the code has changed.
+        """Yields each trial with its row, which is in the ledger by then. Ends early if the rest can't be run.
 
         Args:
             executor: runs the trials.
@@ -203,23 +177,9 @@ class Trials:
                 if row.status == "infeasible":
                     self.ready.pop(trial.row.point, None)
                 yield trial, row
-                if row.folder and not self.is_lost and self._has_changed():
-                    self.is_lost = True
-                    executor.start_no_more()
-                    way_on = f"{self.way_on} again runs what is missing, with the new version."
-                    if row.kind == "confirm":
-                        way_on = "Undo the change to measure the best again, which needs the version before."
-                    self.screen.say(
-                        f"The code or an option has changed since this command began: no further trial starts. {way_on}"
-                    )
         except ExecutorLost as lost:
             self.is_lost = True
             self.screen.say(f"{lost} {self.way_on} again runs what is missing.")
-
-    def _has_changed(self) -> bool:
-        """Returns whether the code or an option is known to be another than at the start."""
-        now = self.sources()
-        return now is not None and self._sources is not None and now != self._sources
 
     def add(self, row: Row) -> None:
         """Writes and shows the row of a trial that has ended, or was refused before it started."""
@@ -227,11 +187,8 @@ class Trials:
             self.ledger.append_refused(row)
             self.screen.refused(row)
             return
-        self._compare_machine(row)
         self.ledger.append(row)
         self.screen.ended(row, self.ledger.best())
-
-    # -- messages --------------------------------------------------------------------------------------------------
 
     def report_kept(self, group: str, but: Collection[str] = ()) -> None:
         """Reports trials, without those of points ``but``, that did not end well and are not run again.
@@ -243,34 +200,6 @@ class Trials:
         if left := self.ledger.not_retried(but):
             listed = ", ".join(f"{number} {status}" for status, number in left.items())
             self.screen.say(f"Kept as they are: {listed}; {group}.retry=[{','.join(left)}] runs them again.")
-
-    def report_damaged(self) -> None:
-        """Reports lines of the ledger that hold no row."""
-        for number in self.ledger.found.damaged:
-            text = "is cut or no row; its trial runs again unless its own record is whole."
-            self.screen.say(f"{FILE_NAME}: line {number} {text}")
-
-    def note_machine(self, machine: str) -> None:
-        """Sets the machine that trials run on from now; reports another one than before."""
-        if self.machine not in ("", machine):
-            self.screen.say(
-                f"This is another machine than before ({self.machine} -> {machine}): rates of two machines are "
-                "no comparison. Take another sweep.name to keep them apart."
-            )
-        self.machine = machine
-
-    def _compare_machine(self, row: Row) -> None:
-        """Reports the first timed trial on another kind of machine."""
-        if row.status != "ok" or not row.machine or row.trial is not None:
-            return
-        self.machine = self.machine or f"{row.machine}; {row.device}"
-        known = [each for each in self.ledger.latest.values() if each.status == "ok" and each.machine]
-        is_new = row.host not in {each.host for each in known}
-        if known and is_new and (row.machine, row.device) not in {(each.machine, each.device) for each in known}:
-            self.screen.say(
-                f"{row.host} is another kind of machine than those before ({row.machine}; {row.device}): rates of two "
-                "kinds are no comparison, and the leaderboard marks them."
-            )
 
 
 @contextmanager

@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
-from wellfed.record import bounded, plain, text_of, write_atomically
+from wellfed.record import plain, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
@@ -39,8 +39,6 @@ class StudyFile:
     workload: str
     code: str
     """Version of the code: see `wellfed.study.code_version.study_code`."""
-    machine: str = ""
-    """Processor and GPUs."""
     flags: tuple[str, ...] = ()
     """Arguments that set where configurations are searched: flags, and ``hydra.searchpath``."""
 
@@ -62,28 +60,25 @@ class StudyFile:
 
         Raises:
             OSError: there is no such file.
-            ValueError: it is not a file of this kind of study, or has a schema that this version does not know.
+            ValueError: it is not a file of this kind of study, or one of another version.
         """
         path = folder / cls.folder_kind.marker
         try:
-            found: Any = bounded(json.loads(text_of(path)))
+            found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
-            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-            for name, hint in get_type_hints(cls).items():
-                value = known.get(name)
-                if name in known and hint in (str, int) and (not isinstance(value, hint) or isinstance(value, bool)):
-                    raise ValueError(f"{name} is {str(value)[:40]!r}")
-                if hint == tuple[str, ...]:
-                    known[name] = tuple(map(str, value or ()))
-            return cls.from_known(known)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            return cls.from_dict(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of a {cls.folder_kind.noun}: {error}.") from error
 
     @classmethod
-    def from_known(cls, known: Mapping[str, Any]) -> Self:
-        """Returns the file of values as JSON has them. Raises what wrong content raises."""
-        raise NotImplementedError
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Returns the file of its content as JSON has it."""
+        names = [each.name for each in fields(cls) if each.name in found]
+        known: dict[str, Any] = {
+            name: tuple(found[name]) if isinstance(found[name], list) else found[name] for name in names
+        }
+        return cls(**known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +131,9 @@ class SweepFile(PointsFile):
         return OBJECTIVES[self.objective]
 
     @classmethod
-    def from_known(cls, known: Mapping[str, Any]) -> Self:
-        """Returns the file of values as JSON has them. Raises what wrong content raises."""
-        axes = {str(axis): tuple(map(str, values)) for axis, values in known["axes"].items()}
-        file = cls(**{**known, "axes": axes})
-        if file.objective not in OBJECTIVES:
-            raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")
-        if len(file.ids) != file.grid.size:
-            raise ValueError(f"has {len(file.ids)} ids for a grid of {file.grid.size}")
-        return file
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Returns the file of its content as JSON has it."""
+        return super().from_dict({**found, "axes": {axis: tuple(values) for axis, values in found["axes"].items()}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,15 +185,9 @@ class SearchFile(PointsFile):
         return {**super().to_dict(), "space": spaces.to_dict(self.space)}
 
     @classmethod
-    def from_known(cls, known: Mapping[str, Any]) -> Self:
-        """Returns the file of values as JSON has them. Raises what wrong content raises."""
-        if known["mode"] not in ("max", "min"):
-            raise ValueError(f"mode is {str(known['mode'])[:40]!r}")
-        file = cls(**{**known, "space": spaces.from_dict(known["space"])})
-        if file.ids and len(file.ids) != (size := spaces.size(file.space)):
-            points = "infinitely many" if size is None else size
-            raise ValueError(f"has {len(file.ids)} ids for a space of {points} points")
-        return file
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Returns the file of its content as JSON has it."""
+        return super().from_dict({**found, "space": spaces.from_dict(found["space"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +199,8 @@ class TuneFile(StudyFile):
     sample_unit: str
     start: tuple[str, ...]
     """Overrides as typed, with secrets as ``***``."""
-    objective: str
+    machine: str
+    """Processor and GPUs."""
     trial_steps: int
     status: Literal["running", "done", "stopped"] = "running"
     """``running`` without a process: it was killed, and the same command goes on."""
@@ -242,11 +226,6 @@ class TuneFile(StudyFile):
     """Overrides that run the result, where its gain is within noise and the start is recommended."""
 
     @property
-    def ranked_by(self) -> Objective:
-        """Figure that ranks the steps."""
-        return OBJECTIVES[self.objective]
-
-    @property
     def beside_seconds(self) -> dict[tuple[str, ...], float]:
         """Seconds of preparing each trial, by its overrides."""
         return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in self.steps}
@@ -267,24 +246,15 @@ class TuneFile(StudyFile):
         ]
 
     @classmethod
-    def from_known(cls, known: Mapping[str, Any]) -> Self:
-        """Returns the file of values as JSON has them. Raises what wrong content raises."""
-        if known["objective"] not in OBJECTIVES:
-            raise ValueError(f"has objective {known['objective']}; this version knows {', '.join(OBJECTIVES)}")
-        comparison = known.get("comparison")
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Returns the file of its content as JSON has it."""
+        comparison = found.get("comparison")
         if comparison is not None:
             gain = comparison["gain"]
-            gain = (
-                None if gain is None else TuneGain(gain["factor"], gain["ci95"] and tuple(gain["ci95"]), gain["rounds"])
-            )
+            if gain is not None:
+                gain = TuneGain(gain["factor"], gain["ci95"] and tuple(gain["ci95"]), gain["rounds"])
             comparison = TurnsMeasured(**{**comparison, "gain": gain})
-        for step in known["steps"]:
-            overrides, seconds = step.get("overrides"), step.get("beside_seconds", 0.0)
-            if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-                raise ValueError("a step has no overrides")
-            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
-                raise ValueError("a step has no seconds")
-        return cls(**{**known, "comparison": comparison})
+        return super().from_dict({**found, "comparison": comparison})
 
 
 def is_of_search(folder: Path) -> bool:

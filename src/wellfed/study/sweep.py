@@ -5,24 +5,18 @@ All points are composed and planned before the first is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.wandb_sink import decide_mode
-from wellfed.study import ledger
-from wellfed.study.board.publish import import_wandb, is_published, publish
-from wellfed.study.code_version import is_same_code
+from wellfed.study.board.publish import import_wandb, publish, unpublished
 from wellfed.study.executors.executor import Executor, Launch
-from wellfed.study.executors.launchers import executor_of, is_remote
+from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import prepare_to_fork
-from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
@@ -42,17 +36,17 @@ _MANY = 20
 """Points that take seconds to compose."""
 
 
-def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, launch: Launch | None = None) -> int:
-    """Runs a sweep; returns 0 if any trial is ok. The launchers are as `MultirunStudy` has them.
+def run_sweep(multirun: Multirun, launch: Launch | None = None) -> int:
+    """Runs a sweep; returns 0 if any trial is ok. ``launch`` is as `MultirunStudy` has it.
 
     Raises:
         ConfigError: no sweep can be made of this; nothing was run.
     """
     base = multirun.base()
-    asked = sweep_request(multirun, base, is_here=launcher is None)
+    asked = sweep_request(multirun, base, is_here=launch is None)
     objective = OBJECTIVES[base.config.sweep.objective.value]
     screen = StudyScreen(objective, list(asked.space), base.config.workload.sample_unit)
-    return SweepStudy(asked.folder, screen, multirun, base.config, asked, launcher, launch).go()
+    return SweepStudy(asked.folder, screen, multirun, base.config, asked, launch).go()
 
 
 @dataclass
@@ -66,13 +60,9 @@ class SweepStudy(MultirunStudy):
         """All points of the grid."""
         return self.asked.grid.points()
 
-    @property
-    def file(self) -> SweepFile:
-        """Facts that the trials share, as known by now."""
-        return replace(self._file, machine="" if self.trials is None else self.trials.machine)
-
     @cached_property
-    def _file(self) -> SweepFile:
+    def file(self) -> SweepFile:
+        """Facts that the trials share."""
         options = self.config.sweep
         return SweepFile(
             **self.facts,
@@ -85,29 +75,28 @@ class SweepStudy(MultirunStudy):
 
     def run(self) -> None:
         """Runs what is missing, then the best again in turns."""
-        options, file = self.config.sweep, self._file
+        options, file = self.config.sweep, self.file
         earlier = self.read_earlier(SweepFile)
         was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
         kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
-        self.trials = trials = Trials(kept, self.screen, self.multirun.compose, sources=self.sources)
-        self._report_changes(trials, earlier)
+        self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
+        if earlier is not None:
+            self._report_earlier(trials, earlier)
         for point in self.points:
             if point.id not in kept.found.latest:
                 kept.adopt(point)
         prepare_to_fork(self.config)
         with scratch_folder(self.folder / ".scratch") as scratch, ExitStack() as entered:
             settings = self.settings(scratch, options.timeout_s, RowMaker())
-            executor = executor_of(self.launcher, self.launch, settings)
-            if self.launcher is None:  # it prepares while the points are composed
+            executor = executor_of(self.launch, settings)
+            if self.launch is None:  # it prepares while the points are composed
                 entered.enter_context(executor)
             self.compose(trials, executor)
-            if not (kept.missing(trials.ready) or (self._measures_again and self._to_confirm(trials))):
+            if not (kept.missing(trials.ready) or self._to_confirm(trials)):
                 return
             if not kept.missing(trials.ready):
                 self._announce()
-            if self.launcher is not None:
-                entered.enter_context(executor)
-            elif self._publishes:  # a local executor still prepares
+            if self.launch is None and self._publishes:  # a local executor still prepares
                 import_wandb()
             self.file.write(self.folder)
             self.measure(trials, executor)
@@ -141,16 +130,6 @@ class SweepStudy(MultirunStudy):
         points = counted(len(self.points), "point")
         announce(f"Sweep of {points}: importing PyTorch, reading data, building the model")
 
-    def see_machine(self, facts: MachineFacts) -> None:
-        """Compares the machine that runs the trials with that of before."""
-        if self.trials is not None:
-            self.trials.note_machine(in_words(facts))
-
-    @property
-    def _measures_again(self) -> bool:
-        """Whether the best are measured again; another launcher may run trials at the same time."""
-        return self.launcher is None or is_remote(self.launcher)
-
     def _to_confirm(self, trials: Trials) -> list[str]:
         baselines = baselines_of({point.id: point.values for point in self.points})
         return trials.ledger.to_confirm(trials.ready, baselines)
@@ -162,7 +141,7 @@ class SweepStudy(MultirunStudy):
             return
         missing = kept.missing(trials.ready)
         self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}", kept.best())
-        if not self._run(trials, executor, missing, "trial") or not self._measures_again:
+        if not self._run(trials, executor, missing, "trial"):
             return
         again = self._to_confirm(trials)
         number = len(set(again))
@@ -190,30 +169,16 @@ class SweepStudy(MultirunStudy):
             self.screen.say(f"sweep.fail_fast=true, and {counted(number, 'point')} can't be run: none is started.")
         return number > 0
 
-    def _report_changes(self, trials: Trials, earlier: SweepFile | None) -> None:
-        """Reports that a ledger is gone on with, and what makes its rows no comparison."""
-        say, file = self.screen.say, self._file
-        trials.report_damaged()
-        if earlier is None:
-            return
-        trials.machine = earlier.machine
-        now, before, rows = set(file.ids), set(earlier.ids), trials.ledger.latest.values()
-        if now == before:
-            say(f"Going on in {self.folder}: {len(rows)} of {len(now)} points have a row.")
-        else:
-            say(
-                f"{self.folder} was made with another grid: {len(now - before)} points are new, {len(rows)} have a "
-                f"row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
-            )
-        stay = "rows measured before are kept"
-        again = "To measure them again: sweep.retry=[ok], or another sweep.name."
-        codes = {row.code for row in rows if row.status == "ok"}
-        if changed := sorted(code for code in codes if not is_same_code(code, file.code)):
-            was = ", ".join(changed)
-            say(f"The code has changed since ({was} -> {file.code}): {stay} and noted, not confirmed. {again}")
-        if codes and earlier.trial_steps not in (0, file.trial_steps):
-            say(f"sweep.trial_steps was {earlier.trial_steps} and is {file.trial_steps}: {stay}. {again}")
-        trials.report_kept("sweep")
+    def _report_earlier(self, trials: Trials, earlier: SweepFile) -> None:
+        """Reports that rows are kept, and what about them differs from now."""
+        now, before = set(self.file.ids), set(earlier.ids)
+        progress = f"{len(trials.ledger.latest)} of {len(now)} points have a row."
+        if now != before:
+            progress += f" The grid has changed: {len(now - before)} points are new, {len(before - now)} are left out."
+        self.report_earlier(trials, progress)
+        if earlier.trial_steps != self.file.trial_steps:
+            steps = f"{earlier.trial_steps} and is {self.file.trial_steps}"
+            self.screen.say(f"sweep.trial_steps was {steps}: what was measured before is kept.")
 
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
@@ -230,12 +195,11 @@ class SweepStudy(MultirunStudy):
         trials = self.trials
         if trials is None or not self._publishes or trials.ledger.best() is None:
             return
-        number = len(trials.ledger.found.rows)
-        if is_published(self.folder, number):
+        new = unpublished(self.folder, list(trials.ledger.latest.values()))
+        if not new:
             return
         self.screen.say("Putting the trials into wandb")
         try:
-            rows = list(trials.ledger.latest.values())
-            publish(self.folder, self.file, rows, self.config.logger, number_of_rows=number)
+            publish(self.folder, self.file, new, self.config.logger)
         except (RuntimeError, OSError) as error:
             self.screen.say(f"{error}; the files have every figure.")

@@ -19,7 +19,6 @@ from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
 from wellfed.masking import hidden
 from wellfed.record import ErrorEntry, RunRecord, Status
-from wellfed.study.code_version import code_version
 from wellfed.study.learning_curve import best_point, read_curve
 from wellfed.study.row import Outcome, Row, TrialMetric
 
@@ -33,14 +32,13 @@ _LONGEST_LINE = 300
 """Most characters of an error in a cell of a table."""
 _NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Iteration|Full|Empty|Expired|Fault)\b(: |$)")
-_NAMES = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT")
-_FROM_OUTSIDE = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))  # Windows lacks two
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
 
 
 @dataclass
 class RowMaker:
-    """Makes the row of a trial that has ended; called where the trial's files are."""
+    """Makes the row of a trial that has ended."""
 
     group: str = "sweep"
     """Group of knobs that advice names."""
@@ -52,13 +50,8 @@ class RowMaker:
         predicted = row.predicted_peak_gib if end.predicted_peak_gib is None else end.predicted_peak_gib
         row = replace(row, host=end.host or row.host, machine=end.machine or row.machine, predicted_peak_gib=predicted)
         if end.not_started is not None:
-            row = replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
-        else:
-            code = -signal.SIGKILL if end.is_lost else end.code
-            row = self.ended(row, study, code, end.seconds, timed_out=end.is_timeout)
-        if not end.is_lost:
-            return row
-        return replace(row, error=_error("code", end.message, f"{self.group}.retry=[killed] runs it again."))
+            return replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
+        return self.ended(row, study, end.code, end.seconds, timed_out=end.is_timeout)
 
     def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool = False) -> Row:
         """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing."""
@@ -133,8 +126,7 @@ def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Ro
     if (found := complete_record(study / row.folder)) is None:
         return None
     is_timeout = found.status == "timeout"
-    ended = RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s, timed_out=is_timeout)
-    return replace(ended, overrides=tuple(found.overrides), code=code_version(found.git, found.engine))
+    return RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s, timed_out=is_timeout)
 
 
 def _recorded_end(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
@@ -217,16 +209,10 @@ def refused_row(row: Row, status: Status, message: str) -> Row:
     return replace(row, status=status, error=_error(kind, message), started_at=now)
 
 
-def started_at(folder: Path) -> str | None:
-    """Returns the start of the run of a folder, UTC; None where it has no record."""
-    found = record_of(folder)
-    return None if found is None else found.started_at
-
-
 def last_lines(path: Path, number: int) -> list[str]:
     """Returns the last lines of a file that are not blank; empty where it can't be read."""
     try:
-        with record.regular(path).open("rb") as stream:
+        with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - 64 * 1024))
             text = stream.read().decode("utf-8", "replace")
     except OSError:

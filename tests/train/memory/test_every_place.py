@@ -227,7 +227,7 @@ def trained(
     torch.manual_seed(7)
     model, data = Careless(place, dropout).to(device), Data(place)
     journal, micro = Journal(model), MicroBatches(16)
-    table = FeatureTable(data.features(), "cache", None, may_change=True)
+    table = FeatureTable(data.features(), "cache", may_change=True)
     table.hold(model, device, journal.other)
     optimizer = Momentum(model.parameters(), lr=0.02, momentum=0.9, foreach=True)
     optimizer.place = place

@@ -89,7 +89,7 @@ def test_rows_that_are_known_are_not_computed_again(encoder, mode):
 def test_a_frozen_encoder_stays_in_eval_mode(encoder):
     model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(2, 2)})
     model.training = True
-    FeatureTable(features(encoder), "cache", None, may_change=False).hold(model, CPU, lambda *_, **__: None)
+    FeatureTable(features(encoder), "cache", may_change=False).hold(model, CPU, lambda *_, **__: None)
     assert model.training
     assert model["head"].training
     assert not any(part.training for part in encoder.modules())

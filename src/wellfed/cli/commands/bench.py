@@ -1,4 +1,4 @@
-"""Trains a configuration in turns against another commit or other settings (``python -m wellfed bench``)."""
+"""Trains a configuration in turns against another commit (``python -m wellfed bench``)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.explain.report.slowdown import Slowdown
 from wellfed.explain.report.text_table import TextColumn, TextTable, console_width, print_text
 from wellfed.process import Stopped, StopRequest, exit_code_of
-from wellfed.record import differences, plain
 from wellfed.run.folder import run_folder
 from wellfed.study.bench.bench_rounds import RESULT, ROUNDS, Bench, BenchRound
-from wellfed.study.bench.bench_sides import other_overrides, two_sides
-from wellfed.study.points.guided.change import with_overrides
+from wellfed.study.bench.bench_sides import two_sides
 from wellfed.units import counted, show_count, show_factor
 
 
@@ -36,12 +34,9 @@ def _bench(asked: argparse.Namespace) -> int:
     if asked.rounds < 1:
         problem, way_out = "is no number of rounds.", f"Write --rounds {ROUNDS}."
         raise ConfigError.of(f"--rounds {asked.rounds}", problem, way_out)
-    typed, others = [quoted(text) for text in asked.overrides], other_overrides(asked.against)
+    typed = [quoted(text) for text in asked.overrides]
     _check(typed)
     composed: Composed[RunConfig] = compose(typed)
-    if others is not None:
-        _check(others)
-        _check_learning(compose(with_overrides(typed, others)), composed)
     benches = Path(composed.config.paths.log_dir) / composed.config.workload.name / "benches"
     terminal, stop = Answer(width=console_width()), StopRequest()
     unit = composed.config.workload.sample_unit
@@ -51,8 +46,6 @@ def _bench(asked: argparse.Namespace) -> int:
         a, b = map(show_count, found.rates)
         ratio = f"B takes {show_factor(found.time_ratio)} times as long"
         print_text(terminal, f"Round {number} of {asked.rounds}: A {a} {unit}/s, B {b} {unit}/s; {ratio}.")
-        for line in found.disturbances:
-            print_text(terminal, line)
 
     with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
         bench = Bench(sides, asked.rounds, _new_in(benches), ended, stop)
@@ -75,15 +68,15 @@ def _bench(asked: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command("bench"),
-        description="Train a configuration in turns against another commit or other settings, and compare the time a "
-        "sample takes. The working tree is taken as it is, with uncommitted changes.",
+        description="Train a configuration in turns against another commit, and compare the time a sample takes. "
+        " The working tree is taken as it is, with uncommitted changes.",
     )
     parser.add_argument("overrides", nargs="*", help=f"as for {command('train')}, e.g. trainer.max_steps=300")
     parser.add_argument(
         "--against",
         required=True,
         metavar="COMMIT",
-        help="the reference: a commit, branch or tag of this repository, or overrides in quotes: 'loader=balanced'",
+        help="the reference: a commit, branch or tag of this repository",
     )
     parser.add_argument(
         "--rounds",
@@ -112,14 +105,6 @@ def _check(overrides: Sequence[str]) -> None:
             raise ConfigError.of(text, "is about one training, and a bench starts many.", "Leave it out.")
         if key == "hydra.run.dir":
             raise ConfigError.of(text, "names one folder, and each run has its own.", "Write paths.log_dir=<folder>.")
-
-
-def _check_learning(a: Composed[RunConfig], b: Composed[RunConfig]) -> None:
-    workloads = [plain(each.resolved)["workload"] for each in (a, b)]
-    if found := differences(workloads[0], workloads[1], "workload"):
-        name, *values = found[0]
-        problem = "would be {} in A and {} in B: a bench compares the time of the same work.".format(*values)
-        raise ConfigError.of(name, problem, "Leave it out of --against.")
 
 
 def _show(terminal: Answer, bench: Bench, unit: str) -> None:

@@ -49,16 +49,13 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
         raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
-    measured_at = entry.row.started_at or found["started_at"]  # old rows have none
-    if (found["status"], found["started_at"]) != ("ok", measured_at):
+    if (found["status"], found["started_at"]) != ("ok", entry.row.started_at):
         problem = f"its record is of another attempt ({found['status']}, {found['started_at']}) than the measured one."
         raise ConfigError.of(f"point {entry.point}", problem, way_out)
-    row = entry.row  # old rows have no machine
-    machine = f"{row.machine}; {row.device}" if row.machine else board.file.machine or row.device
     heading = [
         f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
         f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-        f"{score_text(board, entry)}, on {machine}.",
+        f"{score_text(board, entry)}, on {entry.row.machine}; {entry.row.device}.",
     ]
     texts = {path: option_text(group, found, "\n".join(heading)) for group, path in paths.items()}
     way_out = f"Free space, or make {configs} writable."

@@ -131,18 +131,3 @@ def script() -> tuple[str, str]:
 def _shown(value: Any) -> Any:
     """Returns plain text without control characters; HTML stays unchanged."""
     return show_text(value) if type(value) is str else value
-
-
-_ESCAPED = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {special: f"&#{ord(special)};" for special in "|`*_~[]\\"}
-)
-
-
-def code_span(text: str) -> str:
-    """Returns a code span in which nothing is rendered as Markdown; a bar is escaped for tables."""
-    return f"`{' '.join(show_text(text).split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def plain_line(text: str) -> str:
-    """Returns a line in which nothing is rendered as Markdown or HTML."""
-    return " ".join(show_text(text).translate(_ESCAPED).split())

@@ -255,7 +255,6 @@ def open_run(
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
-    beside_others: bool = False,
     service: Service | None = None,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
@@ -264,7 +263,6 @@ def open_run(
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written. The run continues.
-        beside_others: other runs of this process stay open, and the run is not ``wandb.run``.
         service: None = it starts now.
 
     Raises:
@@ -301,7 +299,7 @@ def open_run(
             dir=str(folder),
             config=dict(config),
             resume="allow" if run_id else None,
-            reinit="create_new" if beside_others else "finish_previous",
+            reinit="finish_previous",
         )
 
     try:

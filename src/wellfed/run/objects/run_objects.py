@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
 from wellfed.contract import Datasets, Features
 from wellfed.data.backends.first_batches import FirstBatches
@@ -24,8 +24,6 @@ class RunObjects:
     """The model is the user's LightningModule, which runs its own step."""
     has_sparse_gradients: bool = False
     """A weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
-    feature_rows: Tensor | None = None
-    """All rows of ``features``, if already computed on the CPU, for training there."""
     first_batches: FirstBatches | None = None
     """Sizes and times of the first batches, if already known."""
     callbacks: Mapping[str, Any] = field(default_factory=dict)

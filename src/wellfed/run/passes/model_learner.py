@@ -113,7 +113,6 @@ class ModelLearner(Learner):
             evaluation=data.evaluation,
             metrics=make_metrics(config),
             features=features,
-            feature_rows=objects.feature_rows,
             is_monitored=bool(objects.callbacks),
             on_event=self.books.journal.event,
         )

@@ -20,29 +20,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from wellfed import project
 from wellfed.config.quoting import assigned
 from wellfed.errors import Fault
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison, Ratio
-from wellfed.explain.report.run_lines import show_value
-from wellfed.explain.report.slowdown import disturbances, reasons_against
+from wellfed.explain.report.slowdown import reasons_against
 from wellfed.masking import hidden, hidden_in, masked_override
 from wellfed.observe.timing.interval import mean_ratio
 from wellfed.process import Stopped, StopRequest, die_with_parent
-from wellfed.record import RunRecord, differences, engine_version, plain, write_atomically
+from wellfed.record import RunRecord, plain, write_atomically
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.study.bench.bench_sides import BenchSide
-from wellfed.study.executors.trial_process import last_line, own_environment, signal_name
 from wellfed.study.ledger import in_turn
+from wellfed.study.trial_end import last_lines
 
 ROUNDS = 6
 """Default number of rounds. Even, so that drift cancels. Student's t is 2.6 for 6 ratios, 4.3 for 3, 12.7 for 2."""
 RESULT = "bench.json"
 _PATIENCE_S = 30.0
 """Seconds that a run which is asked to stop may take to write its record."""
+_OF_RANKS = (
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables by which a run takes itself for a rank of another."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,6 @@ class BenchRound:
         """Time a sample of B over that of A."""
         return self.rates[0] / self.rates[1]
 
-    @property
-    def disturbances(self) -> list[str]:
-        """Findings by which a rate shows the state of the machine. The interval of the rounds includes that noise."""
-        return [str(fault) for fault in disturbances(self.pair)]
-
 
 @dataclass
 class Bench:
@@ -89,8 +87,6 @@ class Bench:
     rounds: list[BenchRound] = field(default_factory=list, init=False)
     faults: list[Fault] = field(default_factory=list, init=False)
     """Reasons against a verdict."""
-    _code: str = field(default="", init=False)
-    """Digest of the working tree's code at the start."""
 
     @property
     def ratio(self) -> Ratio | None:
@@ -116,7 +112,6 @@ class Bench:
             Stopped: a signal asked for it. No run is left.
         """
         self.write()
-        self._code = project.source_digest()
         for number in range(self.number + 1):
             sides = in_turn(self.sides, number - 1)
             found: dict[str, RunRecord] = {}
@@ -132,37 +127,12 @@ class Bench:
 
     def _add(self, number: int, order: str, found: dict[str, RunRecord]) -> None:
         """Adds a round if both runs did the same work, and what the first round did."""
-        if project.source_digest() != self._code:
-            problem = f"had changed by the end of round {number}: the rounds would be of different code."
-            self.faults.append(Fault("the working tree", problem, "Leave it alone until the bench has ended."))
         pair = Comparison(Evidence(found["A"]), Evidence(found["B"]))
-        self.faults += [*reasons_against(pair, settings_may_differ=True), *self._other_code(pair)]
-        if self.number == number == 1:  # without other rounds, no interval has the noise between runs
-            self.faults += disturbances(pair)
-        for record, first in zip(pair.records, self.rounds[0].pair.records if self.rounds else (), strict=False):
-            for name, before, now in differences(first.config, record.config):
-                problem = f"was {show_value(before)} in round 1 and is {show_value(now)} in round {number}."
-                self.faults.append(Fault(name, problem, "Leave the files alone."))
+        self.faults += reasons_against(pair, settings_may_differ=True)
         if not self.faults and number > 0:
             folders = {side.letter: str(self._run_folder(side, number)) for side in self.sides}
             self.rounds.append(BenchRound(order, pair, folders))
             self.ended(number, self.rounds[-1])
-
-    def _other_code(self, pair: Comparison) -> list[Fault]:
-        """Returns faults if a side did not run the code of its own checkout."""
-        faults = []
-        for side, record in zip(self.sides, pair.records, strict=True):
-            commit = record.git["commit"] if record.git else None
-            if commit != side.commit:
-                problem = f"ran commit {commit} instead of {side.commit}."
-                faults.append(
-                    Fault(f"{side.letter}, {side.title}", problem, "Commit nothing until the bench has ended.")
-                )
-        a, b = (record.engine for record in pair.records)
-        if a != b and not (a and b and a["within_project"] and b["within_project"]):
-            problem = f"is {engine_version(a)} in A and {engine_version(b)} in B, and one is not of its own checkout."
-            faults.append(Fault("engine", problem, "Run both with the engine of this environment."))
-        return faults
 
     def _run_folder(self, side: BenchSide, number: int) -> Path:
         return self.folder / f"{number}{side.letter}"
@@ -184,23 +154,24 @@ class Bench:
         if code == 0 and record is not None and record.status == "ok":
             return record
         error = record.error if record else None
-        with log.open("rb") as printed:
-            why = error["message"] if error else last_line(printed) or "it left no record"
-        ended = f"ended by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        why = error["message"] if error else " ".join(last_lines(log, 1)) or "it left no record"
+        ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         problem = f"failed in round {number} ({ended}): {' '.join(why.split())}"
         self.faults.append(Fault(f"{side.letter}, {side.title}", problem, f"What it printed: {log}"))
         return None
 
     def _end_of(self, command: Sequence[str], log: Path, python_path: Sequence[str]) -> int:
         """Returns the exit code of a process, negative for a signal. Nothing that it started is left."""
-        apart: dict[str, Any] = {}
-        if os.name == "posix":  # Ctrl-C reaches this process alone, which ends the run
-            apart = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
-        environment = own_environment(python_path)
         self.stop.is_stepping = True  # a signal waits until there is a process to end
         with log.open("wb") as printed:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, **apart
+                command,
+                env=_own_environment(python_path),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the run
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  a bench has one thread
             )
         try:
             self.stop.is_stepping = False
@@ -214,7 +185,7 @@ class Bench:
             raise
         finally:
             with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def write(self) -> None:
@@ -238,7 +209,6 @@ class Bench:
                     "samples_per_s": dict(zip("AB", each.rates, strict=True)),
                     "time_ratio": each.time_ratio,
                     "runs": each.folders,
-                    "disturbances": each.disturbances,
                 }
                 for each in self.rounds
             ],
@@ -248,3 +218,13 @@ class Bench:
             "problems": [str(fault) for fault in self.faults],
         }
         write_atomically(self.folder / RESULT, json.dumps(hidden_in(plain(known)), indent=1) + "\n")
+
+
+def _own_environment(python_path: Sequence[str]) -> dict[str, str]:
+    """Returns the variables of a process that trains by itself, where this process may be a rank of another run.
+
+    Args:
+        python_path: folders that are searched first for modules.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
+    return {**kept, "PYTHONPATH": os.pathsep.join([*python_path, *filter(None, [kept.get("PYTHONPATH")])])}

@@ -1,8 +1,7 @@
-"""Prepares what a bench compares: A, another commit or other overrides, and B, the working tree as it is."""
+"""Prepares what a bench compares: A, another commit, and B, the working tree as it is."""
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wellfed import project
+from wellfed.command_line import command
 from wellfed.errors import ConfigError
-from wellfed.masking import masked_command, masked_override
+from wellfed.masking import masked_override
 from wellfed.process import StopRequest
 from wellfed.record import git_output, git_state
-from wellfed.study.points.guided.change import with_overrides
 
 _SCRIPT = Path("src", "train.py")
 _CHECKOUT_S = 600
@@ -25,7 +24,7 @@ _CHECKOUT_S = 600
 
 @dataclass(frozen=True)
 class BenchSide:
-    """Code and settings that are trained in every round."""
+    """Code that is trained in every round."""
 
     letter: str
     title: str
@@ -42,22 +41,6 @@ class BenchSide:
         return self.project / _SCRIPT
 
 
-def other_overrides(against: str) -> tuple[str, ...] | None:
-    """Returns the overrides that ``--against`` holds; None if it names a commit.
-
-    Raises:
-        ConfigError: it can't be split into words.
-    """
-    if "=" not in against and not against.startswith(("+", "~")):
-        return None
-    try:
-        return tuple(shlex.split(against))
-    except ValueError as error:
-        problem = f"can't be read as overrides: {error}."
-        where = f"--against {' '.join(masked_command(against.split()))}"
-        raise ConfigError.of(where, problem, "Quote them once: --against 'loader=balanced'.") from error
-
-
 @contextmanager
 def two_sides(typed: Sequence[str], against: str, stop: StopRequest) -> Iterator[tuple[BenchSide, BenchSide]]:
     """Yields A and B. The worktree of another commit exists within the block alone.
@@ -65,31 +48,32 @@ def two_sides(typed: Sequence[str], against: str, stop: StopRequest) -> Iterator
     Raises:
         ConfigError: there is no such commit, or no project in it.
     """
-    root, typed, others = project.root(), tuple(typed), other_overrides(against)
+    root, overrides = project.root(), tuple(typed)
     state = git_state(root)
     here = (state["commit"], state["dirty"]) if state else (None, False)
-    if others is not None:
-        a = BenchSide("A", shlex.join(map(masked_override, others)), root, with_overrides(typed, others), *here)
-        yield a, BenchSide("B", "as typed", root, typed, *here)
-        return
     with _checkout(root, against, stop) as (folder, commit):
         title = commit[:10] if commit.startswith(against) else f"{against} ({commit[:10]})"
-        yield BenchSide("A", title, folder, typed, commit), BenchSide("B", "the working tree", root, typed, *here)
+        yield (
+            BenchSide("A", title, folder, overrides, commit),
+            BenchSide("B", "the working tree", root, overrides, *here),
+        )
 
 
 @contextmanager
 def _checkout(root: Path, revision: str, stop: StopRequest) -> Iterator[tuple[Path, str]]:
     """Yields the project's folder in a temporary worktree of a revision, and the commit."""
-    where = f"--against {revision}"
+    where = f"--against {masked_override(revision)}"
     try:
         top = Path(git_output(root, "rev-parse", "--show-toplevel").strip())
     except (OSError, subprocess.SubprocessError) as error:
         problem = f"names a commit, and git has none of {root}: {_said(error)}."
-        raise ConfigError.of(where, problem, "Compare overrides: --against 'loader=balanced'.") from error
+        raise ConfigError.of(where, problem, "Commit the project: git init, git add, git commit.") from error
     try:
         commit = git_output(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
     except subprocess.SubprocessError as error:
         way_out = "git log lists commits. A shallow clone has the newest alone: git fetch --unshallow."
+        if "=" in revision:
+            way_out = f"Compare settings by a sweep: {command('train')} -m sweep=quick loader=baseline,balanced"
         raise ConfigError.of(where, "is no commit, branch or tag of this repository.", way_out) from error
     scratch = Path(tempfile.mkdtemp(prefix="wellfed-bench-"))
     tree = scratch / "tree"

@@ -1,4 +1,4 @@
-"""Formats the figures of a leaderboard: one table of columns for terminal, Markdown and HTML, by the kind of study."""
+"""Formats the figures of a leaderboard: one table of columns for terminal and HTML, by the kind of study."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""Writes ``leaderboard.csv`` for programs, ``leaderboard.md`` and ``leaderboard.html`` for people."""
+"""Writes ``leaderboard.csv`` for programs and ``leaderboard.html`` for people."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from wellfed.command_line import command
-from wellfed.explain.pages.html_page import code_span, fill_in, plain_line
+from wellfed.explain.pages.html_page import fill_in
 from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
@@ -22,12 +20,12 @@ from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.units import spreadsheet_cell
 
 CSV = "leaderboard.csv"
-NAMES = (CSV, "leaderboard.md", "leaderboard.html")
+NAMES = (CSV, "leaderboard.html")
 TIMED_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
     *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac"),
     *("peak_memory_gib", "predicted_peak_gib"),
-    *("energy_per_sample_j", "util_pct", "seconds", "on_front", "marks", "folder"),
+    *("energy_per_sample_j", "util_pct", "seconds", "on_front", "folder"),
 )
 """Columns of a sweep's CSV before the axes; ``overrides`` and ``error`` follow. The interval is the score's."""
 TRAINING_COLUMNS = (
@@ -38,12 +36,12 @@ TRAINING_COLUMNS = (
 
 
 def write(folder: Path, board: Leaderboard) -> list[Path]:
-    """Writes the three files, each replaced as a whole, and returns them. An error in drawing the page leaves the rest.
+    """Writes both files, each replaced as a whole, and returns them. An error in drawing the page leaves the rest.
 
     Raises:
         OSError: one can't be written; it is as it was.
     """
-    texts: list[Callable[[Leaderboard], str]] = [to_csv, to_markdown, partial(to_html, folder=folder)]
+    texts: list[Callable[[Leaderboard], str]] = [to_csv, partial(to_html, folder=folder)]
     for name, text_of in zip(NAMES, texts, strict=True):
         # A lone surrogate, as a path on disk may hold, is no UTF-8.
         write_atomically(folder / name, text_of(board).encode("utf-8", errors="replace").decode("utf-8"))
@@ -54,7 +52,7 @@ def to_csv(board: Leaderboard) -> str:
     """Returns a row a point; numbers unrounded, empty where unknown; ``overrides`` can be pasted into a shell."""
     own, last = (TRAINING_COLUMNS, "why") if board.is_of_search else (TIMED_COLUMNS, "error")
     stream = io.StringIO()
-    writer = csv.writer(_LineFeeds(stream), lineterminator="\r\n")  # with this end a lone \r in a cell is quoted too
+    writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(map(spreadsheet_cell, [*own, *board.file.axis_names, "overrides", last]))
     for entry in board.entries:
         figures = _training_figures(entry) if board.is_of_search else _timed_figures(entry)
@@ -69,7 +67,7 @@ def to_csv(board: Leaderboard) -> str:
 def _timed_figures(entry: Entry) -> dict[str, Any]:
     low, high = entry.ci95 or (None, None)
     worst, most = entry.of_baseline_ci95 or (None, None)
-    figures = {**entry.to_dict(), "ci95_low": low, "ci95_high": high, "marks": "; ".join(entry.marks)}
+    figures = {**entry.to_dict(), "ci95_low": low, "ci95_high": high}
     return figures | {"of_baseline_low": worst, "of_baseline_high": most}
 
 
@@ -79,42 +77,14 @@ def _training_figures(entry: Entry) -> dict[str, Any]:
     return {"trial": None, "folder": "", "value": None, **row, **own}
 
 
-class _LineFeeds:
-    """Stream for the CSV writer that ends each row in a line feed alone."""
-
-    def __init__(self, stream: io.StringIO) -> None:
-        self._stream = stream
-
-    def write(self, row: str) -> None:
-        self._stream.write(row.removesuffix("\r\n") + "\n")
-
-
-def to_markdown(board: Leaderboard) -> str:
-    """Returns the board for a page in a repository: ranks, what failed, notes."""
-    filters = {"code": code_span, "plain": plain_line}
-    text = _page("board.md.j2", board, autoescape=False, filters=filters)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
 def to_html(board: Leaderboard, folder: Path = Path()) -> str:
     """Returns the page in one file; its commands name the study's ``folder``. Every text of the user's is escaped."""
-    pictures = training_pictures if board.is_of_search else sweep_pictures
-    more = {"figure": figure_text, "interval": interval, "folder": str(folder), **pictures.figures(board)}
-    return _page("board.html.j2", board, autoescape=True, **more)
-
-
-def _page(
-    template: str,
-    board: Leaderboard,
-    *,
-    autoescape: bool,
-    filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
-    **more: Any,
-) -> str:
     of_search, objective = board.is_of_search, board.objective
+    pictures = training_pictures if of_search else sweep_pictures
     values = {
         "board": board,
         "file": board.file,
+        "folder": str(folder),
         "objective": objective,
         "of_search": of_search,
         "noun": "trial" if of_search else "point",
@@ -125,9 +95,11 @@ def _page(
         "command": command,
         "again": again(board),
         "shown": partial(value_text, board),
-        **more,
+        "figure": figure_text,
+        "interval": interval,
+        **pictures.figures(board),
     }
-    return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)
+    return fill_in(Path(__file__).with_name("board.html.j2"), values, autoescape=True)
 
 
 def again(board: Leaderboard) -> list[str]:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,10 +23,6 @@ from wellfed.study.board.files import CSV
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
-_DONE = ".published"
-"""File with the number of rows that are in wandb."""
-_AT_A_TIME = 8
-"""Runs that are closed at a time: closing one mostly waits for wandb's service."""
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
 _SUMMARY = {
     "status": "status",
@@ -49,16 +43,18 @@ def import_wandb() -> None:
         wandb_sink.list_packages()
 
 
-def is_published(folder: Path, number_of_rows: int) -> bool:
-    """Returns whether nothing was measured since the last copy."""
-    try:
-        return record.text_of(folder / _DONE) == str(number_of_rows)
-    except (OSError, ValueError):
-        return False
+def unpublished(folder: Path, rows: Sequence[Row]) -> list[tuple[Row, dict[str, Any]]]:
+    """Returns the rows whose trials are not in wandb yet, with their records; trials without one are left out."""
+    found = []
+    for row in rows:
+        with suppress(OSError, ValueError):
+            if row.folder and not (entries := record.read(folder / row.folder)).get("wandb"):
+                found.append((row, entries))
+    return found
 
 
-def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig, *, number_of_rows: int) -> None:
-    """Copies the latest ``rows`` of each point that are not in wandb yet, then ``leaderboard.csv``.
+def publish(folder: Path, file: SweepFile, trials: Sequence[tuple[Row, dict[str, Any]]], logger: LoggerConfig) -> None:
+    """Copies ``leaderboard.csv``, then the trials that `unpublished` returns.
 
     Raises:
         RuntimeError: wandb can't be started.
@@ -71,62 +67,33 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         entity=logger.entity,
         group=logger.group or f"{file.workload}/{file.name}",
         run_id=None,
-        beside_others=True,
     )
-    new = [row for row in rows if row.folder]
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        for first in range(0, len(new), _AT_A_TIME):
-            opened = [_opened(folder, row, open_run) for row in new[first : first + _AT_A_TIME]]
-            list(pool.map(_close, filter(None, opened)))  # raises what one of them has raised
     with (folder / CSV).open(encoding="utf-8", newline="") as stream:
         columns, *table = csv.reader(stream)
     sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
     sink.table("leaderboard", columns, table)
     sink.finish({"points": len(table)}, 0)
-    record.write_atomically(folder / _DONE, str(number_of_rows))
+    for row, entries in trials:
+        _copy(
+            folder / row.folder, row, entries, open_run(folder / row.folder, name=row.point, config=entries["config"])
+        )
 
 
-@dataclass(frozen=True)
-class _OpenTrial:
-    """Run of a trial in wandb, with its telemetry."""
-
-    folder: Path
-    row: Row
-    record: dict[str, Any]
-    sink: WandbSink
-
-
-def _opened(study: Path, row: Row, open_run: Callable[..., WandbSink]) -> _OpenTrial | None:
-    """Returns the run of a trial; None where the trial left no record, or is in wandb as a whole."""
-    trial = study / row.folder
-    try:
-        made, found = record.RunRecord.read(trial), record.read(trial)
-    except (OSError, ValueError):
-        return None
-    if found.get("wandb"):  # `_close` writes it last
-        return None
-    sink = open_run(trial, name=row.point, config=made.config)
-    for figures in _telemetry(trial / "telemetry.csv"):
+def _copy(folder: Path, row: Row, entries: dict[str, Any], sink: WandbSink) -> None:
+    """Copies telemetry and figures of a trial, and notes it in the trial's record."""
+    for figures in _telemetry(folder / "telemetry.csv"):
         sink.log(figures)
-    return _OpenTrial(trial, row, found, sink)
-
-
-def _close(trial: _OpenTrial) -> None:
-    """Closes the run of a trial, and notes it in the trial's record."""
-    known = {name: getattr(trial.row, field) for name, field in _SUMMARY.items()}
-    summary, sink = {name: value for name, value in known.items() if value is not None}, trial.sink
-    sink.finish(summary, trial.record.get("exit_code") or 0)
+    known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
+    sink.finish({name: value for name, value in known.items() if value is not None}, entries.get("exit_code") or 0)
     copied = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
-    record.write_atomically(
-        trial.folder / record.FILE_NAME, json.dumps({**trial.record, "wandb": copied}, indent=1) + "\n"
-    )
+    record.write_atomically(folder / record.FILE_NAME, json.dumps({**entries, "wandb": copied}, indent=1) + "\n")
 
 
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:
     """Yields the figures of each reading, as a run would have logged them."""
     try:
-        with record.regular(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-            rows = list(csv.DictReader(record.lines_of(stream, goes_on=False)))
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            rows = list(csv.DictReader(stream))
     except (OSError, csv.Error):
         return
     for time_s, samples in groupby(rows, key=lambda row: row.get("time_s")):

@@ -1,4 +1,4 @@
-"""Shows a tune on a terminal and as the page ``tune.md``: a row for each step, and the conclusions."""
+"""Shows a tune on a terminal: a row for each step, and the conclusions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from wellfed.command_line import command
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 from wellfed.masking import masked_override
 from wellfed.study.board.columns import Column
-from wellfed.study.objective import Objective
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.study_files import TuneFile
 from wellfed.units import counted, show_duration, show_factor, show_line
 
-PAGE = "tune.md"
-
 
 def step_columns(file: TuneFile) -> list[Column]:
     """Returns the columns; `TuneFile.steps` has the entries."""
-    objective, unit = file.ranked_by, file.ranked_by.head(file.sample_unit)
+    objective, unit = SAMPLES_PER_S, SAMPLES_PER_S.head(file.sample_unit)
 
     def figure(name: str) -> Callable[[Mapping[str, Any]], str]:
         return lambda step: "-" if step[name] is None else objective.number(step[name])
@@ -64,25 +62,6 @@ def table(file: TuneFile) -> TextTable:
     return found
 
 
-def page(file: TuneFile) -> str:
-    """Returns ``tune.md``."""
-    columns = step_columns(file)
-    rows = [
-        [column.head for column in columns],
-        *([column.text(step).replace("|", "\\|") for column in columns] for step in file.steps),
-    ]
-    head, *body = (f"| {' | '.join(cells)} |" for cells in rows)
-    line = f"|{'|'.join('---:' if column.is_number else '---' for column in columns)}|"
-    parts = [
-        f"# Tune {file.name}",
-        f"{file.workload} on {file.machine}, for {file.ranked_by.noun}; code {file.code}.",
-        "\n".join([head, line, *body]),
-        *_conclusions(file),
-        f"```\n{train_command(file.use)}\n```",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
 def _conclusions(file: TuneFile) -> Iterator[str]:
     spent = f"{counted(len(file.steps), 'trial')} in {show_duration(file.trial_seconds)}"
     yield f"{spent}; ended because {file.ended_because}."
@@ -92,7 +71,7 @@ def _conclusions(file: TuneFile) -> Iterator[str]:
         yield "Nothing that was tried is better than the start beyond noise: the start stays."
     else:
         took = show_duration(comparison.seconds)
-        yield f"Start and result in turn ({took}): {gain_text(comparison.gain, file.ranked_by)}"
+        yield f"Start and result in turn ({took}): {gain_text(comparison.gain)}"
         if comparison.problem is not None:
             yield show_line(comparison.problem)
         if not file.result:
@@ -108,11 +87,11 @@ def _conclusions(file: TuneFile) -> Iterator[str]:
         yield f"Not proven: {train_command(file.unproven)}"
 
 
-def gain_text(gain: TuneGain | None, objective: Objective) -> str:
+def gain_text(gain: TuneGain | None) -> str:
     """Returns what runs in turns have shown."""
     if gain is None:
-        return f"No round gave {objective.a_noun} of both: nothing is known of the gain."
-    said = f"{show_factor(gain.factor)} times as good in {objective.noun}"
+        return "No round gave a rate of both: nothing is known of the gain."
+    said = f"{show_factor(gain.factor)} times as good in rate"
     if gain.ci95 is None:
         return f"{said} in one round; it takes more to know noise from gain."
     low, high = map(show_factor, gain.ci95)

@@ -1,12 +1,10 @@
-"""Makes the figures of a sweep's page: heat maps of two knobs, and the score against memory."""
+"""Makes the figures of a sweep's page: a heat map of two knobs, and the score against memory."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations, pairwise
-from statistics import fmean
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,30 +14,21 @@ from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import show_gib
 
-MOST_MAPS = 6
-"""Pairs of axes that get a heat map."""
-
-
-@dataclass(frozen=True)
-class HeatCell:
-    """The points that share two values."""
-
-    mean: float | None
-    """Mean of `Entry.of_best`; None where none of them has one."""
-    heat: float
-    """0..1, from the worst entry to the best."""
-    others: str
-    """Statuses of the points without a score."""
-
 
 @dataclass(frozen=True)
 class HeatMap:
     """Two axes against each other, the longer one downwards."""
 
-    pair: tuple[str, str]
     down: str
     across: str
-    cells: Mapping[tuple[str, str], HeatCell]
+    cells: Mapping[tuple[str, str], Entry]
+    """Entry by its values."""
+    lowest: float
+    """`Entry.of_best` of the worst entry."""
+
+    def heat(self, entry: Entry) -> float:
+        """Returns 0 for the worst entry to 1 for the best."""
+        return 1.0 if self.lowest == 1 else ((entry.of_best or 0.0) - self.lowest) / (1 - self.lowest)
 
 
 def figures(board: Leaderboard) -> dict[str, Any]:
@@ -51,9 +40,7 @@ def figures(board: Leaderboard) -> dict[str, Any]:
         "tied": sum(entry.rank == 1 for entry in ranked) - 1,
         "top": max((figure for entry in ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
         "pending": board.pending,
-        "effects": board.effects,
-        "maps": _heat_maps(board),
-        "most_maps": MOST_MAPS,
+        "map": _heat_map(board),
         "picture": _memory_picture(board),
         "front": front,
         "curves": None,
@@ -61,33 +48,15 @@ def figures(board: Leaderboard) -> dict[str, Any]:
     }
 
 
-def _heat_maps(board: Leaderboard) -> list[HeatMap]:
-    """Returns the maps of all pairs of axes, those that mattered most first."""
-    file = board.file
-    if not board.ranked or board.effects is None or not isinstance(file, SweepFile):
-        return []
-    share = board.effects.shares
-    varied = [axis for axis, values in file.axes.items() if len(values) > 1]
-    pairs = sorted(combinations(varied, 2), key=lambda pair: -sum(share.get(axis, 0) for axis in pair))
-    lowest = min(entry.of_best or 0.0 for entry in board.ranked)
-    maps = []
-    for pair in pairs:
-        down, across = sorted(pair, key=lambda axis: -len(file.axes[axis]))
-        entries: dict[tuple[str, str], list[Entry]] = {}
-        for entry in board.entries:
-            entries.setdefault((entry.values[down], entry.values[across]), []).append(entry)
-        maps.append(HeatMap(pair, down, across, {pair: _cell(both, lowest) for pair, both in entries.items()}))
-    return maps
-
-
-def _cell(entries: Sequence[Entry], lowest: float) -> HeatCell:
-    known = [entry.of_best for entry in entries if entry.of_best is not None]
-    others = Counter(entry.status for entry in entries if entry.of_best is None)
-    listed = ", ".join(
-        status if number == len(entries) == 1 else f"{number} {status}" for status, number in others.items()
-    )
-    mean = fmean(known) if known else None
-    return HeatCell(mean, 1.0 if mean is None or lowest == 1 else (mean - lowest) / (1 - lowest), listed)
+def _heat_map(board: Leaderboard) -> HeatMap | None:
+    """Returns the map of two axes; None where another number of axes varies, or no point has a rank."""
+    assert isinstance(board.file, SweepFile)
+    axes = {axis: values for axis, values in board.file.axes.items() if len(values) > 1}
+    if len(axes) != 2 or not board.ranked:
+        return None
+    down, across = sorted(axes, key=lambda axis: -len(axes[axis]))
+    cells = {(entry.values[down], entry.values[across]): entry for entry in board.entries}
+    return HeatMap(down, across, cells, min(entry.of_best or 0.0 for entry in board.ranked))
 
 
 def _memory_picture(board: Leaderboard) -> PagePicture | None:

@@ -13,15 +13,14 @@ from wellfed.explain.report.text_table import TextColumn, TextTable, print_comma
 from wellfed.study.board.columns import columns, value_text
 from wellfed.study.board.files import again
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
-from wellfed.study.ranking.knob_effects import Effects
-from wellfed.units import counted, show_percent
+from wellfed.units import counted
 
 _SHOWN = 20
 """Ranks on the terminal; the files have all."""
 
 
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
-    """Prints ranks, what has none and why, which knob mattered, notes and the files ``written``."""
+    """Prints ranks, what has none and why, notes and the files ``written``."""
 
     def say(text: str) -> None:
         print_text(console, text)
@@ -43,9 +42,7 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     for entry in board.failed:
         values = " ".join(f"{axis}={value_text(board, value)}" for axis, value in entry.values.items())
         say(f"{entry.status}: {values}: {entry.why}")
-    if board.effects is not None and (shares := _shares(board.effects)):
-        say(f"Which knob mattered (share of variance): {shares}")
-    for note in (*(board.effects.notes if board.effects else ()), *board.notes):
+    for note in board.notes:
         say(note)
     if board.best is not None and board.is_of_search:
         say(f"Best: {folder / board.best.row.folder}")
@@ -54,12 +51,6 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         choose = f"{command('choose')} {shlex.quote(str(folder))} --name mine"
         print_command(console, f"Keep the {board.objective.best}:", choose)
     say(f"Files: {', '.join(map(str, written))}")
-
-
-def _shares(effects: Effects) -> str:
-    shares = ", ".join(f"{axis} {show_percent(effects.shares[axis])}" for axis in effects.by_importance)
-    rest = "" if effects.rest is None else f", interactions and noise {show_percent(effects.rest)}"
-    return shares and shares + rest
 
 
 def _ranks(board: Leaderboard) -> TextTable:

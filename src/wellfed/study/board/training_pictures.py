@@ -24,7 +24,7 @@ def figures(board: Leaderboard) -> dict[str, Any]:
         "curves": _curves(board, board.file),
         "axis_pictures": _axes(board, board.file),
         "pending": board.pending,
-        **dict.fromkeys(("effects", "maps", "picture")),
+        **dict.fromkeys(("map", "picture")),
     }
 
 
@@ -59,22 +59,13 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
 
 
 def _axes(board: Leaderboard, file: SearchFile) -> list[PagePicture]:
-    """Returns the metric over each axis of numbers, except those on which fewer than 3 trials have a place."""
+    """Returns the metric over each axis of numbers, if 3 trials have a metric."""
     valued = [entry for entry in (*board.ranked, *board.pruned) if entry.row.value is not None]
     pictures = []
     for name, axis in file.space.items():
         if isinstance(axis, Numbers):
-            shown = [entry for entry in valued if _is_on(axis, entry.values[name])]
-            pictures += [_axis(name, axis, file, shown)] if len(shown) >= 3 else []
+            pictures += [_axis(name, axis, file, valued)] if len(valued) >= 3 else []
     return pictures
-
-
-def _is_on(axis: Numbers, text: str) -> bool:
-    """Returns whether a value is a number of the axis. Rows of a damaged ledger may lack it."""
-    try:
-        return axis.low <= float(text) <= axis.high
-    except ValueError:
-        return False
 
 
 def _axis(name: str, axis: Numbers, file: SearchFile, shown: Sequence[Entry]) -> PagePicture:

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import StopRequest
 from wellfed.record import Status
 from wellfed.study.row import Row
@@ -36,10 +35,6 @@ class Trial:
     """True: planned first, then only timed. False: a whole training."""
     may_be_pruned: bool = False
     """The executor calls ``prune`` after each validation of this trial."""
-    host: str = ""
-    """Machine that should run it, where the executor can choose; empty = any."""
-    device: str = ""
-    """Name of the card that should run it, where a machine has several kinds; empty = any."""
 
     @property
     def key(self) -> str:
@@ -60,9 +55,7 @@ class TrialEnd:
     not_started: Status | None = None
     """Status of a trial that was not started."""
     message: str = ""
-    """Why it was not started, or how it was lost."""
-    is_lost: bool = False
-    """Its machine or the process that watched it is gone, so there is no exit code."""
+    """Why it was not started."""
     host: str = ""
     """Name of the machine."""
     machine: str = ""
@@ -71,8 +64,7 @@ class TrialEnd:
 
 
 RowOf = Callable[[Any, TrialEnd, Path], Row]
-"""Makes the finished row of a trial from its row, its end and the study's folder. It is called on the machine that ran
-the trial, so it can be pickled: `wellfed.study.trial_end.RowMaker`."""
+"""Makes the finished row of a trial from its row, its end and the study's folder."""
 Ended = Iterator[tuple[Trial, Row]]
 """Trials that have ended, each with its finished row."""
 
@@ -82,7 +74,7 @@ class StudySettings:
     """Settings that all trials of a study share."""
 
     folder: Path
-    """Folder of the study. All machines must see it."""
+    """Folder of the study."""
     scratch: Path
     """Folder for temporary files, which exists while trials run."""
     timeout_s: float
@@ -97,8 +89,6 @@ class StudySettings:
     tick: Callable[[], None]
     """Called a few times a second."""
     stop: StopRequest
-    see_machine: Callable[[MachineFacts], None] = lambda facts: None
-    """Called by a local executor once, before the first trial starts."""
 
 
 class ExecutorLost(Exception):
@@ -106,7 +96,7 @@ class ExecutorLost(Exception):
 
 
 class Executor(ABC):
-    """Runs trials. Used as a context: entering it reaches the machines, leaving it ends what still runs."""
+    """Runs trials. Used as a context: leaving it ends what still runs."""
 
     def __init__(self, settings: StudySettings) -> None:
         self.settings = settings
@@ -152,7 +142,7 @@ class Executor(ABC):
             prune: returns why to end a trial after a validation (its number from 1, the metric), or None. Local only.
 
         Raises:
-            ExecutorLost: no machine can run the rest.
+            ExecutorLost: the rest can't be run.
             Stopped: a signal asked for it.
         """
         fit = yield from self._planned(list(trials))
@@ -163,8 +153,7 @@ class Executor(ABC):
                 if trial is None:
                     break
                 yield from self._start(trial)
-            if not (self._queue or self._has_begun()):
-                self._finish()
+            if not (self._queue or self._running):
                 return
             self.settings.tick()
             yield from self._wait()
@@ -177,12 +166,8 @@ class Executor(ABC):
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
         return self.settings.row_of(trial.row, end, self.settings.folder)
 
-    def _reach(self) -> None:  # noqa: B027  not every executor has machines of its own
-        """Reaches the machines.
-
-        Raises:
-            ConfigError: they can't be reached, or the launcher's settings are wrong.
-        """
+    def _reach(self) -> None:  # noqa: B027  a launcher needs none
+        """Makes what trials need."""
 
     def _leave(self) -> None:  # noqa: B027  as above
         """Ends every trial that still runs."""
@@ -192,12 +177,8 @@ class Executor(ABC):
         yield from ()
         return trials
 
-    def _has_begun(self) -> bool:
-        """Returns whether trials were started and not yielded yet."""
-        return bool(self._running)
-
     def _has_room(self, trial: Trial | None) -> bool:
-        """Returns whether a trial can be started now; None = one like the last. A scheduler takes any number."""
+        """Returns whether a trial can be started now; None = one like the last."""
         return True
 
     @abstractmethod
@@ -207,10 +188,3 @@ class Executor(ABC):
     @abstractmethod
     def _wait(self) -> Ended:
         """Waits up to `TICK_S` and yields the trials that have ended."""
-
-    def _finish(self) -> None:  # noqa: B027  not every executor loses trials
-        """Does what is to be done when no trial is left.
-
-        Raises:
-            ExecutorLost: some were not run.
-        """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -19,7 +17,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.process import CPUS_AT_START
-from wellfed.run.folder.lock import held_by, only_one, refusal
+from wellfed.run.folder.lock import only_one
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -27,12 +25,6 @@ from wellfed.study.executors.point_plans import ForkServers, PointPlans, call, i
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
-
-FREE_WITHIN_S = 95
-"""Seconds within which the lock of a dead process ends. An NFS server keeps locks of a machine without power for 90 s
-by default (``nfsd`` of Linux)."""
-_MAY_RENAME_OPEN = os.name != "nt"
-"""Whether a folder can be renamed while a file in it is open."""
 
 
 @dataclass
@@ -47,37 +39,21 @@ class _RunningTrial:
 class LocalExecutor(Executor):
     """An executor on this machine.
 
-    Args:
-        settings: settings of the study.
-        open_folder: makes the folder of a trial.
-        log: returns the file that gets what the n-th fork server prints.
-
     Attributes:
         plans: what is known before trials run: the machine, its GPUs, plans of points.
     """
 
-    def __init__(
-        self,
-        settings: StudySettings,
-        open_folder: Callable[[Path], None] | None = None,
-        log: Callable[[int], Path] | None = None,
-    ) -> None:
+    def __init__(self, settings: StudySettings) -> None:
         super().__init__(settings)
-        self._open_folder = open_folder or open_trial_folder
-        self._log = log or (lambda number: settings.folder / f"shared_{number}.log")
         self._slots = Slots((), None)
         self._last_num_gpus = 0
         self._running: dict[str, _RunningTrial] = {}
-        self._held: dict[str, tuple[Trial, str]] = {}
-        """Trials that can't start, since another process writes to their folder, with the message; by key."""
-        self._held_since: dict[str, float] = {}
-        """Times at which that was first seen; -inf for a trial that is tried for the last time."""
 
     def _reach(self) -> None:
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
         prepare = partial(call, "prepare", is_timed=group == "sweep")
-        self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
+        self._servers = ForkServers(prepare, self.settings.folder, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
 
     def _leave(self) -> None:
@@ -97,14 +73,6 @@ class LocalExecutor(Executor):
             import_trial_work()
         self._servers.get(composed.config)
 
-    def start_no_more(self) -> None:
-        """Drops the trials that wait, as `Executor.start_no_more` says, also for their folder."""
-        super().start_no_more()
-        self._held.clear()
-
-    def _has_begun(self) -> bool:
-        return bool(self._running or self._held)
-
     def _has_room(self, trial: Trial | None) -> bool:
         if self._alone and self._running:
             return False
@@ -116,9 +84,7 @@ class LocalExecutor(Executor):
 
     def _start(self, trial: Trial) -> Ended:
         self._last_num_gpus = self._num_gpus(trial.composed)
-        cards = () if self.plans.machine is None else self.plans.machine.training_gpus
-        alike = [number for number, card in enumerate(cards) if card.name == trial.device]
-        slot = self._slots.take(self._last_num_gpus, alike)
+        slot = self._slots.take(self._last_num_gpus)
         if slot is None:  # one of `more` that needs more GPUs than the one before it
             self._queue.appendleft(trial)
             return
@@ -128,7 +94,6 @@ class LocalExecutor(Executor):
         yield from self._serve(server)
 
     def _wait(self) -> Ended:
-        yield from self._retry()
         servers = {each.server.connection: each.server for each in self._running.values()}
         wait(list(servers), TICK_S)
         for server in servers.values():
@@ -140,7 +105,7 @@ class LocalExecutor(Executor):
         try:
             is_ready = server.is_ready()
             if is_ready:
-                self._begin(server)
+                yield from self._begin(server)
             while is_ready and server.connection.poll():
                 told = server.take()
                 each = self._running[told.key]
@@ -152,15 +117,15 @@ class LocalExecutor(Executor):
         except ForkServerFailed as failed:
             yield from self._lost(server, failed, was_ready=is_ready)
 
-    def _begin(self, server: ForkServer) -> None:
-        """Starts the trials of a server that have waited for it."""
+    def _begin(self, server: ForkServer) -> Ended:
+        """Starts the trials of a server that have waited for it; yields those whose folder another process uses."""
         for each in list(self._running.values()):
             if each.server is server and each.began_s is None:
                 trial, folder = each.trial, self.settings.folder / each.trial.row.folder
                 try:
-                    self._open_folder(folder)
-                except ConfigError as error:
-                    self._put_aside(each, str(error.faults[0]))
+                    open_trial_folder(folder)
+                except ConfigError as error:  # the same command runs it again
+                    yield self._ended(each, TrialEnd(not_started="interrupted", message=str(error.faults[0])))
                     continue
                 task = self.plans.task(trial, replace(trial.composed, run_dir=folder))
                 try:
@@ -170,33 +135,6 @@ class LocalExecutor(Executor):
                     folder.rmdir()
                     raise
                 each.began_s = time.monotonic()
-
-    def _put_aside(self, each: _RunningTrial, problem: str) -> None:
-        """Lets the other trials go first, since another process writes to the folder of this one."""
-        key = each.trial.key
-        del self._running[key]
-        self._slots.give_back(each.slot)
-        if self._is_open:
-            self._held[key] = each.trial, problem
-            self._held_since.setdefault(key, time.monotonic())
-
-    def _retry(self) -> Ended:
-        """Once no other trial is left, queues held trials whose folder is free, and ends those held for too long.
-
-        After that time a trial whose folder is free is tried once more, since the others may have taken longer.
-        """
-        if self._queue or self._running:
-            return
-        late = []
-        for key, since_s in [(key, self._held_since[key]) for key in self._held]:
-            is_late = time.monotonic() > since_s + FREE_WITHIN_S
-            if since_s > -math.inf and held_by(self.settings.folder / key) is None:
-                self._held_since[key] = -math.inf if is_late else since_s
-                self._queue.append(self._held.pop(key)[0])
-            elif is_late:
-                late.append(self._held.pop(key))
-        for trial, problem in late:
-            yield trial, self._row(trial, TrialEnd(not_started="failed", message=problem))
 
     def _lost(self, server: ForkServer, failed: ForkServerFailed, *, was_ready: bool) -> Ended:
         """Ends the trials of a server that has failed; those that had not begun are tried again if it was ready."""
@@ -230,22 +168,14 @@ def prepare_to_fork(config: RunConfig) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation
 
 
-def open_trial_folder(folder: Path, check: Callable[[], None] = lambda: None) -> None:
+def open_trial_folder(folder: Path) -> None:
     """Makes the folder of a trial. One of an earlier attempt is kept beside it, once no other process writes to it.
-
-    Args:
-        check: called before anything is changed; may raise.
 
     Raises:
         ConfigError: another process writes to it, such as a run that was resumed there.
     """
     if folder.exists():
-        holder = held_by(folder)
-        if holder is not None:
-            raise refusal(folder, holder)
-        with only_one(folder) if _MAY_RENAME_OPEN else nullcontext():
-            check()
+        with only_one(folder):
             asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
             folder.rename(next(aside for aside in asides if not aside.exists()))
-    check()
     folder.mkdir()

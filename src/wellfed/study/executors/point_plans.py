@@ -1,4 +1,4 @@
-"""Prepares the trials on this machine: fork servers, plans of points, feature rows.
+"""Prepares the trials on this machine: fork servers, plans of points.
 
 The study's own process does not import torch. It names the functions of `trial_work`, which its fork servers import.
 """
@@ -20,15 +20,12 @@ from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
 from wellfed.study.executors.tasks import PointPlan, shared_key
-from wellfed.study.points.grid import point_id
 from wellfed.units import counted
 
 Task = Callable[[Any, Connection], int]
 """Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
-_ROWS_S = 20
-"""Time limit of computing feature rows for all trials. After it each trial computes its own."""
 
 
 def import_trial_work() -> None:
@@ -52,7 +49,7 @@ class ForkServers:
 
     Args:
         prepare: makes data and model of a configuration.
-        log: returns the file that gets what the n-th server prints.
+        folder: has a file ``shared_<n>.log`` with what the n-th server prints.
         limit_s: time limit of making data and model.
         way_out: advice where that is over.
         imports: imports what ``prepare`` needs.
@@ -61,12 +58,12 @@ class ForkServers:
     def __init__(
         self,
         prepare: Callable[[RunConfig], Any],
-        log: Callable[[int], Path],
+        folder: Path,
         limit_s: float,
         way_out: str,
         imports: Callable[[], None] = import_trial_work,
     ) -> None:
-        self._prepare, self._log, self._limit_s, self._way_out = prepare, log, limit_s, way_out
+        self._prepare, self._folder, self._limit_s, self._way_out = prepare, folder, limit_s, way_out
         self._imports = imports
         self._servers: dict[str, ForkServer] = {}
         self._numbers: dict[str, int] = {}
@@ -83,7 +80,7 @@ class ForkServers:
                 self._imports()
             number = self._numbers.setdefault(shared, len(self._numbers) + 1)
             make = partial(self._prepare, config)
-            log = self._log(number)
+            log = self._folder / f"shared_{number}.log"
             self._servers[shared] = ForkServer(make, log, self._limit_s, self._way_out, self._imports)
         return self._servers[shared]
 
@@ -123,8 +120,6 @@ class PointPlans:
         self.machine: MachineFacts | None = None
         self._settings, self._servers = settings, servers
         self._plans: dict[str, PointPlan] = {}
-        self._rows: dict[str, Path | None] = {}
-        """Feature rows by `shared_key`; None where they could not be computed."""
 
     @property
     def gpus(self) -> list[str]:
@@ -135,9 +130,7 @@ class PointPlans:
         """Returns the task that runs a trial, with all that is known about its point."""
         if not trial.is_timed:
             return partial(call, "train_whole", composed=composed, may_be_pruned=trial.may_be_pruned)
-        plan = self._plans.get(trial.row.point)
-        rows = self._rows.get(shared_key(composed.config)) if plan is not None and plan.keeps_rows else None
-        return partial(call, "run_timed", composed=composed, plan=plan, rows=rows)
+        return partial(call, "run_timed", composed=composed, plan=self._plans.get(trial.row.point))
 
     def peak_gib(self, trial: Trial) -> float | None:
         """Returns the peak memory that the plan of a trial predicts."""
@@ -155,7 +148,7 @@ class PointPlans:
             different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
             self._settings.say(f"Planning {counted(len(configs), 'point')}{different}")
         refused: dict[str, TrialEnd] = {}
-        for shared, points in groups.items():
+        for points in groups.values():
             try:
                 server = self._servers.ready(configs[points[0]].config)
             except ForkServerFailed as failed:
@@ -163,7 +156,6 @@ class PointPlans:
                 continue
             try:
                 self._plan([(point, configs[point]) for point in points], server)
-                self._share_rows(server, shared, points)
             except ForkServerFailed:  # killed from outside, mostly for want of memory: the rest is tried without a plan
                 self._servers.drop(server)
         for point in {trial.row.point for trial in timed}:
@@ -194,23 +186,9 @@ class PointPlans:
             if not points:
                 return
 
-    def _share_rows(self, server: ForkServer, shared: str, points: Sequence[str]) -> None:
-        """Computes feature rows once for all trials that keep them, if that can be done in time."""
-        plans = [self._plans[point] for point in points if point in self._plans]
-        if shared in self._rows or not any(plan.keeps_rows and plan.problem is None for plan in plans):
-            return
-        self._rows[shared] = None  # first: the server may die of it
-        folder = self._settings.scratch
-        file = folder / f"{point_id([shared])}.pt"
-        limit_s = min(_ROWS_S, self._settings.prepare_s)
-        server.ask(Job("rows", folder, partial(call, "compute_rows", file=file), limit_s=limit_s))
-        self._rows[shared] = file if file.exists() else None
-
     def _answers(self, server: ForkServer, task: Task) -> list[Any]:
         """Returns the answers to a task that begin with the machine, which is noted and left out."""
         job = Job("ask", self._settings.scratch, task, limit_s=self._settings.prepare_s)
         seen, *answers = server.ask(job) or (None,)
-        if seen is not None and self.machine is None:
-            self.machine = seen
-            self._settings.see_machine(seen)
+        self.machine = self.machine or seen
         return answers

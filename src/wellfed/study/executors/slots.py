@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -33,18 +33,15 @@ class Slots:
         self._is_alone = False
         self._busy = 0
 
-    def take(self, num_gpus: int, first: Collection[int] = ()) -> Slot | None:
-        """Returns a slot for a trial on ``num_gpus`` GPUs (0 = on the processor), or None if there is none now.
-
-        The GPUs ``first`` are preferred, by their indices.
-        """
+    def take(self, num_gpus: int) -> Slot | None:
+        """Returns a slot for a trial on ``num_gpus`` GPUs (0 = on the processor), or None if there is none now."""
         if not self.has_room(num_gpus):
             return None
         self._busy += 1
         if num_gpus == 0:
             self._is_alone = True
             return Slot((), {}, None)
-        taken = tuple(sorted(self._free, key=lambda gpu: gpu not in first)[:num_gpus])
+        taken = tuple(self._free[:num_gpus])
         self._free = [gpu for gpu in self._free if gpu not in taken]
         named = ",".join(self._gpus[index] for index in taken)
         return Slot(taken, {"CUDA_VISIBLE_DEVICES": named}, self._share(taken))

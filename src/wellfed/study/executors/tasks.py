@@ -29,8 +29,6 @@ class PointPlan:
     predicted_peak_gib: float | None = None
     first_batches: FirstBatches | None = None
     footprints: KnownFootprints | None = None
-    keeps_rows: bool = False
-    """Its trials keep the features that `trial_work.compute_rows` computes."""
 
 
 def in_words(facts: MachineFacts) -> str:

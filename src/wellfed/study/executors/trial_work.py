@@ -39,7 +39,6 @@ from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.tasks import PointPlan
 from wellfed.study.row import TrialMetric
 from wellfed.train.lightning.trainer import before_forks
-from wellfed.train.memory.features import all_rows
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ def _fill_caches() -> None:
     before_forks()
 
 
-def run_timed(
-    shared: SharedParts, study: Connection, composed: Composed[RunConfig], plan: PointPlan | None, rows: Path | None
-) -> int:
+def run_timed(shared: SharedParts, study: Connection, composed: Composed[RunConfig], plan: PointPlan | None) -> int:
     """Runs a trial that is only timed.
 
     Args:
@@ -105,11 +102,8 @@ def run_timed(
         study: connection to the study, which is not used.
         composed: configuration.
         plan: plan of the point; None where planning ended its process.
-        rows: file of feature rows that were computed for all trials.
     """
     parts = shared.for_task()
-    if rows is not None:
-        parts = replace(parts, feature_rows=torch.load(rows, weights_only=True))
     if plan is not None:
         parts = replace(parts, first_batches=plan.first_batches, footprints=plan.footprints)
     os.environ[TRIAL] = "1"
@@ -127,17 +121,6 @@ def train_whole(
         return reason
 
     return train(composed, shared.for_task(), pruner=pruner if may_be_pruned else None)
-
-
-def compute_rows(shared: SharedParts, study: Connection, file: Path) -> int:
-    """Computes all feature rows on the CPU. The file exists afterwards only if that could be done."""
-    parts, cpu = shared.for_task(), torch.device("cpu")
-    assert parts.features is not None
-    parts.model.eval()
-    unfinished = file.with_suffix(".part")
-    torch.save(all_rows(parts.features, cpu, cpu), unfinished)
-    unfinished.rename(file)
-    return 0
 
 
 def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
@@ -199,18 +182,12 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
         # A backend that is still to be chosen is chosen by times, in the trial.
         is_open = composed.config.loader.backend is Backend.auto
         plan = planner.estimated(estimate, None if is_open else first)
-        # What rows are cut from is in memory as it is.
-        is_computed = parts.features is not None and parts.features.store is None
-        is_kept = is_computed and plan.memory.features in ("cache", "cache_host")
         return PointPlan(
             point,
             problem=None if plan.misfit is None else str(plan.misfit),
             predicted_peak_gib=plan.predicted_peak_gib,
             first_batches=first,
             footprints=estimate.known,
-            # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it
-            # the rows.
-            keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
         )
 
     yield facts

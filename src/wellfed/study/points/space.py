@@ -27,9 +27,10 @@ class Choices:
         """Number of values."""
         return len(self.values)
 
-    def at(self, share: float) -> str:
-        """Returns the value at a share of the way from the first (0) to the last (1)."""
-        return self.values[round(share * (len(self.values) - 1))]
+    @property
+    def middle(self) -> str:
+        """The value in the middle."""
+        return self.values[len(self.values) // 2]
 
     def __str__(self) -> str:
         return ", ".join(self.values)
@@ -61,15 +62,12 @@ class Numbers:
         """Returns a number as it is typed."""
         return str(int(number)) if self.step is not None else repr(float(number))
 
-    def at(self, share: float) -> str:
-        """Returns the number at a share of the way from ``low`` (0) to ``high`` (1), logarithmic if the axis is."""
-        if self.is_log:
-            number = min(self.high, self.low * (self.high / self.low) ** share)
-        else:
-            number = self.low + share * (self.high - self.low)
+    @property
+    def middle(self) -> str:
+        """The number in the middle, of a logarithmic axis the geometric mean."""
         if self.step is not None:
-            number = self.low + self.step * round((number - self.low) / self.step)
-        return self.text(number)
+            return str(self.numbers[len(self.numbers) // 2])
+        return self.text(math.sqrt(self.low * self.high) if self.is_log else (self.low + self.high) / 2)
 
     def __str__(self) -> str:
         bounds = f"{self.text(self.low)} to {self.text(self.high)}" if self.step else f"{self.low:g} to {self.high:g}"
@@ -174,26 +172,10 @@ def to_dict(space: Space) -> dict[str, Any]:
 
 
 def from_dict(found: Mapping[str, Any]) -> dict[str, Axis]:
-    """Returns the space of `to_dict`.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is not a space.
-    """
+    """Returns the space of `to_dict`."""
     return {
-        str(name): Choices(tuple(map(str, axis["values"]))) if "values" in axis else _numbers(str(name), axis)
-        for name, axis in found.items()
+        name: Choices(tuple(axis["values"])) if "values" in axis else Numbers(**axis) for name, axis in found.items()
     }
-
-
-def _numbers(name: str, axis: Mapping[str, Any]) -> Numbers:
-    low, high, is_log, step = float(axis["low"]), float(axis["high"]), bool(axis["is_log"]), axis["step"]
-    if not -math.inf < low <= high < math.inf:
-        raise ValueError(f"axis {name} goes from {low:g} to {high:g}; it must be finite and not end before its start")
-    if is_log and low <= 0:
-        raise ValueError(f"axis {name} starts at {low:g}, which has no logarithm")
-    if step is not None and (type(step) is not int or step < 1):
-        raise ValueError(f"axis {name} has step {repr(step)[:40]}; steps are whole numbers from 1")
-    return Numbers(low, high, is_log, step)
 
 
 def show_value(text: str) -> str:

@@ -11,7 +11,6 @@ from wellfed.record import Status, plain
 from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.ranking.knob_effects import Effects
 from wellfed.study.repeats import Noise
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile
@@ -69,8 +68,6 @@ class Entry:
     """Statuses of the runs that should have confirmed it and gave no score."""
     on_front: bool = False
     """No other point is as good with less memory, or better with as little (`Objective.against_memory`)."""
-    marks: tuple[str, ...] = ()
-    """Differences from most others: version of the code, device or machine."""
     curve: tuple[CurvePoint, ...] = ()
     """Metric at each validation of a whole training."""
     why: str = ""
@@ -111,8 +108,6 @@ class Leaderboard:
     entries: tuple[Entry, ...]
     notes: tuple[str, ...]
     """Notes for readers of the figures."""
-    effects: Effects | None = None
-    """Share of each knob; None for whole trainings."""
     noise: Noise | None = None
     """Noise between runs of the same settings; None where nothing was measured twice."""
 
@@ -130,6 +125,12 @@ class Leaderboard:
     def code(self) -> str:
         """Versions of the code that the ranked entries ran with; that of the last command where none ranks."""
         return "; ".join(dict.fromkeys(entry.row.code or "unknown" for entry in self.ranked)) or self.file.code
+
+    @property
+    def machine(self) -> str:
+        """Processors and devices that the ranked entries ran on; empty where unknown."""
+        known = (f"{entry.row.machine}; {entry.row.device}" for entry in self.ranked if entry.row.machine)
+        return " / ".join(dict.fromkeys(known))
 
     @property
     def ranked(self) -> list[Entry]:
@@ -170,10 +171,9 @@ class Leaderboard:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, as JSON can hold it."""
         if not self.is_of_search:
-            effects = None if self.effects is None else asdict(self.effects)
             noise = None if self.noise is None else asdict(self.noise)
             entries = [entry.to_dict() for entry in self.entries]
-            known = {**vars(self.file), "entries": entries, "effects": effects, "noise": noise, "notes": self.notes}
+            known = {**vars(self.file), "entries": entries, "noise": noise, "notes": self.notes}
             return {**plain(known), "counts": self.counts}
         entries = [
             {

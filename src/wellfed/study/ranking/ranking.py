@@ -1,4 +1,4 @@
-"""Ranks the points of a study, and computes which knob mattered.
+"""Ranks the points of a study.
 
 A pure function of a study's file, its ``ledger.jsonl`` and learning curves: every figure can be computed again.
 """
@@ -6,22 +6,17 @@ A pure function of a study's file, its ``ledger.jsonl`` and learning curves: eve
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from wellfed.study import repeats
-from wellfed.study.code_version import is_same_code
-from wellfed.study.learning_curve import CurvePoint, read_curve
+from wellfed.study.learning_curve import read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint, baselines_of
 from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, pending
-from wellfed.study.ranking.knob_effects import knob_effects
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of
@@ -37,22 +32,21 @@ def board_of(folder: Path) -> Leaderboard:
     file, found = load(folder)
     if isinstance(file, SweepFile):
         return leaderboard(file, found)
-    curves = {row.folder: read_curve(folder / row.folder, file.metric) for row in found.latest.values() if row.folder}
-    return search_board(file, found, curves)
+    return search_board(file, found, folder)
 
 
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
 
-def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
-    """Returns the board of a search as it stands; ``curves`` by the folder of a trial.
+def search_board(file: SearchFile, found: Read, folder: Path) -> Leaderboard:
+    """Returns the board of a search as it stands, with the learning curves of the trials in its folder.
 
     Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
     longest first. Every point of a grid has an entry, and rows of earlier grids are left out.
     """
     latest = found.latest
     points = file.points if file.ids else [_point_of(file, row) for row in latest.values()]
-    entries = [_training(point, latest.get(point.id), file.ranked_by, curves) for point in points]
+    entries = [_training(point, latest.get(point.id), file, folder) for point in points]
     good = {entry.point: file.ranked_by.goodness(entry.score) for entry in entries if entry.score is not None}
     done = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     ranked: list[Entry] = []
@@ -66,11 +60,13 @@ def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[Cu
 
 
 def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> list[str]:
-    """Returns a note if all ranked entries ran with one version of the code, and the last command had another."""
-    code, *others = {entry.row.code for entry in ranked} or {file.code}
-    if others or not code or is_same_code(code, file.code):
+    """Returns a note if ranked entries ran with another version of the code than the last command."""
+    codes = sorted({entry.row.code for entry in ranked})
+    if not set(codes) - {file.code}:
         return []
-    return [f"All figures are of the code {code}; the last command had {file.code}."]
+    if len(codes) > 1:
+        return [f"Trials ran with {len(codes)} versions of the code ({'; '.join(codes)}): a difference may be theirs."]
+    return [f"All figures are of the code {codes[0]}; the last command had {file.code}."]
 
 
 def _point_of(file: SearchFile, row: Row) -> GridPoint:
@@ -78,14 +74,13 @@ def _point_of(file: SearchFile, row: Row) -> GridPoint:
     return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
 
 
-def _training(
-    point: GridPoint, row: Row | None, objective: Objective, curves: Mapping[str, Sequence[CurvePoint]]
-) -> Entry:
+def _training(point: GridPoint, row: Row | None, file: SearchFile, folder: Path) -> Entry:
     """Returns an entry without its rank."""
-    entry = pending(point)
+    entry, objective = pending(point), file.ranked_by
     if row is None:
         return entry
-    entry = replace(entry, row=row, status=row.status, curve=tuple(curves.get(row.folder, ())))
+    curve = read_curve(folder / row.folder, file.metric) if row.folder else ()
+    entry = replace(entry, row=row, status=row.status, curve=tuple(curve))
     if (score := objective(row)) is not None:
         return replace(entry, status="complete", score=score, why="")
     if row.outcome == "pruned":
@@ -95,13 +90,7 @@ def _training(
 
 
 def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequence[Entry], found: Read) -> list[str]:
-    notes = []
-    codes = Counter(entry.row.code for entry in ranked)
-    if len(codes) > 1:
-        listed = ", ".join(f"{name} ({counted(number, 'trial')})" for name, number in codes.most_common())
-        text = f"The trials ran with {len(codes)} versions of the code, and a difference may be theirs"
-        notes.append(f"{text}: {listed}.")
-    notes += _notes_on_code(file, ranked)
+    notes = _notes_on_code(file, ranked)
     if len(ranked) > 1 and "seed" not in file.space:
         notes.append(
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
@@ -114,34 +103,23 @@ def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequ
 
 
 def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
-    """Returns entries, ranks and effects of a sweep as it stands.
+    """Returns entries and ranks of a sweep as it stands.
 
-    An entry's score is the mean over its last trial and the runs that confirmed it with the same code on the same
-    device. Its 95 % interval is that of `repeats.mean_with_interval`. Entries are sorted by score, with one exception:
-    an entry measured once never comes before one that was better when each was measured once and was measured again
-    since. Otherwise drift of the machine would hit the confirmed one alone. The first entry leads a group. Each next
-    entry whose interval overlaps the leader's has the leader's rank, and the first that does not leads the next group.
-    Entries of one rank can't be told apart from their leader; neighbours of two ranks need not differ.
+    An entry's score is the mean over its last trial and the runs that confirmed it with the same code. Its 95 %
+    interval is that of `repeats.mean_with_interval`. The first entry by score leads a group. Each next entry whose
+    interval overlaps the leader's has the leader's rank, and the first that does not leads the next group. Entries of
+    one rank can't be told apart from their leader; neighbours of two ranks need not differ.
     """
     objective, points = file.ranked_by, file.points
     counted_rows = {point.id: _counted(point, found, objective) for point in points}
     noise = repeats.pooled_noise([_run(row, objective) for row in rows] for rows in counted_rows.values())
     entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
     good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
-    first = {point: objective.goodness(_run(rows[0], objective).figure) for point, rows in counted_rows.items() if rows}
-    rated = _compared(_ranked(_in_order(entries, good, first), objective), good, objective)
-    rated, apart = _marked(rated)
+    in_order = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
+    rated = _compared(_ranked(in_order, objective), good, objective)
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: ORDER.index(entry.status))
-    scores = [entry.score or 0.0 for entry in rated]
-    is_all_tied = len(rated) > 1 and all((entry.rank, entry.tie) == (1, "=") for entry in rated)
-    values = [entry.values for entry in rated]
-    return Leaderboard(
-        file,
-        (*rated, *rest),
-        notes=(*_notes_on_code(file, rated), *apart, *_notes([*rated, *rest], objective, noise, found)),
-        effects=knob_effects(values, scores, list(file.axes), objective, is_all_tied=is_all_tied),
-        noise=noise,
-    )
+    notes = (*_notes_on_code(file, rated), *_notes([*rated, *rest], objective, noise, found))
+    return Leaderboard(file, (*rated, *rest), notes, noise)
 
 
 def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
@@ -208,24 +186,6 @@ def _why_unranked(trial: Row, objective: Objective) -> str:
     return f"ended by signal {-trial.exit_code}" if trial.exit_code < 0 else f"exit code {trial.exit_code}"
 
 
-def _in_order(entries: Sequence[Entry], good: Mapping[str, float], first: Mapping[str, float]) -> list[Entry]:
-    """Returns the entries with a score, sorted as `leaderboard` describes: by ``good``, and by the ``first`` trial."""
-    rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
-    confirmed = [entry for entry in rated if entry.runs > 1]
-
-    # Both ascend. A lead is that of the first trials of an entry and of all confirmed ones after it.
-    goods = [-good[entry.point] for entry in confirmed]
-    leads = [*accumulate((-first[entry.point] for entry in reversed(confirmed)), min)][::-1]
-
-    def place(entry: Entry) -> float:
-        """Returns the place among the confirmed entries of one that was measured once."""
-        mine = -good[entry.point]
-        return max(bisect_right(goods, mine), bisect_left(leads, mine)) - 0.5
-
-    placed = [*((place(entry), entry) for entry in rated if entry.runs <= 1), *enumerate(confirmed)]
-    return [entry for _, entry in sorted(placed, key=lambda each: each[0])]
-
-
 def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
     ranked: list[Entry] = []
     leader = 0
@@ -289,29 +249,6 @@ def _relative_half(entry: Entry) -> float | None:
     if entry.ci95 is None or not entry.score or entry.runs < 2:
         return None
     return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
-
-
-def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Returns the entries and notes; marks entries whose code, device or kind of machine differs from most."""
-    marked, notes = list(ranked), []
-    for what, nouns in (("code", "versions of the code"), ("device", "devices"), ("machine", "kinds of machines")):
-        # Rows of earlier versions have no machine.
-        found = Counter(own for entry in ranked if (own := getattr(entry.row, what)) or what != "machine")
-        if len(found) < 2:
-            continue
-        usual = found.most_common(1)[0][0]
-        marked = [
-            entry
-            if (own := getattr(entry.row, what)) == usual or own not in found
-            else replace(entry, marks=(*entry.marks, f"{what} {own or 'unknown'}"))
-            for entry in marked
-        ]
-        listed = ", ".join(f"{name or 'unknown'} ({counted(number, 'point')})" for name, number in found.most_common())
-        notes.append(
-            f"The points were measured with {len(found)} {nouns}, and a difference may be theirs: {listed}. Marked: "
-            "those that were not measured as most were."
-        )
-    return marked, notes
 
 
 def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise | None, found: Read) -> list[str]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
 from wellfed.study.ledger import Ledger
-from wellfed.study.points.grid import Grid, GridPoint, point_of
-from wellfed.study.points.space import Space, grid_values, size
+from wellfed.study.points.grid import GridPoint, point_of
+from wellfed.study.points.space import Space, size
 from wellfed.study.row import Row
 
 if TYPE_CHECKING:
     from wellfed.study.points.optuna_study import AskedTrial, OptunaStudy
 
-_MOST_LISTED = 10_000
-"""Most points of a space that are listed to find an untried one."""
+_MOST_REPEATS = 200
+"""Known points that Optuna may ask for in a row before the space counts as tried."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class AskedPoints:
         self._study, self._space, self._fixed, self._ledger = study, space, tuple(fixed), ledger
         self._most, self._pruner = most, pruner
         self._running: set[str] = set()
+        self._is_tried = False
+        """Whether Optuna asks for known points only."""
         self._again: set[str] = set()
         """Points that have a row and are run once more; their values wait in Optuna's queue."""
         # By both: after the journal was removed, trials are counted from 0 again.
@@ -91,21 +92,21 @@ class AskedPoints:
     @property
     def has_more(self) -> bool:
         """Whether points are to be run again, or new ones are allowed and left."""
-        number = len(self._ledger.latest.keys() | self._running)
-        return bool(self._again) or (number < self._most and self._untried() != [])
+        number, points = len(self._ledger.latest.keys() | self._running), size(self._space)
+        return bool(self._again) or (number < min(self._most, points or self._most) and not self._is_tried)
 
     def next(self) -> Proposal | None:
         """Returns an untried point; a point that Optuna asks for twice is answered with its row."""
         if not self.has_more:
             return None
-        known, untried = self._ledger.latest, self._untried()
         proposal = self._proposal(self._study.ask())
+        repeats = 0
         while self._is_taken(proposal.point.id):
-            row = known.get(proposal.point.id)
+            row = self._ledger.latest.get(proposal.point.id)
             self._study.end(proposal.number, *(("failed", None) if row is None else (row.outcome, row.value)))
-            if untried:  # once: Optuna's queue comes before it
-                self._study.ask_later(random.Random(proposal.number).choice(untried))
-                untried = None
+            if (repeats := repeats + 1) == _MOST_REPEATS:
+                self._is_tried = True
+                return None
             proposal = self._proposal(self._study.ask())
         self._again.discard(proposal.point.id)
         self._running.add(proposal.point.id)
@@ -129,15 +130,6 @@ class AskedPoints:
 
     def _proposal(self, asked: AskedTrial) -> Proposal:
         return Proposal(asked.number, point_of(asked.values, self._fixed))
-
-    def _untried(self) -> list[dict[str, str]] | None:
-        """Returns the values of all untried points; None where the space is too large to list."""
-        number = size(self._space)
-        if number is None or number > _MOST_LISTED:
-            return None
-        taken = {*self._ledger.latest, *self._running}
-        points = Grid(grid_values(self._space), self._fixed).points()
-        return [dict(point.values) for point in points if point.id not in taken]
 
 
 Points = GridPoints | AskedPoints

@@ -1,9 +1,8 @@
-"""Reads the start of a tune: overrides of the command line, and the version of the code that trials run."""
+"""Reads the start of a tune from the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from wellfed.command_line import typed_arguments
 from wellfed.config.faults.override_faults import read_overrides
@@ -11,7 +10,6 @@ from wellfed.config.knobs import all_knobs
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
-from wellfed.study.code_version import option_files, study_code
 from wellfed.study.points.grid import group_of
 
 NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
@@ -20,6 +18,7 @@ _OF_SWEEPS = {
     "sweep.name": "Write tune.name=<name>.",
     "sweep.max_trials": "Write tune.max_trials=<number>.",
     "sweep.fail_fast": "Leave it out: what fails is taken back, and the search goes on.",
+    "sweep.objective": "Leave it out: a tune ranks by samples/s. A sweep may have another objective.",
 }
 _TURNED = ("loader", "memory", "gpu")
 
@@ -82,14 +81,3 @@ def fixed_knobs(fixed: Sequence[str]) -> frozenset[str]:
         way_out = "Name loader, memory, gpu, or knobs of these: tune.fixed=[gpu,loader.num_workers]."
         raise ConfigError([Fault(f"tune.fixed=[{','.join(fixed)}]", problem, way_out)])
     return frozenset(fixed)
-
-
-def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
-    """Returns the version of project and engine as a ledger has it.
-
-    Args:
-        choices: group -> option of the start.
-        name: name of the options that the tune writes.
-    """
-    written = option_files(config_dirs, [("loader", name), ("memory", name)])
-    return study_code(option_files(config_dirs, choices.items()), written)

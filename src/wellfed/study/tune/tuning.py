@@ -31,26 +31,27 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
-from wellfed.record import differences, write_atomically
+from wellfed.record import differences
 from wellfed.study.board import step_table
+from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.point_plans import call, import_trial_work
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
 from wellfed.study.points.guided.steps import Step, TuneBudget
-from wellfed.study.request import check_energy
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
-from wellfed.study.tune.start import fixed_knobs, of_the_start, of_trials, tune_code
-from wellfed.study.tune.turns import TuneTrials, set_aside
+from wellfed.study.tune.start import fixed_knobs, of_the_start, of_trials
+from wellfed.study.tune.turns import TuneTrials
 from wellfed.study.tune.written_options import TuneOptions, name_of
 from wellfed.units import counted, show_duration, show_line, show_text
 
@@ -84,7 +85,6 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     if not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
         raise ConfigError.of(command("tune"), problem, "Run it on Linux; a container will do.")
-    check_energy(config, ())
     prepare_to_fork(config)
     announce("Tuning: importing PyTorch")
     facts = _machine()
@@ -101,16 +101,15 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         workload=config.workload.name,
         sample_unit=config.workload.sample_unit,
         start=tuple(map(masked_override, start.overrides)),
-        objective=config.sweep.objective.value,
         trial_steps=config.sweep.trial_steps,
-        code=tune_code(options.config_dirs, start.choices, name),
+        code=study_code(),
         machine=in_words(facts),
         flags=tuple(config_flags(typed_arguments())),
     )
-    screen = TuneScreen(file.ranked_by, sample_unit=file.sample_unit)
+    screen = TuneScreen(SAMPLES_PER_S, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     budget = TuneBudget(composed.config.tune.max_trials, 60 * composed.config.tune.max_minutes)
-    search = GuidedPoints(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
+    search = GuidedPoints(budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
     return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
 
 
@@ -192,10 +191,8 @@ class TuneStudy(Study):
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
-        extra, objective = config_folders(typed_arguments()), self.search.objective
-        code = self.file.code  # rows of other code are set aside
-        kept = Ledger(self.folder, objective, code, self.config.sweep.retry, adopted_code=code)
-        self._begin(kept)
+        extra = config_folders(typed_arguments())
+        kept = self._begin()
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
             return replace(compose(overrides, "train", **extra), run_dir=folder)
@@ -210,26 +207,27 @@ class TuneStudy(Study):
                 self._run_steps(self.measured)
                 self._comparison = self._compare(self.measured)
 
-    def _begin(self, kept: Ledger) -> None:
-        """Goes on with what was measured alike before, and moves the rest aside."""
+    def _begin(self) -> Ledger:
+        """Returns the ledger, with what was measured alike before."""
         say, config = self.screen.say, self.config.tune
+        kept = Ledger(self.folder, SAMPLES_PER_S, self.file.code, self.config.sweep.retry)
         if kept.found.rows:
             earlier: TuneFile | None = None
             with contextlib.suppress(OSError, ValueError):
                 earlier = TuneFile.read(self.folder)
             if changed := ["what it was asked can't be read"] if earlier is None else self.file.differs_from(earlier):
-                aside = set_aside(kept)
-                say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {self.folder / aside}.")
+                say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {kept.set_aside()}.")
             else:
                 self._beside_s = {} if earlier is None else earlier.beside_seconds
                 say(f"Going on in {self.folder}: what it has measured is not measured again.")
         self.file.write(self.folder)
         say(
-            f"Tuning {self.file.workload} on {self.file.machine}, for {self.search.objective.title.lower()}: at most "
+            f"Tuning {self.file.workload} on {self.file.machine}: at most "
             f"{counted(config.max_trials, 'trial')} and {show_duration(60 * config.max_minutes)}, then "
             f"{counted(config.rounds, 'round')} of start and result in turn. What looks better is measured "
             f"again, to learn the noise between runs. In {self.folder}"
         )
+        return kept
 
     def _run_steps(self, trials: TuneTrials) -> None:
         """Runs trials until the search proposes nothing more."""
@@ -238,7 +236,7 @@ class TuneStudy(Study):
         def again(change: Change, number: int) -> TuneTrial:
             self.screen.say(f"Measured again, against noise: {' '.join(change.turned) or 'the start'}")
             row = trials.measure_again(change.overrides, number)
-            return TuneTrial.of(row, trials.record(row), self.search.objective)
+            return TuneTrial.of(row, trials.record(row))
 
         search.again = again
         while (change := self._proposed()) is not None:
@@ -246,7 +244,7 @@ class TuneStudy(Study):
             row = trials.measure(change.overrides)
             # A trial of an earlier command takes no time now, and counts as it did then.
             beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
-            trial = replace(TuneTrial.of(row, trials.record(row), self.search.objective), beside_seconds=beside_s)
+            trial = replace(TuneTrial.of(row, trials.record(row)), beside_seconds=beside_s)
             step = search.ended(change, trial)
             self.screen.step(len(search.steps), step)
             self._write(status="running")
@@ -264,7 +262,7 @@ class TuneStudy(Study):
         return change
 
     def _start_failed(self, row: Row) -> _StartFailedError:
-        error = row.error or {"kind": "code", "message": self.search.objective.missing, "advice": ""}
+        error = row.error or {"kind": "code", "message": SAMPLES_PER_S.missing, "advice": ""}
         message = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
         nothing_run = row.exit_code is None and error.get("kind") in ("config", "data")
         code = EXIT_NOTHING_RUN if nothing_run else row.exit_code
@@ -290,7 +288,7 @@ class TuneStudy(Study):
             about = show_duration(missing * (start.trial.seconds + best.trial.seconds))
             self.screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn: about {about}")
         rows = trials.compare(best.change.overrides, rounds)
-        pairs = [tuple(TuneTrial.of(row, None, self.search.objective) for row in round_) for round_ in rows]
+        pairs = [tuple(TuneTrial.of(row, None) for row in round_) for round_ in rows]
         before, after = [first.figure for first, _ in pairs], [second.figure for _, second in pairs]
         problems = [
             f"The {name} did not end well in round {number}: {trial.status}, {trial.error}"
@@ -299,7 +297,7 @@ class TuneStudy(Study):
             if trial.figure is None
         ]
         seconds = sum(trial.seconds for pair in pairs for trial in pair)
-        gain = gain_in_turns(before, after, self.search.objective)
+        gain = gain_in_turns(before, after)
         return TurnsMeasured(before, after, gain, seconds, problems[0] if problems else None)
 
     def finish(self) -> int:
@@ -329,7 +327,6 @@ class TuneStudy(Study):
             use=tuple(map(masked_override, written.use)),
             unproven=tuple(map(masked_override, written.unproven)),
         )
-        write_atomically(self.folder / step_table.PAGE, step_table.page(self.file))
         step_table.show(self.screen.console, self.file)
         return EXIT_FAILED if written.has_failed else EXIT_OK
 
@@ -348,9 +345,9 @@ class TuneStudy(Study):
 
     def _heading(self, row: Row, gain: TuneGain | None) -> str:
         """Returns the heading of the option files; ``gain`` is that of their content, None = they hold the start."""
-        figure = self.search.objective(row)
-        shown = "" if figure is None else self.search.objective.show(figure, self.file.sample_unit)
-        message = "the start." if gain is None else step_table.gain_text(gain, self.search.objective)
+        figure = SAMPLES_PER_S(row)
+        shown = "" if figure is None else SAMPLES_PER_S.show(figure, self.file.sample_unit)
+        message = "the start." if gain is None else step_table.gain_text(gain)
         typed = shlex.join(map(masked_override, self.start.overrides))
         return (
             f"{command('tune')} {typed}\nTrial {self.folder / row.folder} of {row.started_at}\n"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from wellfed.record import RunRecord
-from wellfed.run.folder import lock
-from wellfed.study import ledger
 from wellfed.study.executors.executor import Executor
 from wellfed.study.ledger import Ledger, in_turn
 from wellfed.study.points.grid import GridPoint, point_id
@@ -40,9 +37,6 @@ class TuneTrials:
     def measure(self, overrides: Sequence[str]) -> Row:
         """Returns the row of a configuration's trial; runs it if need be."""
         point = self.point(overrides)
-        if (row := self._known(point)) is not None:
-            return row
-        self.ledger.adopt(point)  # it ended just when the tune was killed
         if (row := self._known(point)) is not None:
             return row
         self._run(point, "trial")
@@ -110,18 +104,6 @@ def rounds_of(kept: Ledger, first: str, second: str) -> list[tuple[Row, Row]]:
             rounds.append((waiting, row) if row.point == second else (row, waiting))
             waiting = None
     return rounds
-
-
-def set_aside(kept: Ledger) -> str:
-    """Moves all that is in the folder into one within it, and begins anew; returns its name."""
-    folder = kept.folder
-    aside = next(name for number in count(1) if not (folder / (name := f"before{number}")).exists())
-    entries = [each for each in folder.iterdir() if not each.name.startswith(("before", lock.FILE_NAME))]
-    (folder / aside).mkdir()
-    for each in entries:
-        each.rename(folder / aside / each.name)
-    kept.found = ledger.read(folder)
-    return aside
 
 
 def _has_failed(rounds: Sequence[tuple[Row, Row]]) -> bool:

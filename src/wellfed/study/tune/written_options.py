@@ -161,11 +161,6 @@ class TuneOptions:
     def _config_dir(self) -> Path:
         return Path(self.where["config_dir"] or project.configs())
 
-    @property
-    def config_dirs(self) -> list[Path]:
-        """Folders that are searched for options."""
-        return [self._config_dir, *map(Path, self.where["extra_dirs"])]
-
     def check(self) -> None:
         """Checks name and folder before anything is measured.
 

@@ -80,8 +80,6 @@ class PlainSetup:
     evaluation: Evaluation | Any | None = None
     metrics: Any = None
     features: Features | None = None
-    feature_rows: Tensor | None = None
-    """All rows of ``features``, if already computed on the CPU."""
     is_monitored: bool = False
     """Callbacks may monitor the metrics of validation."""
 
@@ -112,7 +110,6 @@ class PlainTraining:
             self._features = FeatureTable(
                 setup.features,
                 options.feature_mode or "dynamic",
-                setup.feature_rows,
                 may_change=options.adapts,
             )
         on_failure = setup.on_event

@@ -21,16 +21,14 @@ class FeatureTable:
         self,
         features: Features,
         mode: FeatureModeName,
-        rows: Tensor | None,
         *,
         may_change: bool,
     ) -> None:
         """
         Args:
-            rows: all rows, if they have been computed on the CPU already.
             may_change: take a slower mode if the table does not fit.
         """
-        self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
+        self._features, self.mode, self._may_change = features, mode, may_change
         self.source: FeatureSource = _NotHeld()
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
@@ -39,8 +37,7 @@ class FeatureTable:
             return
 
         def fill() -> None:
-            known = self._rows if device.type == "cpu" else None
-            self.source = sources.hold(self._features, self.mode, device, known)
+            self.source = sources.hold(self._features, self.mode, device)
 
         attempts = oom.Attempts()
         with sources.in_eval_mode(model):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from wellfed.record import FindingEntry, LoadingEntry, PlanEntry, RunRecord, Status, TimeEntry
-from wellfed.study.objective import Objective
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 
 Knobs = tuple[tuple[str, Any], ...]
@@ -37,7 +37,7 @@ class TuneTrial:
 
     status: Status
     figure: float | None = None
-    """Figure of the objective."""
+    """Samples per second."""
     ci95: tuple[float, float] | None = None
     """95 % interval of the figure, from the steps of this one trial."""
     seconds: float = 0.0
@@ -56,12 +56,12 @@ class TuneTrial:
     """Duration of composing, preparing and planning before it."""
 
     @classmethod
-    def of(cls, row: Row, record: RunRecord | None, objective: Objective) -> Self:
+    def of(cls, row: Row, record: RunRecord | None) -> Self:
         """Returns the result by a row of a ledger and the trial's record."""
-        figure = objective(row) if row.status == "ok" else None
+        figure = SAMPLES_PER_S(row) if row.status == "ok" else None
         problem = None if row.error is None else " ".join(str(row.error.get("message") or "").split())
         if row.status == "ok" and figure is None:
-            problem = objective.missing
+            problem = SAMPLES_PER_S.missing
         if record is None:
             return cls(row.status, figure, seconds=row.seconds, error=problem)
         ceiling, rate, plan = row.ceiling_samples_per_s, row.samples_per_s, record.plan
@@ -72,7 +72,7 @@ class TuneTrial:
         return cls(
             row.status,
             figure,
-            row.ci95 if objective.is_interval_known else None,
+            row.ci95,
             row.seconds,
             problem,
             tuple(record.findings),

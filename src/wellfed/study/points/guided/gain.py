@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellfed.observe.timing.interval import mean_ratio
-from wellfed.study.objective import Objective
 
 LEAST_GAIN = 1.02
 """Least factor that is worth setting a knob."""
@@ -14,7 +13,7 @@ LEAST_GAIN = 1.02
 
 @dataclass(frozen=True)
 class TuneGain:
-    """Gain of the second configuration over the first; above 1 = better for every objective."""
+    """Gain of the second configuration over the first; above 1 = better."""
 
     factor: float
     """Geometric mean of the rounds' ratios."""
@@ -53,9 +52,7 @@ class TurnsMeasured:
         return None not in self.after and self.gain is not None and not self.gain.is_loss
 
 
-def gain_in_turns(
-    before: Sequence[float | None], after: Sequence[float | None], objective: Objective
-) -> TuneGain | None:
+def gain_in_turns(before: Sequence[float | None], after: Sequence[float | None]) -> TuneGain | None:
     """Returns the gain over rounds that ran both once; None where no round has both figures.
 
     Drift of the machine cancels in the ratio of a round, so the interval is Student's t of the ratios' logarithms. A
@@ -65,7 +62,7 @@ def gain_in_turns(
         ValueError: the two have different numbers of figures.
     """
     ratios = [
-        objective.goodness(new) / objective.goodness(old)
+        new / old
         for old, new in zip(before, after, strict=True)
         if old is not None and new is not None and old > 0 and new > 0
     ]

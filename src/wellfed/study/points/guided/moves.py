@@ -12,7 +12,6 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
 from wellfed.plan.backend import MESSAGE_MS
-from wellfed.study.objective import PEAK_MEMORY, Objective
 from wellfed.study.points.guided.change import TuneTrial
 from wellfed.units import show_percent
 
@@ -50,25 +49,20 @@ class TuneMachine:
 class Move:
     """Overrides worth a trial."""
 
-    kind: Literal["data", "step", "compile", "memory"]
-    """data: how batches are built; step: memory of a step; compile; memory: needing less memory."""
+    kind: Literal["data", "step", "compile"]
+    """data: how batches are built; step: memory of a step."""
     settings: tuple[str, ...]
     because: str
     bound: float
     """Largest factor by which it could be better."""
 
 
-def moves(
-    best: TuneTrial, machine: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
-) -> Iterator[Move]:
+def moves(best: TuneTrial, machine: TuneMachine, *, backends_are_timed: bool = False) -> Iterator[Move]:
     """Yields what to try from the best configuration so far, the most promising first.
 
     Args:
         backends_are_timed: the plan of this trial or of another has timed the first batches with each backend.
     """
-    if objective is PEAK_MEMORY:
-        yield from _smaller(best, machine)
-        return
     yield from _features(best)
     of_data, of_steps = list(_loader(best, machine, backends_are_timed)), list(_steps(best, machine))
     yield from (*of_data, *of_steps) if _data_frac(best) >= _step_frac(best) else (*of_steps, *of_data)
@@ -178,23 +172,3 @@ def _compiled(best: TuneTrial) -> Iterator[Move]:
             f"{show_percent(_step_frac(best))} of the time computes: compiled",
             bound,
         )
-
-
-def _smaller(best: TuneTrial, machine: TuneMachine) -> Iterator[Move]:
-    """Yields what needs less memory."""
-    why, bound = "less memory is asked for", _UNKNOWN_BOUND
-    if best.value("memory.features") in ("cache", "cache_host"):
-        yield Move("memory", ("memory.features=dynamic",), f"{why}: features are computed anew", bound)
-        if machine.on_gpu and best.value("memory.features") == "cache":
-            yield Move("memory", ("memory.features=cache_host",), f"{why}: features are kept in host memory", bound)
-    if int(best.value("memory.micro_batch") or 1) > 1:
-        parts = 2 * int(best.value("memory.accumulate") or 1)
-        settings = (f"memory.accumulate={parts}", "memory.micro_batch=null")
-        yield Move("memory", settings, f"{why}: a step in {parts} parts", bound)
-    if best.value("memory.checkpoint_activations") is False:
-        yield Move("memory", ("memory.checkpoint_activations=true",), f"{why}: activations are computed twice", bound)
-    if machine.on_gpu:
-        if int(best.value("loader.device_prefetch") or 0):
-            yield Move("memory", ("loader.device_prefetch=0",), f"{why}: no batch is copied ahead", bound)
-    elif int(best.value("loader.num_workers") or 0):
-        yield Move("memory", built_by("inline", None), f"{why}: no batch is kept ready", bound)

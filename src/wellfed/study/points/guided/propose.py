@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from wellfed.record import FindingEntry
-from wellfed.study.objective import PEAK_MEMORY
 from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, with_overrides
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, built_by, moves
@@ -151,14 +150,14 @@ class GuidedPoints(GuidedSteps):
 
     def _candidates(self, best: Step) -> Iterator[tuple[Change, Move | None]]:
         """Yields untried changes, the most promising first, each with its move if it comes from the table."""
-        for found in _in_order(best.trial.findings) if self.objective is not PEAK_MEMORY else ():
+        for found in _in_order(best.trial.findings):
             if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
                 settings = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
                 if not self._has_won_nothing(settings, best.trial):
                     yield from ((change, None) for change in self._new(best, settings, found["message"], found["id"]))
         measured = [step for step in self.steps if step.trial.is_measured]
         are_timed = any(step.trial.is_timed("loader.backend") for step in measured)
-        for move in moves(best.trial, self.machine, self.objective, backends_are_timed=are_timed):
+        for move in moves(best.trial, self.machine, backends_are_timed=are_timed):
             is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(
                 move.settings, 0.0
             )
@@ -177,7 +176,7 @@ class GuidedPoints(GuidedSteps):
         tried = [step for step in self.steps if step.change.turned == settings and step.gain is not None]
         if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
             return False
-        return self.objective.goodness(trial.figure) < _GROWN * self.objective.goodness(tried[-1].before)
+        return trial.figure < _GROWN * tried[-1].before
 
     def _needed(self, settings: Sequence[str], trial: TuneTrial) -> tuple[str, ...]:
         """Returns the overrides without those that leave a fixed or unset knob to the plan."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wellfed.observe.timing.interval import student_t
-from wellfed.study.objective import Objective
 from wellfed.study.points.guided.change import Change, Knobs, TuneTrial, knob_of, same_plan
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import TuneMachine
@@ -84,7 +83,6 @@ class Step:
 class GuidedSteps:
     """Steps of a tune so far: compared with the best, measured again against noise, kept or dropped."""
 
-    objective: Objective
     budget: TuneBudget
     machine: TuneMachine
     fixed: frozenset[str] = frozenset()
@@ -206,7 +204,7 @@ class GuidedSteps:
     def _gain(self, trial: TuneTrial, best: Step) -> float:
         assert trial.figure is not None
         assert best.trial.figure is not None
-        return self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
+        return trial.figure / best.trial.figure
 
     def _noise_of(self, step: Step, best: Step) -> float:
         """Returns the half width of the gain's logarithm, by steps within runs and by repeated runs."""
