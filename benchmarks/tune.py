@@ -182,7 +182,7 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
     words = with_overrides(case.words, found["result"])
     grid_words = [f"{axis}={value}" for axis, value in best.values.items()]
     mine, its = bench.in_turns(words, grid_words, rounds)
-    gain = gain_in_turns(its, mine, SAMPLES_PER_S)
+    gain = gain_in_turns(its, mine)
     assert gain is not None, f"{case.name}: no round gave both rates"
     trials = [row for row in rows.rows if row.kind == "trial"]
     grid_s = sum(row.seconds for row in trials)

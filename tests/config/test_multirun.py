@@ -202,8 +202,7 @@ def test_hydra_finds_our_plugins_and_lists_them() -> None:
     shown = subprocess.run(
         [sys.executable, str(TRAIN), "--info", "plugins"], capture_output=True, text=True, check=True
     )
-    for name in ("WellfedSweeper", "WellfedLauncher"):
-        assert name in shown.stdout
+    assert "WellfedSweeper" in shown.stdout
 
 
 def test_our_plugins_cost_hydras_start_nothing_heavy() -> None:
@@ -212,7 +211,7 @@ def test_our_plugins_cost_hydras_start_nothing_heavy() -> None:
 import sys
 from hydra.core.plugins import Plugins
 names = {plugin.__name__ for plugin in Plugins.instance().discover()}
-assert {"WellfedSweeper", "WellfedLauncher"} <= names, names
+assert "WellfedSweeper" in names, names
 print(sorted({"torch", "lightning", "numpy", "pandas", "wandb", "rich", "wellfed"} & set(sys.modules)))
 """
     done = subprocess.run(

@@ -314,7 +314,7 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
             process.wait()
             kills += 1
             until(lambda: left_in(tmp_path) == [])
-        found = ledger.read(folder_of(tmp_path)) if folder_of(tmp_path).exists() else ledger.Read((), ())
+        found = ledger.read(folder_of(tmp_path)) if folder_of(tmp_path).exists() else ledger.Read(())
         assert list(found.rows[: len(rows)]) == rows  # nothing is lost
         rows = list(found.rows)
     swept = sweep(tmp_path, *axes)

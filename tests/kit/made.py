@@ -71,7 +71,7 @@ def sweep_file(
 ) -> SweepFile:
     grid = Grid({axis: tuple(values) for axis, values in axes.items()}, tuple(fixed))
     ids = tuple(point.id for point in grid.points())
-    given = {"workload": "recsys", "sample_unit": "triplets", "code": "56d4f5d", "machine": MACHINE, **more}
+    given = {"workload": "recsys", "sample_unit": "triplets", "code": "56d4f5d", **more}
     return SweepFile(name=name, axes=grid.axes, fixed=grid.fixed, ids=ids, **given)
 
 

@@ -36,7 +36,6 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
-from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.row import Row
 
@@ -295,7 +294,7 @@ class MadeMachine:
             readiness_frac=record.readiness_frac,
             ceiling_samples_per_s=top,
         )
-        return TuneTrial.of(row, record, SAMPLES_PER_S)
+        return TuneTrial.of(row, record)
 
     def _step_alone(self, plan: RunPlan) -> float:
         step_ms = self.step_ms

@@ -92,7 +92,7 @@ def test_a_round_with_a_run_to_retry_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> None:
-    """Trials of other code, and a card that the rounds don't run on."""
+    """Trials of other code."""
     old = [replace(row, code="old") for row in ROWS[2:]]
     assert kept(tmp_path / "old", [*ROWS[:2], *old]).to_confirm(IDS) == [
         THRIFTY.id,
@@ -103,32 +103,6 @@ def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> N
         SLOW.id,
     ]
     assert kept(tmp_path / "all", old).to_confirm(IDS) == []
-    elsewhere = [replace(row, kind="confirm", device="another card") for row in ROWS[1:]]
-    assert kept(tmp_path / "device", [*ROWS, *elsewhere * 6]).to_confirm(IDS) == []
-
-
-@pytest.mark.parametrize("before", ["wellfed 0.1.0", "0123456789+abcdef, wellfed 0.1.0"])
-def test_rows_whose_code_outside_git_is_unknown_are_confirmed(tmp_path: Path, before: str) -> None:
-    ledger = kept(tmp_path, [replace(row, code=before) for row in ROWS])
-    ledger.code = f"{before}, sources 0a0a0a"
-    assert len(ledger.to_confirm(IDS)) == 9
-    for row in ROWS[1:]:
-        ledger.append(replace(row, kind="confirm", code=ledger.code))
-    assert len(ledger.to_confirm(IDS)) == 6
-    assert len(ledger.found.confirms(FAST.id)) == 1
-    ledger.code = f"{before[:-1]}1, sources 0a0a0a"
-    assert ledger.to_confirm(IDS) == []
-
-
-def test_rounds_on_another_machine_are_made_up_for_as_often_as_there_are_rounds(tmp_path: Path) -> None:
-    elsewhere = [replace(row, kind="confirm", machine="another") for row in ROWS[1:]]
-    ledger = kept(tmp_path, [*(replace(row, machine="this") for row in ROWS), *elsewhere * 3])
-    assert ledger.found.confirms(FAST.id) == []
-    assert len(ledger.to_confirm(IDS)) == 9
-    for row in elsewhere:
-        ledger.append(replace(row, machine="this"))
-    assert len(ledger.to_confirm(IDS)) == 6
-    assert len(kept(tmp_path, elsewhere * 2).to_confirm(IDS)) == 0
 
 
 def test_a_trial_that_ended_when_a_command_was_killed_has_the_code_of_that_command(tmp_path: Path) -> None:
@@ -169,7 +143,7 @@ def test_without_the_figure_that_ranks_a_sweep_has_failed(
     config.sweep.objective = SweepObjective.samples_per_joule
     trials = shown(ledger)
     asked = StudyRequest("quick", tmp_path, {"loader": Choices(AXES["loader"])}, file.fixed)
-    study = SweepStudy(tmp_path, trials.screen, ANY, config, asked, None, None)
+    study = SweepStudy(tmp_path, trials.screen, ANY, config, asked, None)
     study.trials = trials
     assert study.finish() == 1
     assert "ended well, but without an efficiency" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from tests.kit.few import few
 from wellfed.config.schema import SweepObjective
 from wellfed.errors import ConfigError
 from wellfed.study.board.columns import columns
-from wellfed.study.board.files import to_csv, to_html, to_markdown
+from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.board.terminal import show
 from wellfed.study.ledger import Read, append, read
 from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
@@ -41,7 +41,7 @@ def rows(*figures: tuple[float, float, float]) -> list[Row]:
 
 def board(objective: str, found: Sequence[Row] | None = None) -> Leaderboard:
     sweep = made.sweep_file(AXES, objective=objective)
-    return leaderboard(sweep, Read(tuple(rows() if found is None else found), ()))
+    return leaderboard(sweep, Read(tuple(rows() if found is None else found)))
 
 
 def of(found: Leaderboard, point: object) -> Entry:
@@ -60,7 +60,6 @@ def test_each_has_a_winner_of_its_own(objective: str) -> None:
     assert [entry.rank for entry in found.ranked] == [1, 2, 3]
     assert found.ranked[0].of_best == 1
     assert all(0 < entry.of_best < 1 for entry in found.ranked[1:])
-    assert found.effects.shares["loader"] == pytest.approx(1)
 
 
 def test_scores_and_ratios_are_better_the_higher_whatever_is_measured() -> None:
@@ -133,9 +132,7 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     page = to_html(found)
     assert f"{best.capitalize()}:" in page
     assert "<strong>" + words.split()[0] in page
-    assert f"variance of log {OBJECTIVES[objective].noun}" in page
     assert page.count("<svg") == 1
-    assert f"log {OBJECTIVES[objective].noun}" in to_markdown(found)
     stream = io.StringIO()
     show(Console(file=stream, width=160), found, [Path("a/leaderboard.csv")])
     assert f"Keep the {best}: " in stream.getvalue()
@@ -162,9 +159,6 @@ def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path)
     before = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in before.items() if key != "objective"}))
     assert SweepFile.read(tmp_path).objective == "samples_per_s"
-    path.write_text(json.dumps({**before, "objective": "beauty"}))
-    with pytest.raises(ValueError, match="has objective beauty; this version knows samples_per_s"):
-        SweepFile.read(tmp_path)
 
 
 def test_energy_is_a_figure_of_a_row(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What no search can be made of is told before torch is imported, and leaves nothing."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tests.kit.few import few
 from wellfed.config.entry import main
 from wellfed.config.faults import check_composed
 from wellfed.process import MAY_FORK
-from wellfed.study.request import StudyRequest
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LR = "workload.optimizer.lr"
@@ -116,16 +114,3 @@ def test_where_nothing_can_be_forked_a_search_says_so(
     monkeypatch.setattr("wellfed.study.request.MAY_FORK", False)
     assert main("train", lambda composed: 0, ["-m", "search=grid", f"{LR}=0.1,1"]) == 2
     assert "Add hydra/launcher=basic" in capsys.readouterr().err
-
-
-def test_a_folder_without_a_name_is_for_one_command(tmp_path: Path) -> None:
-    asked = StudyRequest("x", tmp_path / "searches" / "x", {}, (), is_named=False)
-    assert asked.claim()
-    assert not asked.claim()
-    assert replace(asked, is_named=True).claim()
-
-
-def test_a_folder_that_can_not_be_made_is_left_to_the_study(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "x"):
-        assert StudyRequest("x", folder, {}, (), is_named=False).claim()

@@ -12,10 +12,8 @@ import pytest
 
 from wellfed.errors import ConfigError
 from wellfed.process import STOPS
-from wellfed.run.folder.lock import only_one
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.request import StudyRequest
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_screen import StudyScreen
@@ -95,66 +93,16 @@ def test_a_full_disk_ranks_what_is_there_and_names_the_file(tmp_path: Path, caps
     assert " ".join(capsys.readouterr().out.split()) == said
 
 
-def test_another_error_of_a_file_asks_for_no_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny(tmp_path / "new", raises(OSError(errno.EINVAL, "is a named pipe, not a file", "ledger.jsonl"))).go()
-    said = "Stopped: is a named pipe, not a file (ledger.jsonl). Put that right, then the same command goes on."
-    assert " ".join(capsys.readouterr().out.split()) == said
-
-
 def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_path: Path) -> None:
     refused = raises(ConfigError.of("a=b", "is wrong.", "Leave it out."))
     with pytest.raises(ConfigError):
         tiny(tmp_path / "new", refused).go()
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "ledger.jsonl").touch()
     with pytest.raises(ConfigError):
         tiny(tmp_path / "old", refused).go()
     assert (tmp_path / "old" / "ledger.jsonl").exists()
-
-
-def test_a_refused_configuration_leaves_no_folder_that_was_made_for_its_command(tmp_path: Path) -> None:
-    asked = StudyRequest("new", tmp_path / "new", {}, (), is_named=False)
-    assert asked.claim()
-    assert not asked.claim()
-    study = tiny(asked.folder, raises(ConfigError.of("a=b", "is wrong.", "Leave it out.")))
-    study.is_claimed = True
-    with pytest.raises(ConfigError, match="a=b"):
-        study.go()
-    assert not asked.folder.exists()
-
-
-def test_a_refused_second_keeps_what_a_first_has_left_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have seen that there is no folder; the first comes and goes before the second has the lock."""
-    folder = tmp_path / "new"
-
-    def after_the_first(*given: Any, **named: Any) -> Any:
-        monkeypatch.undo()
-        assert tiny(folder).go() == 0
-        return only_one(*given, **named)
-
-    monkeypatch.setattr("wellfed.study.study.only_one", after_the_first)
-    with pytest.raises(ConfigError, match="a=b"):
-        tiny(folder, raises(ConfigError.of("a=b", "is wrong.", "Leave it out."))).go()
-    assert (folder / "ledger.jsonl").exists()
-
-
-def test_a_second_makes_the_folder_anew_that_a_refused_first_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second has found the folder that the first has made, and opens its lock when it is gone."""
-    folder, real = tmp_path / "new", os.open
-    folder.mkdir()
-
-    def after_the_first(path: Any, *given: Any) -> int:
-        monkeypatch.undo()
-        folder.rmdir()
-        return real(path, *given)
-
-    monkeypatch.setattr(os, "open", after_the_first)
-    assert tiny(folder).go() == 0
-    assert (folder / "ledger.jsonl").exists()
 
 
 def test_a_refusal_after_a_trial_ended_well_keeps_a_new_folder(tmp_path: Path) -> None:

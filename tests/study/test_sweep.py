@@ -32,7 +32,6 @@ def good(trial: Trial) -> Row:
 def swept(
     folder: Path,
     play: Callable[[Trial], Row] = good,
-    sources: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> tuple[PlayedTrials, Ledger]:
     """What a command ran, and the rows it left."""
@@ -40,9 +39,9 @@ def swept(
     screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
     config = RunConfig(sweep=SweepConfig(**options))
     asked = StudyRequest("quick", folder, {"loader": Choices(tuple(RATES))}, file.fixed)
-    study = SweepStudy(folder, screen, ANY, config, asked, None, None)
+    study = SweepStudy(folder, screen, ANY, config, asked, None)
     kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
-    trials, played = Trials(kept, screen, lambda overrides, own: ANY, sources=sources), PlayedTrials(play)
+    trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
     study.compose(trials, played)
     study.measure(trials, played)
     return played, kept
@@ -54,7 +53,7 @@ def test_the_folder_of_a_search_is_refused(tmp_path: Path, monkeypatch: pytest.M
     file = made.sweep_file({"loader": tuple(RATES)})
     screen = StudyScreen(file.ranked_by, file.axis_names)
     asked = StudyRequest("quick", tmp_path, {"loader": Choices(tuple(RATES))}, ())
-    study = SweepStudy(tmp_path, screen, ANY, RunConfig(), asked, None, None)
+    study = SweepStudy(tmp_path, screen, ANY, RunConfig(), asked, None)
     with pytest.raises(ConfigError, match=r"holds a search; this is a sweep.*hydra\.sweep\.dir="):
         study.go()
     assert not (tmp_path / "sweep.json").exists()
@@ -72,21 +71,6 @@ def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: P
     assert [row.folder for row in kept.found.rows[4:6]] == [f"{row.point}.confirm1" for row in kept.found.rows[4:6]]
     again, _ = swept(tmp_path)
     assert again.ran == []
-
-
-@pytest.mark.parametrize(("most", "confirmed"), [(2, 0), (6, 2)])
-def test_once_the_code_has_changed_nothing_more_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int, confirmed: int
-) -> None:
-    ended: list[Trial] = []
-
-    def play(trial: Trial) -> Row:
-        ended.append(trial)
-        return good(trial)
-
-    played, _ = swept(tmp_path, play, lambda: len(ended) >= most)
-    assert (len(played.ran), len(loaders(played.ran, "confirm"))) == (most, confirmed)
-    assert capsys.readouterr().out.count("has changed since this command began: no further trial starts.") == 1
 
 
 def test_a_point_that_is_refused_when_it_is_measured_again_is_left_out_of_the_next_rounds(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_day_with_a_project(project: Project):
     few = ("gpu=cpu", "logger=none", "sweep.trial_steps=20")
     done = project.python("src/train.py", "-m", "sweep=quick", "loader=baseline,balanced", *few, timeout_s=600)
     assert done.code == 0, done.text
-    (board,) = project.root.glob("logs/my_nets/sweeps/*/leaderboard.md")
+    (board,) = project.root.glob("logs/my_nets/sweeps/*/leaderboard.csv")
     done = project.run(".venv/bin/wellfed", "choose", board.parent, "--name", "mine")
     assert done.code == 0, done.text
     assert (project.root / "configs/loader/mine.yaml").is_file()

@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 
 class WellfedSweeper(Sweeper):
@@ -18,11 +18,8 @@ class WellfedSweeper(Sweeper):
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keeps what Hydra passes before `sweep`, and makes the chosen launcher."""
+        """Keeps what Hydra passes before `sweep`."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Runs the sweep or the search; returns its exit code."""
@@ -45,13 +42,9 @@ class WellfedSweeper(Sweeper):
         if is_sweep and (search := multirun.choices.get("search")):
             problem = f"times short trials, and search={search} runs whole trainings: not both."
             raise ConfigError.of(f"sweep={multirun.choices['sweep']}", problem, "Leave one of them out.")
-        launcher = self.launcher
-        assert launcher is not None
-        launch: Any = lambda jobs: launcher.launch(jobs, initial_job_idx=0)  # noqa: E731
-        if self.config.hydra.runtime.choices["hydra/launcher"] == "wellfed" and (
-            MAY_FORK or is_sweep or "search" in multirun.choices
-        ):
-            launch = None  # trials are forked from this process
+        is_default = self.config.hydra.runtime.choices["hydra/launcher"] == "wellfed"
+        is_forked = is_default and (MAY_FORK or is_sweep or "search" in multirun.choices)
+        launch = None if is_forked else self._launch
         if is_sweep:
             from wellfed.study.sweep import run_sweep
 
@@ -59,6 +52,17 @@ class WellfedSweeper(Sweeper):
         from wellfed.study.search.searching import run_search
 
         return run_search(multirun, launch)
+
+    def _launch(self, folder: str, jobs: list[list[str]]) -> object:
+        """Runs each list of overrides by the chosen launcher of Hydra, whose own files go into ``folder``."""
+        assert self.hydra_context is not None
+        assert self.config is not None
+        with read_write(self.config.hydra):
+            self.config.hydra.sweep.dir = folder
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
+        )
+        return launcher.launch(jobs, initial_job_idx=0)
 
 
 ConfigStore.instance().store(

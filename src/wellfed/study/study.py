@@ -91,9 +91,10 @@ class Study(ABC):
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
 
         Raises:
-            WellfedError: no study can be made of the command; an empty folder is removed.
+            WellfedError: no study can be made of the command; a new folder without a row is removed.
         """
         with only_one(self.folder, make=True), self.stop.listening():
+            is_new = holds_nothing(self.folder)
             try:
                 self.run()
                 exit_code = self.finish()
@@ -109,7 +110,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
-                if holds_nothing(self.folder):
+                if is_new and not (self.trials and self.trials.ledger.found.rows):
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
             except OSError as error:  # a full disk, above all

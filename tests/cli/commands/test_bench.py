@@ -1,4 +1,4 @@
-"""``python -m wellfed bench``: rounds in turns against another commit or other overrides."""
+"""``python -m wellfed bench``: rounds in turns against another commit."""
 
 import json
 import os
@@ -104,32 +104,14 @@ def test_two_benches_of_the_same_instant_have_folders_of_their_own(
         bench._new_in(tmp_path / "file")
 
 
-def test_other_overrides_run_the_same_tree(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", *TYPED, "--against", "loader=conservative", "--rounds", "2"]
-    assert cli.main([*words, "--max-slower", "5%"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("A: loader=conservative at ")
-    assert re.search(r"^Within the limit of 5 %: B takes (49|50)\.\d % less time a sample than A", out, re.M)
-    assert re.search(r"^differs +A +B\nwords +", out, re.M)
-    assert cli.main(["bench", *TYPED, "loader=conservative", "--against", "loader=balanced", "--rounds", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "One round: the interval is that of its steps, and noise between runs is not seen." in out
-    assert re.search(r"^B takes (99|10\d)\.\d % more time a sample than A \(95 % interval \+9", out, re.M)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--against", "HEAD", "--rounds", "0"], "--rounds 0: is no number of rounds. Write --rounds 6."),
         (["--against", "nothing"], "--against nothing: is no commit, branch or tag of this repository."),
-        (["--against", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "resume=auto"], "resume=auto: is about one training, and a bench starts many."),
-        (["--against", "rerun=last"], "rerun=last: is about one training"),
-        (
-            ["--against", "workload.effective_batch_size=7"],
-            "workload.effective_batch_size: would be 7 in A and ",
-        ),
+        (["--against", "loader=balanced"], "Compare settings by a sweep"),
         (["--against", "HEAD", "hydra.run.dir=x"], "hydra.run.dir=x: names one folder, and each run has its own."),
     ],
 )
@@ -172,7 +154,7 @@ FAILS = {
     "is killed": (
         "before.txt",
         "import os\nif folder.name == '2B': os.kill(os.getpid(), 9)",
-        r"B, the working tree: failed in round 2 \(ended by SIGKILL\): it left no record What it printed: ",
+        r"B, the working tree: failed in round 2 \(ended by signal 9\): it left no record What it printed: ",
     ),
     "other work": (
         "after.txt",
@@ -183,31 +165,6 @@ FAILS = {
         "after.txt",
         "record.machine['cpu_quota_cores'] = 1.0 if folder.name == '2B' else 2.0",
         r"machine\.cpu_quota_cores: is 2 in A and 1 in B",
-    ),
-    "other settings later": (
-        "after.txt",
-        "record.config['words'] = [folder.name[-2]]",
-        r"words: was \['1'\] in round 1 and is \['2'\] in round 2",
-    ),
-    "other code later": (
-        "after.txt",
-        "if folder.name == '2B': (HERE / 'new.py').write_text('x = 1')",
-        r"the working tree: had changed by the end of round 2: the rounds would be of different code",
-    ),
-    "is killed by a signal without a name": (
-        "before.txt",
-        "import os\nif folder.name == '2B': os.kill(os.getpid(), 40)",
-        r"B, the working tree: failed in round 2 \(ended by 40\): it left no record What it printed: ",
-    ),
-    "other commit": (
-        "after.txt",
-        "if folder.name == '2A': record.git['commit'] = 40 * 'f'",
-        r"A, HEAD \(\w{10}\): ran commit f{40} instead of \w{40}\.",
-    ),
-    "other engine": (
-        "after.txt",
-        "record.engine = {'version': '1', 'commit': None, 'dirty': False, 'within_project': folder.name != '2A'}",
-        r"engine: is wellfed 1 in A and wellfed 1 in B, and one is not of its own checkout",
     ),
     "other length": (
         "after.txt",
@@ -233,27 +190,6 @@ def test_a_round_that_shows_nothing_gives_no_verdict(
     assert len(found["rounds"]) == (0 if kind == "other work" else 1)
     assert any(re.search(told, problem) for problem in found["problems"])
     assert is_clean(project)
-
-
-BUSY = """
-entry = {"id": "busy_machine", "severity": "high", "message": "Don't judge this run: others.", "evidence": {}}
-if folder.name == "1B": record.findings = [{**entry, "change": [], "changes_learning": False, "gain": None, "text": ""}]
-"""
-
-
-def test_noise_of_the_machine_is_shown_and_one_round_of_it_is_no_verdict(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (project / "src" / "after.txt").write_text(BUSY)
-    words = ["bench", *TYPED, "--against", "HEAD", "--max-slower", "60%", "--rounds"]
-    git(project, "commit", "--quiet", "--all", "--message=second")
-    assert cli.main([*words, "2"]) == 0
-    out = capsys.readouterr().out
-    told = "B: has busy_machine. Don't judge this run: others. Run both again."
-    assert f"times as long.\n{told}\nRound 2" in out
-    assert [each["disturbances"] for each in written(project)["rounds"]] == [[told], []]
-    assert cli.main([*words, "1"]) == 2
-    assert told in capsys.readouterr().err
 
 
 def test_a_bench_leaves_no_checkpoints_no_secrets_and_no_run_to_resume(project: Path) -> None:

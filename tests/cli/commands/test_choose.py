@@ -58,7 +58,7 @@ LOADERS: Mapping[str, dict[str, Any]] = {
 }
 SWEEP = made.sweep_file()
 ROWS = made.rows(SWEEP)
-BOARD = leaderboard(SWEEP, Read(tuple(ROWS), ()))
+BOARD = leaderboard(SWEEP, Read(tuple(ROWS)))
 BEST = BOARD.ranked[0]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.bench_project import git, make_project
 from wellfed.errors import ConfigError
 from wellfed.process import StopRequest
-from wellfed.study.bench.bench_sides import other_overrides, two_sides
+from wellfed.study.bench.bench_sides import two_sides
 
 
 @pytest.fixture
@@ -57,31 +57,6 @@ def test_the_commit_is_there_within_the_block_alone(
     assert is_gone(repository, scratch)
 
 
-def test_overrides_replace_those_that_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = make_project(tmp_path / "repository")
-    monkeypatch.setenv("WELLFED_PROJECT", str(project))
-    typed = ["loader=balanced", "gpu=cpu"]
-    with two_sides(typed, "loader=conservative trainer.max_steps=9", StopRequest()) as (a, b):
-        assert a.overrides == ("gpu=cpu", "loader=conservative", "trainer.max_steps=9")
-        assert b.overrides == tuple(typed)
-        assert a.script == b.script
-        assert (a.title, b.title) == ("loader=conservative trainer.max_steps=9", "as typed")
-
-
-@pytest.mark.parametrize(
-    ("against", "found"),
-    [
-        ("main", None),
-        ("v1.2^{commit}", None),
-        ("loader=balanced", ("loader=balanced",)),
-        ("'workload.data.path=a b' +x=1", ("workload.data.path=a b", "+x=1")),
-        ("~callbacks", ("~callbacks",)),
-    ],
-)
-def test_overrides_have_an_equals_sign(against: str, found: tuple[str, ...] | None) -> None:
-    assert other_overrides(against) == found
-
-
 def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_project(tmp_path / "repository")
     monkeypatch.setenv("WELLFED_PROJECT", str(project))
@@ -92,14 +67,12 @@ def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, mo
         "no_such": "--against no_such: is no commit, branch or tag of this repository. git log lists commits.",
         "--upload-pack": "--against --upload-pack: is no commit,",
         "empty": "--against empty: has no src/train.py. Name a commit that has the project.",
+        "loader=balanced": "Compare settings by a sweep: python src/train.py -m sweep=quick",
     }.items():
         with pytest.raises(ConfigError) as refused, two_sides([], against, StopRequest()):
             pytest.fail("it went on")
         assert problem in str(refused.value)
         assert is_gone(project, scratch)
-    with pytest.raises(ConfigError, match="can't be read as overrides: No closing quotation") as refused:
-        other_overrides("loader='balanced a.password=PLANTED")
-    assert "PLANTED" not in str(refused.value)
     shutil.rmtree(project / ".git")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with (

@@ -12,7 +12,7 @@ from wellfed.config.schema import LoggerConfig, LoggerMode
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import TIME_AXIS
 from wellfed.study.board import files as leaderboard_files
-from wellfed.study.board.publish import is_published, publish
+from wellfed.study.board.publish import publish, unpublished
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.row import Row
@@ -44,12 +44,12 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, rows: Sequence[Row] = ROWS) -> Path:
     made.write(folder, SWEEP, rows)
-    leaderboard_files.write(folder, leaderboard(SWEEP, Read(tuple(rows), ())))
+    leaderboard_files.write(folder, leaderboard(SWEEP, Read(tuple(rows))))
     return folder
 
 
 def put(folder: Path, rows: Sequence[Row] = ROWS, **logger: str) -> None:
-    publish(folder, SWEEP, rows, LoggerConfig(**{"mode": LoggerMode.auto, **logger}), number_of_rows=len(rows))
+    publish(folder, SWEEP, unpublished(folder, rows), LoggerConfig(**{"mode": LoggerMode.auto, **logger}))
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -126,29 +126,11 @@ def test_a_second_call_adds_no_trial_that_is_there(folder: Path):
 
 
 @pytest.mark.slow
-def test_a_copy_that_was_cut_short_is_made_again(folder: Path):
-    (folder / SLOW.id / "wandb" / "offline-run-20261121_180000-cutshort").mkdir(parents=True)
-    put(folder, ROWS[:1])
-    assert len(runs_in(folder / SLOW.id)) == 2
-    assert record.read(folder / SLOW.id)["wandb"]["id"] != "cutshort"
-
-
-def test_what_is_published_is_known_by_the_number_of_rows(folder: Path):
-    assert not is_published(folder, 4)
-    put(folder)
-    assert is_published(folder, 4)
-    assert not is_published(folder, 5)
-    (folder / ".published").write_bytes(b"\xff")
-    assert not is_published(folder, 4)
-
-
-@pytest.mark.slow
 def test_a_trial_without_a_record_is_left_out(folder: Path):
     (folder / SLOW.id / "run.json").unlink()
     (folder / FAILED.id / "run.json").write_text("{")
     put(folder)
     assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [0, 0, 1]
-    assert is_published(folder, 4)
 
 
 @pytest.mark.slow
@@ -159,13 +141,6 @@ def test_the_group_of_the_logger_goes_before(folder: Path):
         assert (facts["run_group"], facts["project"]) == ("mine", "other")
 
 
-def test_without_a_leaderboard_nothing_counts_as_published(folder: Path):
-    (folder / "leaderboard.csv").unlink()
-    with pytest.raises(FileNotFoundError):
-        put(folder, ROWS[:1])
-    assert not is_published(folder, 1)
-
-
 @pytest.mark.slow
 def test_secrets_are_not_sent(tmp_path: Path):
     folder = written(tmp_path / "sweep", ROWS[:1])
@@ -173,3 +148,11 @@ def test_secrets_are_not_sent(tmp_path: Path):
     put(folder, ROWS[:1])
     (path,) = runs_in(folder / SLOW.id)
     assert "***" in str(stored(path).entries)
+
+
+def test_a_trial_that_is_in_wandb_or_has_no_record_is_not_copied(folder: Path):
+    assert [row.point for row, _ in unpublished(folder, ROWS)] == [SLOW.id, FAILED.id, FAST.id]
+    path = folder / SLOW.id / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "wandb": {"id": "x"}}))
+    (folder / FAILED.id / "run.json").unlink()
+    assert [row.point for row, _ in unpublished(folder, ROWS)] == [FAST.id]

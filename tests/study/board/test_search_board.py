@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 
 from tests.kit.browser import opened
 from tests.kit.page_reader import read_page
-from wellfed.cli import main as cli
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
-from wellfed.study.board.files import again, to_csv, to_html, to_markdown
+from wellfed.study.board.files import again, to_csv, to_html
 from wellfed.study.learning_curve import CurvePoint, best_point, read_curve, reported_metrics
 from wellfed.study.ledger import Read
 from wellfed.study.points.grid import Grid
@@ -53,7 +51,7 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 @given(VALUES, st.sampled_from(["max", "min"]))
 def test_ranks_go_by_the_metric_and_equal_values_share_one(values, mode):
     rows = tuple(row(number, value) for number, value in enumerate(values))
-    made = search_board(file(mode), Read(rows, ()), {})
+    made = search_board(file(mode), Read(rows), {})
     ranked = [entry.row.value for entry in made.ranked]
     assert ranked == sorted(values, reverse=mode == "max")
     for entry in made.ranked:
@@ -71,7 +69,7 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
         row(3, None, "failed"),
         row(4, None, "failed", status="killed", exit_code=-9),
     )
-    made = search_board(file(), Read(rows, ()), {})
+    made = search_board(file(), Read(rows), {})
     assert [entry.row.trial for entry in made.ranked] == [0]
     assert [(entry.status, entry.why) for entry in made.entries[1:]] == [
         ("pruned", "ended after 2 validations, 8 steps"),
@@ -84,7 +82,7 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
 
 def test_a_point_is_known_by_its_last_trial():
     rows = (row(0, None, "failed", status="killed"), row(1, 0.5), row(7, 0.7, point="p0", folder="p0"))
-    made = search_board(file(), Read(rows, ()), {})
+    made = search_board(file(), Read(rows), {})
     assert [(entry.point, entry.row.value) for entry in made.entries] == [("p0", 0.7), ("p1", 0.5)]
 
 
@@ -92,10 +90,9 @@ def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
     space = {DIM: Choices(("32", "64"))}
     ids = tuple(point.id for point in Grid({DIM: ("32", "64")}, ("seed=1",)).points())
     rows = (row(0, 0.5, point=ids[1]), row(1, 0.9, point="gone"))
-    made = search_board(file(space=space, sampler="grid", ids=ids), Read(rows, (3,)), {})
+    made = search_board(file(space=space, sampler="grid", ids=ids), Read(rows), {})
     assert [(entry.values[DIM], entry.state) for entry in made.entries] == [("64", "complete"), ("32", "pending")]
     assert "1 point of earlier grids of this search left out." in made.notes
-    assert "Left out of the ledger, cut by a crash or a full disk: line 3." in made.notes
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats()), max_size=6), st.booleans())
@@ -128,7 +125,7 @@ def made_board() -> Any:
         row(4, None, "failed", status="failed", error={"message": STRANGE}, stderr=(STRANGE,)),
     )
     curves = {f"p{number}": [CurvePoint(4, 0.1), CurvePoint(8, 0.1 * number)] for number in range(4)}
-    return search_board(file(name=STRANGE), Read(rows, ()), curves)
+    return search_board(file(name=STRANGE), Read(rows), curves)
 
 
 def test_the_table_for_programs_has_all_digits():
@@ -156,24 +153,16 @@ NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
 def test_curves_with_validations_that_are_no_number_are_drawn(values: tuple[float, ...], outcome: str):
     curves = {f"p{number}": [CurvePoint(4 * at, value) for at, value in enumerate(values)] for number in range(2)}
     rows = (row(0, 0.5), row(1, 0.4, outcome))
-    page = read_page(to_html(search_board(file(), Read(rows, ()), curves)))
+    page = read_page(to_html(search_board(file(), Read(rows), curves)))
     finite = [(4 * at, value) for at, value in enumerate(values) if abs(value) < float("inf")]
     marked = [(x, y) for x, y, text, *_ in page.charts[0]["n"] if text == "1"]
     assert marked == finite[-1:]
 
 
 def test_the_page_of_a_search_without_an_end_is_drawn():
-    nothing = search_board(file(), Read((), ()), {})
+    nothing = search_board(file(), Read(()), {})
     assert "No trial has trained to its end." in to_html(nothing)
-    assert "No trial has trained to its end." in to_markdown(nothing)
     assert again(nothing) == []
-
-
-def test_markdown_keeps_values_text():
-    text = to_markdown(made_board())
-    assert "| 1 | 1 | `0.01235` | `64` | 0.75 |" in text
-    assert "<b>" not in text
-    assert f"`python src/train.py seed=1 {LR}=0.0123456789 {DIM}=64`" in text
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
@@ -189,69 +178,6 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):
         board_of(folder)
-
-
-def write_search(folder: Path, **more: Any) -> None:
-    """Writes a search over an interval, a range and a choice, with the rows of four trials."""
-    space = {LR: Numbers(1e-4, 1e-1, is_log=True), DIM: Choices(("32", "64")), DEPTH: Numbers(1, 9, step=2)}
-    file(**{"space": space, **more}).write(folder)
-    overrides = [(f"{LR}=0.0{trial + 1}", f"{DIM}=32", f"{DEPTH}={2 * trial + 1}") for trial in range(4)]
-    ledger.append(folder, [row(trial, trial / 4, overrides=typed) for trial, typed in enumerate(overrides)])
-
-
-def with_entries(folder: Path, **changed: Any) -> None:
-    path = folder / "search.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-
-
-def whole_numbers(low: float = 0, high: float = 4, step: Any = 1, *, is_log: bool = False) -> dict[str, Any]:
-    return {"space": {DIM: {"low": low, "high": high, "is_log": is_log, "step": step}}}
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"ids": ["x"]}, "has 1 ids for a space of infinitely many points"),
-        ({"ids": "abc"}, "has 3 ids for a space of infinitely many points"),
-        ({"ids": [1]}, "has 1 ids for a space of infinitely many points"),
-        ({**whole_numbers(), "ids": ["x"]}, "has 1 ids for a space of 5 points"),
-        ({**whole_numbers(high=1e15), "ids": ["x"]}, "has 1 ids for a space of 1000000000000001 points"),
-        (whole_numbers(step=0), f"axis {DIM} has step 0; steps are whole numbers from 1"),
-        (whole_numbers(step=-1), f"axis {DIM} has step -1; steps are whole numbers from 1"),
-        (whole_numbers(step=0.5), f"axis {DIM} has step 0.5; steps are whole numbers from 1"),
-        (whole_numbers(step=True), f"axis {DIM} has step True; steps are whole numbers from 1"),
-        (whole_numbers(step="1"), f"axis {DIM} has step '1'; steps are whole numbers from 1"),
-        (whole_numbers(low=5), f"axis {DIM} goes from 5 to 4; it must be finite and not end before its start"),
-        (whole_numbers(high="inf"), f"axis {DIM} goes from 0 to inf; it must be finite and not end before its start"),
-        (whole_numbers(is_log=True), f"axis {DIM} starts at 0, which has no logarithm"),
-    ],
-)  # fmt: skip
-def test_a_space_that_no_search_has_is_refused(
-    changed: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    write_search(tmp_path)
-    with_entries(tmp_path, **changed)
-    assert cli.main(["leaderboard", str(tmp_path)]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"search.json is not the file of a search: {told}." in said
-    assert "Start the search again with the same command" in said
-
-
-def test_a_wide_range_without_ids_takes_no_time(tmp_path: Path):
-    write_search(tmp_path)
-    with_entries(tmp_path, **whole_numbers(high=1e15))
-    assert cli.main(["leaderboard", str(tmp_path)]) == 0
-
-
-def test_trials_without_a_number_on_an_axis_are_left_out_of_its_picture(tmp_path: Path):
-    write_search(tmp_path)
-    odd = ["", "x", "nan", "-1", "0", "1e300"]
-    ledger.append(tmp_path, [row(4 + at, 0.1, overrides=(f"{LR}={text}",)) for at, text in enumerate(odd)])
-    page = to_html(board_of(tmp_path))
-    assert f"The metric of 4 trials over {LR}." in page
-    assert f"The metric of 4 trials over {DEPTH}." in page
-    with_entries(tmp_path, space={"workload.model.width": {"low": 1, "high": 8, "is_log": False, "step": 1}})
-    assert "workload.model.width." not in to_html(board_of(tmp_path))
 
 
 @pytest.mark.slow

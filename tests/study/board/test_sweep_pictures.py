@@ -11,7 +11,6 @@ from tests.kit import made
 from tests.kit.browser import opened
 from tests.kit.page_reader import Page, read_page
 from wellfed.study.board.files import to_html, write
-from wellfed.study.board.sweep_pictures import MOST_MAPS
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
@@ -23,7 +22,7 @@ QUOTE = "\"><img src='x' onerror=alert(1)>"
 
 
 def board(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Leaderboard:
-    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows), ()))
+    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows)))
 
 
 def page(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Page:
@@ -63,13 +62,14 @@ def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
         workload=f"workload{evil}",
         sample_unit=f"unit{evil}",
         code=f"code{evil}",
-        machine=f"machine{evil}",
     )
     failed, odd, *rest, _pending = sweep.points
     error = {"kind": f"kind{evil}", "message": f"message{evil}", "advice": f"advice{evil}"}
     rows = [
         made.failed_row(failed, "failed", error=error, stderr=(f"stderr{evil}",), folder=f"folder{evil}"),
-        made.row(odd, 900.0, device=f"device{evil}", code=f"rowcode{evil}", peak_memory_gib=3.0),
+        made.row(
+            odd, 900.0, machine=f"machine{evil}", device=f"device{evil}", code=f"rowcode{evil}", peak_memory_gib=3.0
+        ),
         *(made.row(point, 1000.0 + place, peak_memory_gib=4.0) for place, point in enumerate(rest)),
     ]
     found = page(sweep, rows)
@@ -86,41 +86,17 @@ def test_no_script_tag_is_made_of_a_value() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_a_sweep_of_one_point() -> None:
-    sweep = made.sweep_file({"loader": ("balanced",)})
-    found = page(sweep, [made.row(sweep.points[0], peak_memory_gib=2.0)])
-    assert sweep.ids[0] in found.text
-    assert "Two knobs at a time" not in found.text
-    assert "1 point has a rate, and a comparison needs 2" in found.text
-
-
-def test_a_sweep_of_one_axis_has_shares_but_no_map() -> None:
-    sweep = made.sweep_file({"loader": ("baseline", "balanced")})
-    found = page(sweep, [made.row(sweep.points[0], 100.0), made.row(sweep.points[1], 300.0)])
-    assert "100.0 %" in found.text
-    assert "Two knobs at a time" not in found.text
-    assert "3.00x" in found.text
-
-
-def test_a_sweep_of_many_points_and_axes_shows_the_maps_that_matter_most() -> None:
-    axes = {"a": tuple("01234"), "b": tuple("01234"), "c": ("0", "1", "2"), "d": ("0", "1"), "e": ("0",)}
-    sweep = made.sweep_file(axes)
-    rows = [made.row(p, 100.0 + 40 * int(p.values["a"]) + int(p.values["d"])) for p in sweep.points]
-    assert len(rows) == 150
-    found = page(sweep, rows)
-    assert all(point in found.text for point in sweep.ids)
-    assert found.tags.count("caption") == MOST_MAPS == 6  # of a, b, c, d
-
-
-def test_maps_beyond_the_most_are_named() -> None:
-    sweep = made.sweep_file(dict.fromkeys("abcde", ("0", "1")))
-    rows = [made.row(p, 100.0 + 40 * int(p.values["a"])) for p in sweep.points]
-    found = page(sweep, rows)
-    assert found.tags.count("caption") == MOST_MAPS
-    left = re.search(r"Left out, as these knobs mattered least: (.*?)\.", found.text)
-    assert left is not None
-    assert left[1].count(" × ") == 4
-    assert "a" not in left[1].replace(",", "").split()
+def test_two_axes_have_a_map_and_other_numbers_have_none() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "balanced"), "n": ("1", "2", "3"), "seed": ("1",)})
+    rates = (100.0, 200.0, 300.0, 400.0)
+    rows = [made.row(point, rate) for point, rate in zip(sweep.points, rates, strict=False)]
+    html = to_html(board(sweep, [*rows, made.failed_row(sweep.points[4], "oom")]))
+    cells = re.findall(r"--heat:(\d+)%\">(\d+)&nbsp;%", html)
+    assert sorted(cells) == [("0", "25"), ("100", "100"), ("33", "50"), ("67", "75")]
+    assert re.findall(r"<td class=none>(\w+)", html) == ["oom", "pending"]
+    for axes in ({"loader": ("baseline", "balanced")}, dict.fromkeys("abc", ("0", "1"))):
+        other = made.sweep_file(axes)
+        assert "--heat" not in to_html(board(other, [made.row(point) for point in other.points])).partition("<body")[2]
 
 
 @pytest.mark.parametrize("status", made.ERRORS)

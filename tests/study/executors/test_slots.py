@@ -47,12 +47,6 @@ def assert_shares_apart(out: list[Slot]) -> None:
     assert sum(map(len, shares)) == len(frozenset().union(*shares))
 
 
-def test_the_gpus_that_are_preferred_come_first_while_they_are_free() -> None:
-    slots = Slots(UUIDS[:3], None)
-    places = [slots.take(1, first=[2]) for _ in range(3)]
-    assert [place.gpus for place in places if place is not None] == [(2,), (0,), (1,)]
-
-
 @given(st.integers(2, 8), st.sets(st.integers(0, 200), min_size=8, max_size=64).map(frozenset))
 def test_the_processors_are_shared_out_evenly_and_none_is_left(num_gpus: int, cpus: frozenset[int]) -> None:
     slots = Slots(UUIDS[:num_gpus], cpus)

@@ -101,21 +101,6 @@ def test_what_is_no_axis_is_told(text, words):
     assert str(fault).startswith(text)
 
 
-@pytest.mark.parametrize(
-    ("axis", "ends_and_middle"),
-    [
-        (Choices(("a", "b", "c")), ("a", "c", "b")),
-        (Choices(("a",)), ("a", "a", "a")),
-        (Numbers(0.25, 0.75), ("0.25", "0.75", "0.5")),
-        (Numbers(1, 10_000, is_log=True), ("1.0", "10000.0", "100.0")),
-        (Numbers(1, 9, step=4), ("1", "9", "5")),
-        (Numbers(1, 1024, is_log=True, step=1), ("1", "1024", "32")),
-    ],
-)
-def test_places_on_an_axis_are_values_of_it(axis, ends_and_middle):
-    assert tuple(axis.at(share) for share in (0.0, 1.0, 0.5)) == ends_and_middle
-
-
 def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         space_of(typed(f"{LR}=interval(1,0)", "seed=int(interval(9,3))"))
@@ -177,3 +162,16 @@ def test_what_people_read():
     assert [show_value(text) for text in ("0.0017826497151386949", "32", "e", "a.b", "1e-05")] == [
         "0.001783", "32", "e", "a.b", "1e-05",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axis", "middle"),
+    [
+        (Choices(("a", "b", "c")), "b"),
+        (Numbers(1e-4, 1e-2, is_log=True), "0.001"),
+        (Numbers(0.0, 1.0), "0.5"),
+        (Numbers(1, 9, step=2), "5"),
+    ],
+)
+def test_the_middle_of_an_axis_is_a_value_of_it(axis, middle):
+    assert axis.middle == middle

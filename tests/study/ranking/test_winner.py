@@ -16,7 +16,7 @@ SLOW, MIDDLE, FAST = SWEEP.points
 
 
 def board_of(rows: Sequence[Row], sweep: SweepFile = SWEEP) -> Leaderboard:
-    return leaderboard(sweep, Read(tuple(rows), ()))
+    return leaderboard(sweep, Read(tuple(rows)))
 
 
 def three(*rates: float, own: float | None = 0.01, peaks: Sequence[float | None] = (9.0, 7.0, 8.0)) -> Leaderboard:

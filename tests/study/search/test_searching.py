@@ -2,18 +2,16 @@
 
 import csv
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 pytest.importorskip("optuna")
 
-from tests.kit import machines, made
+from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
 from wellfed.errors import ConfigError
@@ -77,7 +75,6 @@ class Searching:
         best_metric: str | None = None,
         shared: Sequence[str] = ("seed=1",),
         metric: str = "score",
-        choices: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         is_grid = space is None
@@ -85,13 +82,13 @@ class Searching:
         sampler = SearchSampler.grid if is_grid else SearchSampler.random
         search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
         config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
-        asked = StudyRequest("mine", folder, space, tuple(shared), choices=choices)
+        asked = StudyRequest("mine", folder, space, tuple(shared))
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
-        self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
+        self.study = SearchStudy(folder, screen, multirun, config, asked, None, COMPOSED)
         self.study.__dict__["code"] = "abc"
         earlier = self.study.earlier()
-        self.trials = self.study.begin(machines.LAPTOP, TrialMetric(metric, "max"), earlier)
+        self.trials = self.study.begin(TrialMetric(metric, "max"), earlier)
         self.played = PlayedTrials(play, curve)
         self.points = self.study.propose(self.trials, parallel=1)
 
@@ -121,28 +118,6 @@ def test_the_trials_of_a_grid_are_ranked_by_their_metric(tmp_path: Path, capsys:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("every_s", "is_new"), [(60.0, False), (0.0, True)])
-def test_the_leaderboard_is_written_every_few_seconds_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, is_new: bool
-) -> None:
-    monkeypatch.setattr("wellfed.study.search.searching.BOARD_EVERY_S", every_s)
-    monkeypatch.setattr("wellfed.study.search.searching._BOARD_FRAC", math.inf)
-    searching, page, seen = Searching(tmp_path, values=("0.1", "0.2")), tmp_path / "leaderboard.md", []
-
-    def play(trial: Trial) -> Row:
-        searching.study.tick()  # as executors do while a trial runs
-        seen.append(page.read_text())
-        return good(trial)
-
-    searching.played = PlayedTrials(play)
-    assert searching.run() == 0
-    assert (seen[0] != seen[1]) is is_new
-    assert "UTC while trials run: see ledger.jsonl." in seen[0]
-    last = page.read_text()
-    assert "2 complete" in last
-    assert "while trials run" not in last
-
-
 def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:
     searching = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
 
@@ -158,29 +133,6 @@ def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:
     assert again.run() == 0
     assert [row.overrides[-1] for row in again.played.ran] == [f"{LR}=0.2", f"{LR}=0.3"]
     assert len(again.rows) == 3
-
-
-def test_no_trial_starts_once_an_option_has_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later trials would be of other code than their rows say."""
-    option = tmp_path / "configs" / "loader" / "mine.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("num_workers: 1\n")
-    monkeypatch.setattr("sys.argv", ["train.py", f"--config-dir={tmp_path / 'configs'}"])
-
-    def play(trial: Trial) -> Row:
-        if trial.overrides[-1].endswith("0.3"):
-            option.write_text("num_workers: 2\n")
-        return good(trial)
-
-    search = Searching(tmp_path, play, ("0.1", "0.3", "0.2"), choices={"loader": "mine"})
-    assert search.run() == 0
-    assert [value for value, *_ in search.rows] == ["0.1", "0.3"]
-    assert "changed since this command began: no further trial starts. The same command" in capsys.readouterr().out
-    again = Searching(tmp_path, values=("0.1", "0.3", "0.2"), choices={"loader": "mine"})
-    assert again.run() == 0
-    assert len(again.played.ran) == 1
 
 
 def test_a_point_that_does_not_compose_is_a_row_and_the_rest_runs(
@@ -402,7 +354,7 @@ def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_pat
 
     assert Searching(tmp_path, second_fails, ("0.1", "0.2")).run() == 0
     (row,) = [row for row in ledger.read(tmp_path).rows if row.status == "failed"]
-    for name in ("leaderboard.md", "leaderboard.csv", "leaderboard.html"):
+    for name in ("leaderboard.csv", "leaderboard.html"):
         text = (tmp_path / name).read_text().replace("&#39;", "'").replace("\\", "")
         assert "KeyError: 'x'" in text
         assert f"{row.folder}/stderr.txt" in text
@@ -423,7 +375,7 @@ def test_machines_that_are_lost_end_the_search_with_what_is_there(
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    searching.study.begin(machines.LAPTOP, TrialMetric("score", "max"), None)
+    searching.study.begin(TrialMetric("score", "max"), None)
     file = searching.study.file
     file.write(tmp_path)
     assert "hunter" not in (tmp_path / "search.json").read_text()

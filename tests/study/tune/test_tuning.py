@@ -11,7 +11,7 @@ import pytest
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
 from wellfed.record import RunRecord
-from wellfed.study.ledger import Ledger, append
+from wellfed.study.ledger import append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
@@ -63,7 +63,6 @@ def made(folder: Path, **asked: Any) -> TuneStudy:
         workload="recsys",
         sample_unit="triplets",
         start=("loader=baseline",),
-        objective="samples_per_s",
         trial_steps=200,
         code="abc",
         machine="2 cores; no GPU",
@@ -73,7 +72,7 @@ def made(folder: Path, **asked: Any) -> TuneStudy:
     options = TuneOptions("mine", config.tune, start, where, [])
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     budget = TuneBudget(config.tune.max_trials, 60 * config.tune.max_minutes)
-    search = GuidedPoints(SAMPLES_PER_S, budget, TuneMachine(2, False))
+    search = GuidedPoints(budget, TuneMachine(2, False))
     return TuneStudy(folder, screen, config, start, file, options, search)
 
 
@@ -183,6 +182,6 @@ def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: 0.0)
     again = made(tmp_path, max_minutes=3.0)
     append(tmp_path, [ended()])
-    again._begin(Ledger(tmp_path, SAMPLES_PER_S, "abc"))
+    again._begin()
     again._run_steps(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
     assert len(again.search.steps) == 3

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.played_trials import PlayedTrials
-from wellfed.record import RunRecord
 from wellfed.study.executors.executor import Trial
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.grid import GridPoint, point_id
+from wellfed.study.points.grid import point_id
 from wellfed.study.row import Row
 from wellfed.study.study import Trials
 from wellfed.study.tune.tuning import TuneScreen
-from wellfed.study.tune.turns import TuneTrials, rounds_of, set_aside
+from wellfed.study.tune.turns import TuneTrials, rounds_of
 
 CODE = "abc"
 COMPOSED: Any = None
@@ -31,7 +30,7 @@ A, B = row("a", "trial"), row("b", "trial")
 
 def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> Ledger:
     append(folder, rows)
-    return Ledger(folder, SAMPLES_PER_S, CODE, retry, adopted_code=CODE)
+    return Ledger(folder, SAMPLES_PER_S, CODE, retry)
 
 
 def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
@@ -57,16 +56,12 @@ def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
 
 
 def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
-    for attempt in ("first", "second"):
-        ledger = kept(tmp_path, A)
-        (tmp_path / ".lock").touch()
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "run.json").write_text(attempt)
-        aside = set_aside(ledger)
+    for number in (1, 2):
+        ledger = kept(tmp_path, row("a", "trial", attempt=number))
+        aside = ledger.set_aside()
         assert not ledger.found.rows
-        assert (tmp_path / aside / "a" / "run.json").read_text() == attempt
-        assert (tmp_path / aside / "ledger.jsonl").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "before1", "before2"}
+        assert f'"attempt": {number}' in aside.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"ledger.jsonl.before1", "ledger.jsonl.before2"}
 
 
 def tuned(
@@ -178,14 +173,3 @@ def test_a_start_that_fails_in_a_round_does_not_end_it(tmp_path: Path) -> None:
     for words in ((), (OTHER,)):
         trials.measure(words)
     assert len(trials.compare((OTHER,), 3)) == 3
-
-
-def test_a_trial_that_ended_just_when_the_tune_was_killed_has_the_tunes_own_version(tmp_path: Path) -> None:
-    ledger = kept(tmp_path)
-    record = replace(RunRecord.start("x"), status="ok", exit_code=0, git=None)
-    (tmp_path / "p").mkdir()
-    record.write(tmp_path / "p")
-    ledger.adopt(GridPoint("p", {}, ("seed=2",)))
-    adopted = ledger.latest.get("p")
-    assert adopted is not None
-    assert (adopted.status, adopted.code) == ("ok", CODE)

@@ -15,8 +15,8 @@ from wellfed.process import StopRequest
 from wellfed.record import Status
 from wellfed.study.row import Row
 
-Launch = Callable[[list[list[str]]], object]
-"""Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
+Launch = Callable[[str, list[list[str]]], object]
+"""Another launcher of Hydra's: gets a folder for its own files, runs each list of overrides, returns at their end."""
 TICK_S = 0.5
 """Most seconds that an executor waits for its trials without calling `StudySettings.tick`."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from wellfed import project
 from wellfed.config.quoting import assigned
 from wellfed.errors import ConfigError, first_line
 from wellfed.process import STOPS, Stopped, exit_code_of
@@ -34,12 +37,15 @@ class LaunchingExecutor(Executor):
             self._running[trial.key] = trial
 
     def _wait(self) -> Ended:
-        sweep_dir = assigned("hydra.sweep.dir", str(self.settings.folder.absolute()))
+        os.environ.setdefault(project.VARIABLE, str(project.root()))  # a worker of Ray has another main program
+        folder = str(self.settings.folder.absolute())
+        sweep_dir = assigned("hydra.sweep.dir", folder)
         trials: list[Trial] = list(self._running.values())
         self._running.clear()
         end: Stopped | ExecutorLost | None = None
         try:
-            self._launch([[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials])
+            jobs = [[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials]
+            self._launch(folder, jobs)
         except Stopped as error:  # between two trials
             end = error
         except SystemExit as error:  # a trial in this process got the signal: see `wellfed.config.entry`

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from wellfed.study import repeats
-from wellfed.study.learning_curve import read_curve
+from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint, baselines_of
@@ -32,21 +32,27 @@ def board_of(folder: Path) -> Leaderboard:
     file, found = load(folder)
     if isinstance(file, SweepFile):
         return leaderboard(file, found)
-    return search_board(file, found, folder)
+    return search_board(file, found, curves_of(file, found, folder))
 
 
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
 
-def search_board(file: SearchFile, found: Read, folder: Path) -> Leaderboard:
-    """Returns the board of a search as it stands, with the learning curves of the trials in its folder.
+def curves_of(file: SearchFile, found: Read, folder: Path) -> dict[str, list[CurvePoint]]:
+    """Returns the learning curve of each trial by its folder."""
+    rows = (row for row in found.latest.values() if row.folder)
+    return {row.folder: read_curve(folder / row.folder, file.metric) for row in rows}
+
+
+def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
+    """Returns the board of a search as it stands.
 
     Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
     longest first. Every point of a grid has an entry, and rows of earlier grids are left out.
     """
     latest = found.latest
     points = file.points if file.ids else [_point_of(file, row) for row in latest.values()]
-    entries = [_training(point, latest.get(point.id), file, folder) for point in points]
+    entries = [_training(point, latest.get(point.id), file.ranked_by, curves) for point in points]
     good = {entry.point: file.ranked_by.goodness(entry.score) for entry in entries if entry.score is not None}
     done = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     ranked: list[Entry] = []
@@ -74,13 +80,14 @@ def _point_of(file: SearchFile, row: Row) -> GridPoint:
     return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
 
 
-def _training(point: GridPoint, row: Row | None, file: SearchFile, folder: Path) -> Entry:
+def _training(
+    point: GridPoint, row: Row | None, objective: Objective, curves: Mapping[str, Sequence[CurvePoint]]
+) -> Entry:
     """Returns an entry without its rank."""
-    entry, objective = pending(point), file.ranked_by
+    entry = pending(point)
     if row is None:
         return entry
-    curve = read_curve(folder / row.folder, file.metric) if row.folder else ()
-    entry = replace(entry, row=row, status=row.status, curve=tuple(curve))
+    entry = replace(entry, row=row, status=row.status, curve=tuple(curves.get(row.folder, ())))
     if (score := objective(row)) is not None:
         return replace(entry, status="complete", score=score, why="")
     if row.outcome == "pruned":

@@ -25,7 +25,7 @@ from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import describe
 from wellfed.study.ranking.board_entry import Leaderboard
-from wellfed.study.ranking.ranking import search_board
+from wellfed.study.ranking.ranking import curves_of, search_board
 from wellfed.study.request import probe_of, search_request
 from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
@@ -243,7 +243,8 @@ class SearchStudy(MultirunStudy):
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
-        return search_board(self.file, self.trials.ledger.found, self.folder)
+        found = self.trials.ledger.found
+        return search_board(self.file, found, curves_of(self.file, found, self.folder))
 
 
 def _metric_of(here: LocalExecutor, probe: Composed[RunConfig], folder: Path) -> TrialMetric:

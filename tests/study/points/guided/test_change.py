@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.record import RunRecord
-from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.row import Row
 
@@ -24,31 +24,29 @@ WORDS = st.lists(
 
 def test_a_trial_is_made_of_its_row_and_its_record() -> None:
     record = RunRecord("run", findings=[], config={"loader": {"num_workers": 2}})
-    trial = TuneTrial.of(ROW, record, SAMPLES_PER_S)
+    trial = TuneTrial.of(ROW, record)
     assert (trial.figure, trial.ci95, trial.seconds, trial.ceiling_factor) == (100.0, (98.0, 102.0), 7.0, 1.5)
     assert trial.is_measured
     assert trial.asked("loader.num_workers") == 2
     assert trial.asked("loader.backend") is None
     assert trial.asked("gpu.compile.more") is None
     # An interval is that of the rate.
-    assert TuneTrial.of(ROW, record, PEAK_MEMORY).ci95 is None
-    assert TuneTrial.of(ROW, record, PEAK_MEMORY).figure == 2.0
 
 
 def test_what_did_not_end_well_has_no_figure_and_says_why() -> None:
     error = {"kind": "device_oom", "message": "out of\nmemory", "advice": ""}
-    trial = TuneTrial.of(Row("point", "trial", (), "oom", 1, samples_per_s=3.0, error=error), None, SAMPLES_PER_S)
+    trial = TuneTrial.of(Row("point", "trial", (), "oom", 1, samples_per_s=3.0, error=error), None)
     assert not trial.is_measured
     assert (trial.figure, trial.error) == (None, "out of memory")
-    silent = TuneTrial.of(Row("point", "trial", (), "ok", 1), RunRecord("run"), SAMPLES_PER_S)
+    silent = TuneTrial.of(Row("point", "trial", (), "ok", 1), RunRecord("run"))
     assert not silent.is_measured
     assert silent.error == SAMPLES_PER_S.missing
 
 
 def test_a_trial_whose_compiler_failed_ran_as_one_that_is_not_compiled() -> None:
-    assert TuneTrial.of(ROW, RunRecord("run", plan=COMPILED), SAMPLES_PER_S).value("gpu.compile") == "default"
+    assert TuneTrial.of(ROW, RunRecord("run", plan=COMPILED)).value("gpu.compile") == "default"
     events = [{"kind": "compile_failed", "step": 0, "message": "InvalidCxxCompiler"}]
-    trial = TuneTrial.of(ROW, RunRecord("run", plan=COMPILED, events=events), SAMPLES_PER_S)
+    trial = TuneTrial.of(ROW, RunRecord("run", plan=COMPILED, events=events))
     assert trial.is_measured
     assert (trial.value("gpu.compile"), trial.error) == ("none", "gpu.compile failed (InvalidCxxCompiler)")
     assert same_plan({"gpu.compile": trial.value("gpu.compile")}) == same_plan({"gpu.compile": "none"})

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.gain import gain_in_turns
 
 RATES = st.floats(1e-3, 1e6)
@@ -16,7 +15,7 @@ def test_the_gain_is_that_of_the_ratios_whatever_the_machine_did_between_rounds(
     rounds: list[tuple[float, float]], speed: float
 ) -> None:
     before, after = [one for one, _ in rounds], [other for _, other in rounds]
-    found = gain_in_turns(before, after, SAMPLES_PER_S)
+    found = gain_in_turns(before, after)
     assert found is not None
     assert found.ci95 is not None
     assert found.rounds == len(rounds)
@@ -25,29 +24,22 @@ def test_the_gain_is_that_of_the_ratios_whatever_the_machine_did_between_rounds(
     assert math.log(found.factor) == pytest.approx(
         sum(math.log(new / old) for old, new in rounds) / len(rounds), abs=1e-9
     )
-    slowed = gain_in_turns([one * speed for one in before], [one * speed for one in after], SAMPLES_PER_S)
+    slowed = gain_in_turns([one * speed for one in before], [one * speed for one in after])
     assert slowed is not None
     assert slowed.factor == pytest.approx(found.factor)
-    back = gain_in_turns(after, before, SAMPLES_PER_S)
+    back = gain_in_turns(after, before)
     assert back is not None
     assert back.factor == pytest.approx(1 / found.factor)
     assert back.is_loss == found.is_beyond_noise
 
 
-def test_less_memory_is_a_gain() -> None:
-    found = gain_in_turns([4.0, 4.0], [2.0, 2.0], PEAK_MEMORY)
-    assert found is not None
-    assert found.factor == pytest.approx(2.0)
-    assert found.is_beyond_noise
-
-
 def test_one_round_tells_no_noise_and_rounds_without_a_figure_are_left_out() -> None:
-    found = gain_in_turns([100.0, None, 100.0], [110.0, 110.0, None], SAMPLES_PER_S)
+    found = gain_in_turns([100.0, None, 100.0], [110.0, 110.0, None])
     assert found is not None
     assert (found.rounds, found.ci95, found.is_beyond_noise, found.is_loss) == (1, None, False, False)
-    assert gain_in_turns([None], [1.0], SAMPLES_PER_S) is None
+    assert gain_in_turns([None], [1.0]) is None
     with pytest.raises(ValueError, match="shorter"):
-        gain_in_turns([1.0, 2.0], [1.0], SAMPLES_PER_S)
+        gain_in_turns([1.0, 2.0], [1.0])
 
 
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
@@ -56,7 +48,7 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
         machine = [dice.lognormvariate(0, 0.2) for _ in range(5)]
         before = [100 * each * dice.lognormvariate(0, 0.02) for each in machine]
         after = [110 * each * dice.lognormvariate(0, 0.02) for each in machine]
-        found = gain_in_turns(before, after, SAMPLES_PER_S)
+        found = gain_in_turns(before, after)
         assert found is not None
         assert found.ci95 is not None
         held += found.ci95[0] <= 1.1 <= found.ci95[1]

@@ -1,6 +1,5 @@
 from typing import Any
 
-from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.points.guided.moves import Move, TuneMachine, moves
 
@@ -23,7 +22,7 @@ def trial(wait: float, compute: float, *, copy: float | None = None, ceiling: fl
 
 
 def listed(found: TuneTrial, around: TuneMachine = CPU, **known: bool) -> list[Move]:
-    return [*moves(found, around, SAMPLES_PER_S, **known)]
+    return [*moves(found, around, **known)]
 
 
 def test_the_largest_share_of_the_time_decides_what_comes_first_and_compiling_comes_last() -> None:
@@ -108,13 +107,3 @@ def test_only_a_card_is_copied_to() -> None:
     in_process = {word for move in listed(trial(0.1, 0.5, copy=0.4, **knobs), CARD) for word in move.settings}
     assert "loader.pin_memory=true" in in_process
     assert "loader.device_prefetch=4" not in in_process
-
-
-def test_less_memory_is_asked_for_where_memory_counts() -> None:
-    knobs = {
-        **{"memory.features": "cache", "memory.micro_batch": 8, "memory.accumulate": 2},
-        **{"memory.checkpoint_activations": False, "loader.device_prefetch": 2},
-    }
-    words = {move.settings[0] for move in moves(trial(0.1, 0.9, copy=0.0, **knobs), CARD, PEAK_MEMORY)}
-    assert words >= {"memory.features=dynamic", "memory.accumulate=4", "memory.checkpoint_activations=true"}
-    assert "loader.device_prefetch=0" in words

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.kit.few import slow
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
-from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
@@ -30,7 +29,7 @@ KNOBS = (
 
 
 def searched(made: MadeMachine, start: Sequence[str], **more: Any) -> GuidedPoints:
-    search = GuidedPoints(SAMPLES_PER_S, more.pop("budget", ROOM), TuneMachine(made.cores, made.has_card), **more)
+    search = GuidedPoints(more.pop("budget", ROOM), TuneMachine(made.cores, made.has_card), **more)
     while (change := search.next()) is not None:
         search.ended(change, made.run(with_overrides(start, change.overrides)))
     return search
@@ -120,8 +119,8 @@ def measured(figure: float, *findings: FindingEntry, half: float = 0.01, **more:
     return TuneTrial("ok", figure, (figure * (1 - half), figure * (1 + half)), 1.0, findings=findings, **more)
 
 
-def begun(start: TuneTrial, objective: Objective = SAMPLES_PER_S, **more: Any) -> GuidedPoints:
-    search = GuidedPoints(objective, more.pop("budget", ROOM), TuneMachine(2, on_gpu=False), **more)
+def begun(start: TuneTrial, **more: Any) -> GuidedPoints:
+    search = GuidedPoints(more.pop("budget", ROOM), TuneMachine(2, on_gpu=False), **more)
     change = search.next()
     assert change == Change((), "the start")
     search.ended(change, start)
@@ -407,14 +406,6 @@ def test_no_trial_is_begun_that_would_end_after_the_budget() -> None:
     assert "2 trials" in str(search.ended_because)
 
 
-def test_less_memory_counts_as_better_where_memory_is_the_objective() -> None:
-    plan: Any = {"memory.features": {"value": "cache", "because": "", "source": "predicted"}}
-    search = begun(TuneTrial("ok", 4.0, plan=plan, findings=[finding("loader.num_workers=8")]), PEAK_MEMORY)
-    assert tell_next(search, TuneTrial("ok", 2.0)).overrides == ("memory.features=dynamic",)
-    assert search.best is search.steps[1]
-    assert search.best.gain == pytest.approx(2.0)
-
-
 def test_what_the_overrides_show_to_be_the_same_plan_is_not_measured_again() -> None:
     plan: Callable[[int], Any] = lambda count: {  # noqa: E731
         "loader.backend": {"value": "threads", "because": "", "source": "predicted"},
@@ -490,7 +481,7 @@ def searched_in_noise(seed: int, noise: float, gains: Callable[[Change], float])
         figure = 1000 * gains(change) * math.exp(dice.gauss(0, noise))
         return replace(trial, figure=figure, ci95=(0.995 * figure, 1.005 * figure))
 
-    search = GuidedPoints(SAMPLES_PER_S, ROOM, TuneMachine(made.cores, made.has_card), again=run)
+    search = GuidedPoints(ROOM, TuneMachine(made.cores, made.has_card), again=run)
     while (change := search.next()) is not None:
         search.ended(change, run(change))
     return search

@@ -8,7 +8,6 @@ import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints
@@ -44,7 +43,7 @@ def begun_with(name: str, tmp_path: Path) -> GuidedPoints:
         [finding.entry() for finding in run_rules(evidence)],
         *(record.plan, record.config, record.time, record.loading),
     )
-    search = GuidedPoints(SAMPLES_PER_S, TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
+    search = GuidedPoints(TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
     search.ended(search.next() or Change((), ""), start)
     return search
 
