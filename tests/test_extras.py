@@ -28,8 +28,6 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
 }
 """Import names that differ from the name for pip."""
-BROUGHT = {"submitit": "hydra-submitit-launcher", "cloudpickle": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
-"""Packages that an extra installs through another one."""
 
 ASKED_FOR = {"torchvision", "timm"}
 """Either serves workload.model.perceptual=vgg, which names both; no extra installs them."""
@@ -76,7 +74,7 @@ def test_every_import_is_of_a_base_dependency_or_of_an_extra(folder: str):
 
 def test_the_engine_needs_no_package_of_an_example():
     assert foreign("wellfed").keys() & PACKAGES.keys() == {
-        "transformers", "optuna", "submitit", "cloudpickle", "ray", "pytest", "PIL"
+        "transformers", "optuna", "pytest", "PIL"
     }  # fmt: skip
 
 
@@ -87,7 +85,7 @@ def test_every_base_dependency_is_imported():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_named_extra_installs_the_package(package: str):
-    wanted = BROUGHT.get(package, DISTRIBUTIONS.get(package, package))
+    wanted = DISTRIBUTIONS.get(package, package)
     found = of_extra(PACKAGES[package][0])
     assert {wanted, f"{wanted}-skinny"} & found, f"{PACKAGES[package][0]} installs {found}"
 

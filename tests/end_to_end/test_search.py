@@ -118,27 +118,11 @@ def test_trials_that_fall_behind_are_ended_early_and_cleanly(found: Searched) ->
     assert studied(found.folder) == Counter(PRUNED=len(pruned), COMPLETE=14 - len(pruned))
 
 
-def test_a_trial_is_the_run_that_its_overrides_give(found: Searched, tmp_path: Path) -> None:
-    best = found.table[0]
-    record = record_of(found.folder / best["folder"])
-    assert record["metrics"]["val/score"] == pytest.approx(float(best["value"]), rel=1e-5)
-    assert "test/score" in record["metrics"]
-    assert (found.folder / best["folder"] / "report.html").exists()
-    assert not [text for text in record["overrides"] if text.startswith("search")]
-    overrides = [f"{name}={best[name]}" for name in (TOP, "workload.optimizer.lr")]
-    alone = run("train.py", *fixed(tmp_path), *overrides, "trainer.max_epochs=5", cwd=tmp_path, PYTHONPATH=PATH)
-    assert alone.code == 0, alone.text
-    (folder,) = (tmp_path / "logs" / "planted" / "runs").iterdir()
-    assert record_of(folder)["metrics"] == record["metrics"]
-
-
 def test_the_pages_show_ranks_and_curves(found: Searched) -> None:
     page = (found.folder / "leaderboard.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
     assert "14 learning curves over optimizer steps" in page
     assert f'href="{found.table[0]["folder"]}/report.html"' in page
-    text = (found.folder / "leaderboard.md").read_text(encoding="utf-8")
-    assert "## Pruned" in text
     shown = run("../src/wellfed/__main__.py", "leaderboard", "optuna", "--json", cwd=found.folder.parents[3])
     assert shown.code == 0, shown.text
     assert json.loads(shown.out)["counts"]["complete"] == len([entry for entry in found.table if entry["rank"]])
@@ -258,48 +242,6 @@ def test_whatever_becomes_of_a_trial_is_a_row(tmp_path: Path) -> None:
     assert [row.point for row in retried.rows if counted[row.point] == 2] == [killed.point] * 2
 
 
-@pytest.mark.parametrize("sampler", ["grid", "optuna"])
-def test_a_first_point_that_can_not_be_built_is_a_row_and_the_search_goes_on(tmp_path: Path, sampler: str) -> None:
-    searched = search(tmp_path, f"search={sampler}", f"{FAULT}=build,none", "trainer.max_epochs=1", name=sampler)
-    assert searched.done.code == 0, searched.done.text
-    assert {row.status for row in searched.rows} == {"invalid", "ok"}
-    assert len(searched.rows) == 2
-    none = search(tmp_path, f"search={sampler}", f"{FAULT}=build", "workload.model.dim=1,2", "search.name=none")
-    assert none.done.code == 2, none.done.text
-    assert none.done.err.count("no such layer: 1") == 1
-    assert not none.folder.with_name("none").exists()
-
-
-def test_a_grid_gets_more_values_and_no_other_axes_metric_or_overrides(tmp_path: Path) -> None:
-    asked = ("search=grid", f"{TOP}=0.3,0.7", "trainer.max_epochs=1")
-    searched = search(tmp_path, *asked, name="grid")
-    assert searched.done.code == 0, searched.done.text
-    before = (searched.folder / "search.json").read_bytes()
-    others = {
-        "workload.optimizer.lr=0.1,0.2": f"axes {TOP}; this one has axes {TOP} workload.optimizer.lr",
-        "trainer.max_epochs=2": "trainer.max_epochs=1 workload=planted; this one has overrides",
-        "trainer.best_metric=other trainer.best_mode=min": "metric val/score (max); this one has metric val/other",
-    }
-    for typed, words in others.items():
-        other = search(tmp_path, *asked, *typed.split())
-        assert other.done.code == 2, other.done.text
-        assert words in other.done.err
-        assert "search.name=grid_2" in other.done.err
-        assert (searched.folder / "search.json").read_bytes() == before
-    more = search(tmp_path, "search=grid", f"{TOP}=0.3,0.7,0.9", "trainer.max_epochs=1", "logger.mode=disabled",
-                  f"paths.log_dir={tmp_path / 'logs'}", name="grid")  # fmt: skip
-    assert more.done.code == 0, more.done.text
-    assert [entry[TOP] for entry in more.table] == ["0.9", "0.7", "0.3"]
-    assert len(more.rows) == 3
-
-
-def test_a_grid_by_another_launcher(tmp_path: Path) -> None:
-    asked = ("search=grid", "hydra/launcher=basic", f"{TOP}=0.3,0.7", "trainer.max_epochs=2")
-    searched = search(tmp_path, *asked, name="grid")
-    assert searched.done.code == 0, searched.done.text
-    assert [entry[TOP] for entry in searched.table] == ["0.7", "0.3"]
-
-
 # -- what can't be searched ------------------------------------------------------------------------------------------
 
 
@@ -311,58 +253,6 @@ def test_a_metric_that_nobody_reports_is_told_and_nothing_is_left(tmp_path: Path
     assert "trainer.best_metric=nope: validation gives no such metric" in searched.done.err
     assert "score" in searched.done.err
     assert not searched.folder.exists()
-
-
-def test_metrics_that_are_none_are_told_and_nothing_is_left(tmp_path: Path) -> None:
-    searched = search(tmp_path, *OPTUNA, "workload.metrics={_target_:torch.nn.ReLU}")
-    assert searched.done.code == 2, searched.done.text
-    assert "workload.metrics: can't be collected" in searched.done.err
-    assert not searched.folder.exists()
-
-
-def test_an_optimizer_that_the_model_refuses_is_told_once_unless_another_point_has_one(tmp_path: Path) -> None:
-    refused, fine = "torch.optim.AdamW", "torch.optim.SGD"
-    model, grid = "workload.model._target_=curves.SparseCurve", "search=grid"
-    axes = ("workload.optimizer.lr=0.1,0.2", "search.name=optuna")
-    searched = search(tmp_path, grid, model, f"workload.optimizer._target_={refused}", *axes)
-    assert searched.done.code == 2, searched.done.text
-    assert f"workload.optimizer._target_={refused}: can't step with the sparse gradients" in searched.done.err
-    assert not searched.folder.exists()
-    searched = search(tmp_path, grid, model, f"workload.optimizer._target_={refused},{fine}", *axes)
-    assert searched.done.code == 0, searched.done.text
-    assert Counter(row.status for row in searched.rows) == {"invalid": 2, "ok": 2}
-
-
-def test_without_validation_there_is_nothing_to_rank_by(tmp_path: Path) -> None:
-    searched = search(tmp_path, *OPTUNA, "workload.data.val=false")
-    assert searched.done.code == 2, searched.done.text
-    assert "has no validation split" in searched.done.err
-    assert not searched.folder.exists()
-
-
-def test_a_search_whose_trials_all_fail_gives_up(tmp_path: Path) -> None:
-    searched = search(tmp_path, *OPTUNA, f"{FAULT}=raise", "trainer.max_epochs=4")
-    assert searched.done.code == 1, searched.done.text
-    assert (
-        "all of the first 5 trials failed, the last with: RuntimeError: planted: step went wrong" in searched.done.out
-    )
-    assert [row.status for row in searched.rows] == ["failed"] * 5
-
-
-def test_a_finite_space_ends_when_all_of_it_was_tried(tmp_path: Path) -> None:
-    searched = search(tmp_path, "search=optuna", f"{TOP}=0.3,0.7,0.5", "trainer.max_epochs=1", "search.max_trials=9")
-    assert searched.done.code == 0, searched.done.text
-    assert sorted(entry[TOP] for entry in searched.table) == ["0.3", "0.5", "0.7"]
-    assert len(searched.rows) == 3
-
-
-def test_no_trial_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
-    searched = search(tmp_path, *OPTUNA, "trainer.max_epochs=1", "search.max_minutes=0.02")
-    assert 1 <= len(searched.rows) < 20
-    assert "search.max_minutes=0.02 are over. The same command goes on" in searched.done.out
-    all_tried = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", name="all")
-    again = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", "search.max_minutes=0.0001")
-    assert [len(all_tried.rows), again.done.code, "are over" in again.done.out] == [2, 0, False]
 
 
 def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda) -> None:

@@ -1,7 +1,6 @@
 """``python src/train.py -m sweep=quick`` as its user meets it, whatever becomes of the trials and of the sweep."""
 
 import csv
-import json
 import os
 import random
 import signal
@@ -26,8 +25,6 @@ from wellfed.study.study_files import SweepFile
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
-OTHER = "0123456789+abcdef"
-"""A version of the code."""
 LR = "workload.optimizer.lr"
 FAULT = "workload.model.fault"
 
@@ -150,23 +147,6 @@ def test_no_record_of_a_dead_trial_says_that_it_runs(failures: Swept) -> None:
             assert record_of(path.parent)["status"] == row.status
 
 
-@pytest.mark.slow
-def test_without_any_that_is_ok_it_fails(tmp_path: Path) -> None:
-    swept = sweep(tmp_path, f"{FAULT}=raise,build")
-    assert swept.done.code == 1
-    assert [row.status for row in swept.rows] == ["invalid", "failed"]
-
-
-@pytest.mark.slow
-def test_fail_fast_starts_nothing_after_the_first_that_went_wrong(tmp_path: Path) -> None:
-    swept = sweep(tmp_path, f"{FAULT}=none,raise", f"{LR}=0.1,0.2", "sweep.fail_fast=true")
-    assert swept.done.code == 0
-    assert [row.status for row in swept.rows] == ["ok", "ok", "failed"]
-    swept = sweep(tmp_path, f"{FAULT}=build,none", f"{LR}=0.3", "sweep.fail_fast=true")
-    assert "sweep.fail_fast=true, and 1 point can't be run: none is started." in swept.done.out
-    assert [row.status for row in swept.rows[3:]] == ["invalid"]
-
-
 # -- the same command again ------------------------------------------------------------------------------------------
 
 
@@ -194,36 +174,6 @@ def test_the_best_are_measured_again_in_turn(mixed: Swept) -> None:
     assert order == [*order[:2], *order[1::-1], *order[:2]]
     assert [row.attempt for row in confirmed] == [1, 1, 2, 2, 3, 3]
     assert len({row.folder for row in confirmed}) == 6
-
-
-@pytest.mark.slow
-def test_only_what_is_new_or_asked_for_runs_again_and_what_has_changed_is_said(mixed: Swept) -> None:
-    """One value more, other code, a ledger that was cut, and what was out of memory tried again."""
-    file = mixed.folder / "ledger.jsonl"
-    lines = file.read_text().splitlines()
-    file.write_text("".join(f"{json.dumps({**json.loads(line), 'code': OTHER})}\n" for line in lines))
-    before = [*ledger.read(mixed.folder).rows]
-    with (mixed.folder / "ledger.jsonl").open("ab") as stream:
-        stream.write(b'{"point": "cu')
-    cwd = mixed.folder.parents[3]
-    swept = sweep(cwd, f"{FAULT}=none,oom", f"{LR}=0.1,0.2,0.3", "loader.num_workers=0,-1", "sweep.retry=[oom]")
-    assert swept.done.code == 0, swept.done.text
-    assert swept.rows[: len(before)] == before
-    new = [row for row in swept.rows[len(before) :] if row.kind == "trial"]
-    assert Counter((row.status, row.attempt, f"{LR}=0.3" in row.overrides) for row in new) == {
-        ("oom", 2, False): 2,
-        ("ok", 1, True): 1,
-        ("oom", 1, True): 1,
-        ("invalid", 1, True): 2,
-    }
-    for row in new:
-        if row.attempt == 2:  # the folder of the first is kept
-            assert record_of(swept.folder / f"{row.folder}.attempt1")["status"] == "oom"
-            assert record_of(swept.folder / row.folder)["status"] == "oom"
-    assert f"ledger.jsonl: line {len(before) + 1} is cut or no row" in swept.done.out
-    assert "was made with another grid: 4 points are new, 8 have a row, 0 that this grid lacks" in swept.done.out
-    assert f"The code has changed since ({OTHER} -> " in swept.done.out
-    assert ledger.read(swept.folder).damaged == (len(before) + 1,)
 
 
 @pytest.mark.slow
@@ -329,36 +279,7 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_feature_rows_that_can_not_be_computed_cost_the_points_that_keep_them(tmp_path: Path) -> None:
-    words = ["workload.model._target_=planted.Featured", "~workload.model.fault"]
-    swept = sweep(tmp_path, "memory.features=cache,dynamic", *words)
-    assert swept.done.code == 0, swept.done.text
-    assert swept.row("memory.features=dynamic").status == "ok"
-    assert swept.row("memory.features=cache").status == "killed"
-    assert not (swept.folder / ".scratch").exists()
-
-
 # -- what ranks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_least_memory_wins_and_the_same_command_ranks_by_rate(tmp_path: Path) -> None:
-    """One model holds 96 MiB that it never trains."""
-    axes = ["workload.model._target_=planted.Heavy", "+workload.model.mib=0,96", "~workload.model.fault"]
-    swept = sweep(tmp_path, *axes, "sweep.objective=peak_memory")
-    assert swept.done.code == 0, swept.done.text
-    light, heavy = swept.row("+workload.model.mib=0"), swept.row("+workload.model.mib=96")
-    assert heavy.peak_memory_gib - light.peak_memory_gib > 0.08
-    assert Counter(row.kind for row in swept.rows) == {"trial": 2, "confirm": 6}
-    (first, second) = csv.DictReader((swept.folder / "leaderboard.csv").read_text().splitlines())
-    assert (first["point"], first["rank"], second["rank"]) == (light.point, "1", "2")
-    assert "Keep the smallest: python -m wellfed choose" in swept.done.out
-    assert " MiB in " in swept.done.out  # of each trial that has ended
-    again = sweep(tmp_path, *axes)
-    assert [row for row in again.rows if row.kind == "trial"] == [light, heavy]
-    assert "Keep the fastest: " in again.done.out
-    assert SweepFile.read(swept.folder).objective == "samples_per_s"
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
@@ -375,17 +296,6 @@ def test_the_least_memory_wins_and_the_same_command_ranks_by_rate(tmp_path: Path
 )
 def test_what_can_not_be_swept_is_refused(tmp_path: Path, more: list[str], words: str) -> None:
     assert words in faults(tmp_path, *more).err
-
-
-def test_a_grid_without_axes_is_refused(tmp_path: Path) -> None:
-    assert "sweep=quick: has no axis: nothing varies." in faults(tmp_path).err
-
-
-def test_many_points_are_told_with_their_time_and_the_way_out(tmp_path: Path) -> None:
-    told = faults(tmp_path, "seed=range(0,5000)", "trainer.max_epochs=1,2").err
-    assert "10,000 combinations (5,000 of seed x 2 of trainer.max_epochs), and sweep.max_trials=100" in told
-    assert "at 5.0 s each, a guess, they take 13 h 53 min" in told
-    assert "set sweep.max_trials=10000" in told
 
 
 # -- elsewhere and in parallel ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.end_to_end.commands import ROOT, Done, record_of, run
-from tests.end_to_end.many_processes import left_in, started, until
+from tests.end_to_end.many_processes import started, until
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from wellfed.process import MAY_FORK
@@ -118,7 +118,7 @@ def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned)
 
 
 @pytest.mark.slow
-def test_its_file_and_its_page_have_what_it_told(tuned: Tuned) -> None:
+def test_its_file_has_what_it_told(tuned: Tuned) -> None:
     file = tuned.file
     assert (file["status"], file["workload"], file["trial_steps"]) == ("done", "planted", 40)
     assert file["steps"][0]["overrides"] == []
@@ -131,21 +131,6 @@ def test_its_file_and_its_page_have_what_it_told(tuned: Tuned) -> None:
     assert low < comparison["gain"]["factor"] < high
     assert file["result"] == kept["overrides"] != []
     assert file["use"] == tuned.command
-    page = (tuned.folder / "tune.md").read_text()
-    assert "| (the start) |" in page
-    assert shlex.join(file["use"]) in page
-
-
-@pytest.mark.slow
-def test_start_and_result_ran_in_turn_in_processes_of_their_own(tuned: Tuned) -> None:
-    kinds = Counter(row.kind for row in tuned.rows)
-    assert kinds["trial"] == 2
-    points = [row.point for row in tuned.rows if row.kind == "confirm"]
-    one, other = points[:2]
-    assert points == [one, other, other, one, one, other]
-    assert one != other
-    assert all(row.status == "ok" for row in tuned.rows), tuned.rows
-    assert left_in(tuned.cwd) == []
 
 
 @pytest.mark.slow
@@ -169,35 +154,6 @@ def test_the_same_command_measures_nothing_twice(tmp_path: Path) -> None:
     assert again.done.out.startswith("Going on in ")
     assert again.rows == first.rows
     assert again.command == first.command
-
-
-@pytest.mark.slow
-def test_trials_of_other_length_are_no_comparison_and_are_put_aside(tmp_path: Path) -> None:
-    first = tune(tmp_path, "tune.fixed=[loader,memory,gpu]")
-    again = tune(tmp_path, "tune.fixed=[loader,memory,gpu]", "sweep.trial_steps=41")
-    assert again.done.code == 0, again.done.text
-    assert "Measured anew, since sweep.trial_steps (40 -> 41)" in again.done.out
-    assert list(ledger.read(again.folder / "before1").rows) == first.rows
-    assert len(again.rows) == 1
-
-
-@pytest.mark.slow
-def test_where_nothing_may_be_turned_the_start_stays_and_nothing_is_written(tmp_path: Path) -> None:
-    found = tune(tmp_path, "tune.fixed=[loader,memory,gpu]")
-    assert found.done.code == 0, found.done.text
-    assert "the start stays" in found.done.out
-    assert "No options were written: nothing is better than the start" in found.done.out
-    assert (written(tmp_path), found.file["comparison"]) == ([], None)
-    assert "loader=baseline" in found.command
-
-
-@pytest.mark.slow
-def test_what_is_asked_for_may_be_the_least_memory(tmp_path: Path) -> None:
-    found = tune(tmp_path, "sweep.objective=peak_memory", "tune.write=never")
-    assert found.done.code == 0, found.done.text
-    assert "for peak memory: at most 2 trials" in found.done.out
-    assert found.file["objective"] == "peak_memory"
-    assert written(tmp_path) == []
 
 
 # -- stopped, and gone on with -----------------------------------------------------------------------------------------
@@ -227,15 +183,6 @@ def test_an_interrupted_tune_goes_on(tmp_path: Path, signum: int, code: int, row
     comparison = again.file["comparison"]
     assert comparison is not None, again.file["steps"]
     assert len(comparison["before"]) == len(comparison["after"]) == 3
-
-
-@pytest.mark.slow
-def test_one_tune_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
-    with tuning(tmp_path, f"{FAULT}=slow") as process:
-        until((folder_of(tmp_path) / "tune.json").exists, process)
-        second = tune(tmp_path)
-    assert second.done.code == 2
-    assert "another process is writing to it" in second.done.err
 
 
 # -- starts that can't be measured -------------------------------------------------------------------------------------
@@ -268,20 +215,6 @@ def test_a_start_that_can_not_run_ends_it_as_training_would(tmp_path: Path, faul
     assert written(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_a_budget_without_room_for_a_second_trial_is_told(tmp_path: Path) -> None:
-    found = tune(tmp_path, "tune.max_minutes=0.001")
-    assert found.done.code == 1
-    assert "tune.max_minutes=0.001 leaves no time for a trial beside that of the start" in found.done.out
-    assert re.search(
-        r"which took [\d.]+ m?s after [\d.]+ m?s of preparing: .* Set tune.max_minutes=\d\.", found.done.out
-    )
-    assert written(tmp_path) == []
-    again = tune(tmp_path, "tune.write=never")
-    assert again.done.code == 0, again.done.text
-    assert again.rows[0] == found.rows[0]
-
-
 # -- refused before anything is measured -------------------------------------------------------------------------------
 
 REFUSED = {
@@ -299,17 +232,6 @@ def test_what_can_not_be_done_is_refused_and_leaves_nothing(tmp_path: Path, case
     assert found.done.code == 2, found.done.text
     assert told in found.done.err
     assert "Traceback" not in found.done.text
-    assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.slow
-def test_somebodys_options_are_left_alone(tmp_path: Path) -> None:
-    own = configs_of(tmp_path) / "loader" / f"{NAME}.yaml"
-    own.write_text("num_workers: 3\n")
-    found = tune(tmp_path)
-    assert found.done.code == 2
-    assert "there already" in found.done.err
-    assert own.read_text() == "num_workers: 3\n"
     assert not (tmp_path / "logs").exists()
 
 

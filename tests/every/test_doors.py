@@ -27,8 +27,6 @@ DOORS = {
     "hydra": ("wellfed/config/", "hydra_plugins/"),
     "omegaconf": ("wellfed/config/", "hydra_plugins/"),
     "optuna": ("wellfed/study/points/optuna_study.py",),
-    "ray": ("wellfed/study/executors/",),
-    "submitit": ("wellfed/study/executors/",),
     "pytest": ("wellfed/testing/",),
     "workloads": ("workloads/",),
 }

@@ -121,8 +121,6 @@ def test_a_damaged_sweep_file_is_told(folder: Path, capsys: pytest.CaptureFixtur
     assert not any((folder / name).exists() for name in FILES)
 
 
-
-
 def test_a_folder_that_can_not_be_written_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
