@@ -1,6 +1,5 @@
 """A sweep by Hydra's Ray launcher, in a real Ray cluster on this machine."""
 
-import os
 import socket
 from collections import Counter
 from pathlib import Path
@@ -56,19 +55,26 @@ def test_trials_end_as_they_do_here_and_the_best_are_measured_again(tmp_path: Pa
     until(lambda: left_in(tmp_path) == [])
 
 
-def test_a_worker_that_is_killed_ends_the_round_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    axes = (f"{FAULT}=slow", f"{LR}=0.1,0.2", "sweep.trial_steps=40", "+hydra.launcher.ray.remote.max_retries=0", *RAY)
-    with sweeping(tmp_path, *axes) as process:
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_worker_that_is_killed_costs_its_trial_and_the_same_command_goes_on(tmp_path: Path, retries: int) -> None:
+    axes = (f"{FAULT}=slow", f"{LR}=0.1,0.2", "sweep.trial_steps=40")
+    ray = (f"+hydra.launcher.ray.remote.max_retries={retries}", *RAY)
+    with sweeping(tmp_path, *axes, *ray) as process:
         until(lambda: len(list(folder_of(tmp_path).glob("*/steps.csv"))) == 2, process)
         jobs_in(tmp_path)[0].kill()
         out, err = process.communicate(timeout=300)
-    assert "Hydra's launcher failed: WorkerCrashedError" in out, out + err
-    assert "The same command again runs what is missing." in out
-    assert os.path.exists(folder_of(tmp_path) / "sweep.json")
-    assert len(ledger.read(folder_of(tmp_path)).rows) < 2
-    again = swept_by_ray(tmp_path, *axes)
+    rows = ledger.read(folder_of(tmp_path)).rows
+    if retries:  # the retry refuses the folder of the first
+        assert Counter(row.status for row in rows) == {"ok": 1, "killed": 1}
+    else:
+        assert "Hydra's launcher failed: WorkerCrashedError" in out, out + err
+        assert "The same command again runs what is missing." in out
+        assert len(rows) < 2
+    again = swept_by_ray(tmp_path, *axes, "sweep.retry=[killed]")
     assert again.done.code == 0, again.done.text
-    assert Counter((row.kind, row.status) for row in again.rows) == {("trial", "ok"): 2, ("confirm", "ok"): 6}
+    latest = ledger.read(again.folder).latest.values()
+    assert [row.status for row in latest] == ["ok"] * 2
+    assert Counter(row.kind for row in again.rows)["confirm"] == 6
 
 
 def test_an_address_where_no_ray_is_keeps_the_sweep_for_the_same_command(tmp_path: Path) -> None:

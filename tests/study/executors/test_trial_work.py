@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.few import few, slow
+from tests.kit.few import few
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
@@ -106,7 +106,7 @@ def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Comp
     return replace(made, config=replace(made.config, workload=workload))
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -118,42 +118,10 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
-def test_rows_are_computed_as_a_trial_does_and_reach_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
-) -> None:
-    shared = trial.SharedParts(parts_of(), torch.get_num_threads())
-    file = tmp_path / "rows.pt"
-    assert trial.compute_rows(shared, STUDY, file) == 0
-    assert asked == [NUM_ROWS]
-    assert list(tmp_path.iterdir()) == [file]
-    trained: list[RunObjects] = []
-    monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.run_timed(shared, STUDY, composed("memory.features=cache"), None, file)
-    shared.parts.model.eval()
-    assert trained[0].feature_rows is not None
-    assert shared.parts.features is not None
-    assert trained[0].feature_rows.equal(shared.parts.features.rows(torch.arange(NUM_ROWS)))
 
 
-def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process: None) -> None:
-    with pytest.raises(RuntimeError, match="no rows"):
-        trial.compute_rows(trial.SharedParts(parts_of(rows="broken"), 1), STUDY, tmp_path / "rows.pt")
-    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rows", "are_kept"),
-    [
-        (["memory.features=cache"], "frozen", True),
-        slow(["memory.features=cache_host"], "frozen", True),  # as for cache
-        slow(["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
-        (["memory.features=dynamic"], "frozen", False),
-        (["memory.features=null"], "trained", False),
-    ],
-)
-def test_a_plan_says_whether_a_trial_keeps_rows(overrides: Sequence[str], rows: str, are_kept: bool) -> None:
-    (plan,) = planned([composed(*overrides, rows=rows)], parts_of(rows=rows))
-    assert plan.keeps_rows is are_kept
 
 
 def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
@@ -234,7 +202,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     assert plan.predicted_peak_gib > 0
     trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.run_timed(trial.SharedParts(parts, torch.get_num_threads()), STUDY, point, plan, None)
+    trial.run_timed(trial.SharedParts(parts, torch.get_num_threads()), STUDY, point, plan)
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from wellfed import project
 from wellfed.config.quoting import assigned
@@ -10,7 +11,7 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.process import STOPS, Stopped, exit_code_of
 from wellfed.study.executors.executor import Ended, Executor, ExecutorLost, Launch, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.local import LocalExecutor, open_trial_folder
-from wellfed.study.trial_end import complete_record
+from wellfed.study.trial_end import complete_record, record_of
 
 
 def executor_of(launch: Launch | None, settings: StudySettings) -> Executor:
@@ -63,7 +64,8 @@ class LaunchingExecutor(Executor):
 
     def _end(self, trial: Trial) -> TrialEnd:
         """Returns how a trial has ended, by its record."""
-        found = complete_record(self.settings.folder / trial.row.folder)
-        if found is None:
-            return TrialEnd(not_started="failed", message="left no complete record")
-        return TrialEnd(code=found.exit_code or 0, seconds=found.duration_s, host=found.host_name or "")
+        folder = self.settings.folder / trial.row.folder
+        if (found := record_of(folder)) is None:
+            return TrialEnd(not_started="failed", message="left no record: see what its launcher has printed")
+        code = -signal.SIGKILL if complete_record(folder) is None else found.exit_code or 0
+        return TrialEnd(code=code, seconds=found.duration_s, host=found.host_name or "")
