@@ -118,12 +118,6 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
-
-
-
-
-
-
 def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
     return Planner.start(point, machine(), parts)
 
