@@ -420,11 +420,6 @@ class ProfileEntry(TypedDict):
     """Share of the profiled time in which at least one kernel ran."""
     copy_ms_per_step: float | None
     """Copies between host and device, or from one device to another."""
-    copy_under_compute_frac: float | None
-    """Share of copy time in which a kernel ran as well; None without copies."""
-    host_ahead_frac: float | None
-    """Share of the profiled time in which the device had the next kernel queued: launched while an earlier one of its
-    stream ran, and not started yet."""
 
 
 class GainEntry(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class LoggerOpener:
     on_event: OnEvent
     resumed_at: int | None = None
     """Step from which the run goes on in its folder."""
-    _service: wandb_sink.Service | None = None
+    _service: threading.Thread | None = None
     _loggers: list[Any] = field(default_factory=list)
 
     def start(self) -> None:
@@ -48,7 +49,7 @@ class LoggerOpener:
         mode = wandb_sink.decide_mode(self.config.logger.mode.value)
         if mode != "disabled":
             with suppress(Exception):  # `open` tells
-                self._service = wandb_sink.Service(mode)
+                self._service = wandb_sink.start_service(mode)
 
     def open(self, config: dict[str, Any], typed: str) -> tuple[list[Sink], list[Any]]:
         """Returns the sinks of the chosen loggers, and the loggers for Trainers. A failed one is an event."""

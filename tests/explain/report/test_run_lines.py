@@ -20,14 +20,12 @@ SEEN: ProfileEntry = {
     ],
     "device_busy_frac": 0.9,
     "copy_ms_per_step": 1.25,
-    "copy_under_compute_frac": 0.96,
-    "host_ahead_frac": 0.875,
 }
 TRACE = "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"
 UNSEEN: Any = {
     **SEEN,
     "by": "cpu",
-    **dict.fromkeys(("device_busy_frac", "copy_ms_per_step", "copy_under_compute_frac", "host_ahead_frac")),
+    **dict.fromkeys(("device_busy_frac", "copy_ms_per_step")),
 }
 
 
@@ -42,9 +40,7 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
     record.synchronisations = [{"place": "model.py:12", "per_step": 2.0}, {"place": "wellfed/a.py:3", "per_step": 0.5}]
     assert profile_lines(record) == [
         "10 steps recorded, 32.12 ms each: recording costs time, too",
-        "the GPU ran kernels 90.0 % of the time, and another one was queued for 87.5 %: for that share the host was "
-        "ahead of the GPU",
-        "copies take 1.25 ms a step, 96.0 % of it while kernels run",
+        "the GPU ran kernels 90.0 % of the time; copies take 1.25 ms a step",
         "model.py:12 makes the host wait for the GPU, 2 times a step",
         "wellfed/a.py:3 makes the host wait for the GPU, every 2 steps",
         TRACE,

@@ -11,7 +11,7 @@ from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journa
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepColumns
+from wellfed.observe.timing.readiness import StepTable
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
 from wellfed.record import RunRecord, read
 
@@ -85,7 +85,7 @@ def test_steps_that_are_finished_and_not_yet_handed_over_count(tmp_path):
     finished.append(row(3))
     made.save()
     assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["1", "2", "3"]
-    assert StepColumns.of(made.rows).column("step").tolist() == [1, 2, 3]
+    assert StepTable.of(made.rows).column("step").tolist() == [1, 2, 3]
 
 
 def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
@@ -180,7 +180,7 @@ def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp
     now_s[0] = 0.35  # after a checkpoint of step 3, at 0.32 s
     made.metrics("train", {"own": 1.0}, step=3, epoch=0)
     made.rewind(3, 0.32)
-    assert StepColumns.of(made.rows).column("step").tolist() == [1, 2, 3]
+    assert StepTable.of(made.rows).column("step").tolist() == [1, 2, 3]
     made.steps([row(4)])
     made.save()
     assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]

@@ -123,6 +123,6 @@ def test_students_t(degrees: int) -> None:
     assert student_t_975(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(1, 127.32), (2, 14.089), (3, 7.453), (5, 4.773), (10, 3.581)])
+@pytest.mark.parametrize(("degrees", "quantile"), [(1, 127.32), (5, 4.773), (10, 3.581), (30, 3.030), (60, 2.915)])
 def test_a_far_quantile_of_students_t(degrees, quantile):
-    assert student_t(degrees, 0.9975) == pytest.approx(quantile, rel=0.04)
+    assert student_t(degrees, 0.9975) == pytest.approx(quantile, rel=0.005)

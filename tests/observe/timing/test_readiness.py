@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.observe.timing.readiness import StepColumns, StepTable, summarise
+from wellfed.observe.timing.readiness import StepTable, summarise
 from wellfed.observe.timing.step_clock import StepRow
 
 durations = st.just(0.0) | st.floats(1e-6, 1e4)
@@ -84,7 +84,7 @@ def numbered(first, last, **more):
 
 
 def steps_of(table):
-    return StepColumns.of(table).column("step").tolist()
+    return StepTable.of(table).column("step").tolist()
 
 
 def test_a_table_has_the_rows_that_were_added():

@@ -11,7 +11,7 @@ from tests.run.passes.test_passes import passes_of
 from tests.run.ranks.test_exchange import FAILED, joined, on_all
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
-from wellfed.observe.timing.readiness import StepColumns
+from wellfed.observe.timing.readiness import StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.process import StopRequest
 from wellfed.record import RunRecord
@@ -218,7 +218,7 @@ def test_batches_are_counted_and_some_of_them_measured():
 
 
 def half_ms(found):
-    return half_widths_ms(StepColumns.of(found).steady())
+    return half_widths_ms(StepTable.of(found).steady())
 
 
 def work_half_ms(found):

@@ -315,15 +315,9 @@ def profile_lines(record: RunRecord) -> list[str]:
     steps, asked = profile["steps"], (record.config.get("trainer") or {}).get("profile_steps")
     of = f" (of {asked}: training ended)" if asked and steps < asked else ""
     lines = [f"{counted(steps, 'step')}{of} recorded, {profile['step_ms']:.2f} ms each: recording costs time, too"]
-    busy, ahead = profile["device_busy_frac"], profile["host_ahead_frac"]
-    copy_ms, hidden = profile["copy_ms_per_step"], profile["copy_under_compute_frac"]
-    if busy is not None and ahead is not None:
-        lines.append(
-            f"the GPU ran kernels {show_percent(busy)} of the time, and another one was queued for "
-            f"{show_percent(ahead)}: for that share the host was ahead of the GPU"
-        )
-    if copy_ms is not None and hidden is not None:
-        lines.append(f"copies take {show_ms(copy_ms)} a step, {show_percent(hidden)} of it while kernels run")
+    busy, copy_ms = profile["device_busy_frac"], profile["copy_ms_per_step"]
+    if busy is not None and copy_ms is not None:
+        lines.append(f"the GPU ran kernels {show_percent(busy)} of the time; copies take {show_ms(copy_ms)} a step")
     accelerator = record.plan.get("trainer.accelerator")
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
         lines.append("the host alone: torch recorded nothing of what the GPU did")

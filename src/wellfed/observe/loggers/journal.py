@@ -18,7 +18,7 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepColumns, StepSummary, StepTable, summarise
+from wellfed.observe.timing.readiness import StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
 from wellfed.record import EventKind, RunRecord
 
@@ -190,9 +190,9 @@ class Journal:
         """Returns the figures of the steps so far."""
         return summarise(self.rows)
 
-    def recent(self, number: int) -> StepColumns | None:
+    def recent(self, number: int) -> StepTable | None:
         """Returns the last steps, up to this number, without warm-up; None without any, or if they took no time."""
-        recent = StepColumns.of(self.rows).latest(number).steady()
+        recent = StepTable.of(self.rows).latest(number).steady()
         return None if recent.samples_per_s is None else recent
 
     def flush(self) -> None:

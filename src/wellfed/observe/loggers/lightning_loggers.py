@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -26,17 +25,36 @@ defer_torchmetrics()  # before Lightning is imported, which happens here first i
 defer_dynamo()
 
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger  # noqa: E402
-from lightning.pytorch.loggers.logger import Logger  # noqa: E402
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+from lightning.pytorch.loggers.logger import DummyLogger, Logger  # noqa: E402
 
 _LOG = logging.getLogger(__name__)
 Forward = Callable[[Mapping[str, float]], None]
 _FLUSH_S = 2
 """Maximum seconds that TensorBoard buffers values."""
-_NOT_FOR_MLFLOW = re.compile(r"[^\w/. -]", re.ASCII)
-"""Characters that mlflow refuses in a metric's name, such as in ``val/ndcg@10``."""
 _RETRIES, _TIMEOUT_S = "1", "10"
 """Retries and timeout of calls to an mlflow server. Its defaults (7 and 120 s) block a run for minutes."""
+
+
+class _Experiment:
+    """Wrapper of a logger's ``experiment`` under which code for TensorBoard runs: methods that it lacks do nothing."""
+
+    has_warned = False
+
+    def __init__(self, real: Any, logger: str) -> None:
+        self.real, self._logger = real, logger
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or hasattr(self.real, name):
+            return getattr(self.real, name)
+        if not _Experiment.has_warned:
+            _Experiment.has_warned = True
+            _LOG.warning(
+                "%s of self.logger keeps nothing with %s: pictures and texts that are handed to it are dropped. "
+                "Numbers given to self.log and self.logger.log_metrics are kept.",
+                name,
+                self._logger,
+            )
+        return lambda *arguments, **named: None
 
 
 class _OfRun(Logger):
@@ -46,19 +64,11 @@ class _OfRun(Logger):
     """Receives numbers; None = another logger of the same Trainer forwards them."""
     report: Callable[[str], None] = staticmethod(lambda reason: None)
     """Called with the reason of a failed call."""
-    shown_as = ""
-    """Text such as ``with csv``, for a warning about calls that its ``experiment`` lacks; empty = it lacks none."""
     _config: Mapping[str, Any] = MappingProxyType({})
-    _lenient: _Lenient | None = None
 
     @property
     def experiment(self) -> Any:
-        real = super().experiment
-        if not self.shown_as:
-            return real
-        if self._lenient is None or self._lenient.real is not real:
-            self._lenient = _Lenient(real, self.shown_as)
-        return self._lenient
+        return _Experiment(super().experiment, type(self).__name__.strip("_").lower())
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Sends numbers and one-element tensors to the run, anything else to this logger."""
@@ -111,31 +121,19 @@ class _OfRun(Logger):
             self.report(text_of(error))
 
 
-class Quiet(_OfRun):
-    """Logger of a run without loggers: numbers go to the files, anything else is dropped."""
+class Quiet(_OfRun, DummyLogger):
+    """Logger of a run without loggers: numbers go to the files, and calls for anything else do nothing."""
 
     name = "lightning"
     """Folder for files of the user's callbacks, apart from the run's checkpoints."""
-    version = ""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder, self._experiment = folder, _Lenient(None, "without a logger")
+        self._folder = folder
 
     @property
     def save_dir(self) -> str:
         return str(self._folder)
-
-    @property
-    def experiment(self) -> Any:
-        return self._experiment
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns methods of other loggers, such as ``log_image``."""
-        return getattr(vars(self).get("_experiment"), name)
-
-    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """Does nothing: the record has the configuration."""
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
@@ -162,11 +160,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 
 
 class _Mlflow(_OfRun, MLFlowLogger):
-    shown_as = "with mlflow"
     shows_media = True
-
-    def write(self, figures: Mapping[str, float], step: int) -> None:
-        super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
@@ -183,11 +177,11 @@ class _Mlflow(_OfRun, MLFlowLogger):
 
 
 class _Csv(_OfRun, CSVLogger):
-    shown_as = "with csv"
+    pass
 
 
 class _Wandb(_OfRun, WandbLogger):
-    shown_as = "with wandb"
+    pass
 
 
 class LoggerSink(GuardedSink):
@@ -237,7 +231,6 @@ def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None, tag
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
     if uri.startswith("file:"):  # mlflow 3 prefers a database, which its small package can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it notes the new experiment
     return _Mlflow(experiment, name, uri, run_id=run_id, tags={"tags": ",".join(map(hidden, tags))} if tags else None)
 
 
@@ -263,26 +256,3 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _is_number(value: Any) -> bool:
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))
-
-
-class _Lenient:
-    """Wrapper of a logger's ``experiment`` that ignores calls of missing methods. The first such call warns."""
-
-    _has_warned = False
-
-    def __init__(self, real: Any, name: str) -> None:
-        self.real, self._name = real, name
-
-    def __getattr__(self, attribute: str) -> Any:
-        real = vars(self).get("real")
-        if attribute.startswith("_") or hasattr(real, attribute):
-            return getattr(real, attribute)
-        if not self._has_warned and rank_zero_only.rank == 0:
-            self._has_warned = True
-            _LOG.warning(
-                "%s of self.logger keeps nothing %s: pictures and texts that are handed to it are "
-                "dropped. Numbers given to self.log and self.logger.log_metrics are kept.",
-                attribute,
-                self._name,
-            )
-        return lambda *arguments, **named: None

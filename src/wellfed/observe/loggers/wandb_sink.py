@@ -9,8 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,19 +62,6 @@ def decide_mode(asked: str) -> str:
     return "online" if is_logged_in() else "offline"
 
 
-@cache
-def list_packages() -> None:
-    """Imports wandb and lists the installed packages, as each of its runs does: the metadata of all are read once.
-
-    A process that has done so may be forked.
-    """
-    from wandb import util
-
-    found = ((each["Name"], each["Version"]) for each in (package.metadata for package in distributions()))
-    listed = tuple(util.InstalledDistribution(name, version) for name, version in found if name and version)
-    util.working_set = lambda: listed
-
-
 class WandbSink(GuardedSink):
     """Sink of an open wandb run. Rows contain their axes, so wandb's step counter is unused. wandb 0.31 makes one row
     of each ``run.log(row)``. A row sent while the run closes is lost or raises, so one thread calls at a time."""
@@ -101,9 +86,8 @@ class WandbSink(GuardedSink):
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         import wandb
 
-        with _without_pandas():
-            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            self.run.log({**_at(step), name: table})
+        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+        self.run.log({**_at(step), name: table})
 
     def _take_file(self, name: str, path: Path, step: int | None) -> None:
         import wandb
@@ -111,7 +95,7 @@ class WandbSink(GuardedSink):
         if path.suffix.lower() in PICTURES:
             self.run.log({**_at(step), name: wandb.Image(str(path))})
             return
-        with path.open(encoding="utf-8") as page, _without_pandas():
+        with path.open(encoding="utf-8") as page:
             self.run.log({**_at(step), name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -152,22 +136,6 @@ def _forget_service(exit_code: int) -> None:
 
 
 @contextmanager
-def _without_pandas() -> Iterator[None]:
-    """Keeps wandb from importing pandas to see that a value is no DataFrame, which takes .2 s of CPU time.
-
-    wandb then goes by the name of a value's type, so a DataFrame that another thread logs meanwhile is taken as one.
-    """
-    from wandb import util
-
-    before = getattr(util, "pd_available", False)
-    util.pd_available = before and "pandas" in sys.modules
-    try:
-        yield
-    finally:
-        util.pd_available = before
-
-
-@contextmanager
 def _without_launch() -> Iterator[None]:
     """Keeps ``wandb.init`` from importing wandb's launch, which takes .4 s of CPU time.
 
@@ -203,7 +171,8 @@ class _NoInputs:
         """Does nothing: no inputs were declared."""
 
 
-def _import_wandb(mode: str) -> Any:
+def import_wandb(mode: str) -> Any:
+    """Returns wandb, imported for runs of this mode."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
@@ -212,30 +181,14 @@ def _import_wandb(mode: str) -> Any:
     return wandb
 
 
-def _environment() -> dict[str, str]:
-    """Returns the variables that wandb reads when its service starts."""
-    own = {"WANDB_SERVICE"}  # wandb sets it
-    return {name: value for name, value in os.environ.items() if name.startswith("WANDB_") and name not in own}
+def start_service(mode: str) -> threading.Thread:
+    """Starts wandb's service in a thread, which takes .2 s. `open_run` tries again if that fails.
 
-
-class Service:
-    """wandb's service, which a thread starts within .2 s. `open_run` tries again if that fails."""
-
-    def __init__(self, mode: str) -> None:
-        """``mode``: online or offline. Raises what importing wandb raises."""
-        wandb = _import_wandb(mode)
-        self._environment = _environment()
-        self._start = threading.Thread(target=_quietly, args=(wandb.setup,), name="wandb-start")
-        self._start.start()
-
-    def wait(self) -> None:
-        """Waits for the start. Ends the service if the environment has changed since, which it would ignore."""
-        self._start.join()
-        if _environment() != self._environment:
-            import wandb
-
-            if wandb.run is None:
-                wandb.teardown()
+    Raises what importing wandb raises.
+    """
+    thread = threading.Thread(target=_quietly, args=(import_wandb(mode).setup,), name="wandb-start")
+    thread.start()
+    return thread
 
 
 def _quietly(call: Callable[[], Any]) -> None:
@@ -255,7 +208,7 @@ def open_run(
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
-    service: Service | None = None,
+    service: threading.Thread | None = None,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
@@ -263,14 +216,12 @@ def open_run(
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written. The run continues.
-        service: None = it starts now.
+        service: result of `start_service`; None = it starts now.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
     """
-    wandb = _import_wandb(mode)
-    with suppress(ImportError, AttributeError):  # another version, which lists them in another way
-        list_packages()
+    wandb = import_wandb(mode)
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
@@ -306,7 +257,7 @@ def open_run(
         try:
             with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
                 if service is not None:
-                    service.wait()
+                    service.join()
                 run = start(mode)
         except Exception as error:
             if mode != "online":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 
 MIN_STEPS = 40
 """Fewest steps for an interval; over fewer a drift can't be distinguished from noise."""
@@ -89,23 +89,27 @@ def mean_ratio(ratios: Sequence[float]) -> tuple[float, tuple[float, float] | No
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
-def student_t_975(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's t."""
-    return {1: 12.706, 2: 4.303}.get(degrees) or student_t(degrees, 0.975)
+_STUDENT_T = {
+    0.975: (
+        *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+        *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    ),
+    0.9975: (
+        *(127.321, 14.089, 7.453, 5.598, 4.773, 4.317, 4.029, 3.833, 3.690, 3.581),
+        *(3.497, 3.428, 3.372, 3.326, 3.286, 3.252, 3.222, 3.197, 3.174, 3.153),
+    ),
+}
+"""Quantile -> its value for 1 to 20 degrees of freedom."""
+_BEYOND = {0.975: (1.960, 2.5), 0.9975: (2.807, 6.8)}
+"""Quantile -> a and b of its value a + b / degrees for more degrees, within 0.3 %."""
 
 
 def student_t(degrees: int, part: float) -> float:
-    """Returns a quantile of Student's t between 0.9 and 0.9975.
+    """Returns a quantile of Student's t: 0.975 or 0.9975."""
+    table, (limit, slope) = _STUDENT_T[part], _BEYOND[part]
+    return table[degrees - 1] if degrees <= len(table) else limit + slope / degrees
 
-    It is exact for 1 and 2 degrees, and within 4 % for more (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5).
-    """
-    if degrees == 1:
-        return math.tan(math.pi * (part - 0.5))
-    if degrees == 2:
-        return (2 * part - 1) / math.sqrt(2 * part * (1 - part))
-    z = NormalDist().inv_cdf(part)
-    g1 = (z**3 + z) / 4
-    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
-    return z + g1 / degrees + g2 / degrees**2 + g3 / degrees**3 + g4 / degrees**4
+
+def student_t_975(degrees: int) -> float:
+    """Returns the 97.5 % quantile of Student's t."""
+    return student_t(degrees, 0.975)

@@ -88,15 +88,24 @@ class StepSummary:
 class StepTable:
     """Rows of the latest steps, held as one array: a run of many steps keeps no object for each figure."""
 
-    def __init__(self, most: int) -> None:
-        """``most``: maximum number of rows; beyond it the oldest are dropped."""
-        self._most, self._end = most, 0
-        self._array = _figures(())
+    def __init__(self, most: int | None = None, figures: Column | None = None) -> None:
+        """
+        Args:
+            most: maximum number of rows; beyond it the oldest are dropped. None = no limit.
+            figures: rows to begin with, as in `figures`.
+        """
+        self._array = _figures(()) if figures is None else figures
+        self._most, self._end = most, len(self._array)
+
+    @classmethod
+    def of(cls, rows: Rows) -> StepTable:
+        """Returns a table of rows."""
+        return rows if isinstance(rows, StepTable) else cls(figures=_figures(rows))
 
     @property
     def figures(self) -> Column:
         """One row a step, the fields of `StepRow` as columns, ``nan`` for None."""
-        return self._array[max(0, self._end - self._most) : self._end]
+        return self._array[self._end - len(self) : self._end]
 
     def extend(self, rows: Sequence[StepRow]) -> None:
         """Adds rows."""
@@ -105,7 +114,8 @@ class StepTable:
             kept = self.figures
             total = len(kept) + len(new)
             # An array of its own, since figures may be in use. Little room, since all of it is filled in the end.
-            self._array, end = np.empty((min(2 * total, total + self._most // 8), len(_PLACES))), len(kept)
+            room = total if self._most is None else min(total, self._most // 8)
+            self._array, end = np.empty((total + room, len(_PLACES))), len(kept)
             self._array[:end] = kept
         self._end = end + len(new)
         self._array[end : self._end] = new
@@ -116,58 +126,26 @@ class StepTable:
             self._end -= 1
 
     def __len__(self) -> int:
-        return min(self._end, self._most)
+        return self._end if self._most is None else min(self._end, self._most)
 
     def __iter__(self) -> Iterator[StepRow]:
         return map(_row, self.figures.tolist())
 
-
-Rows = Sequence[StepRow] | StepTable
-
-
-def _figures(rows: Iterable[StepRow]) -> Column:
-    return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
-
-
-def _row(figures: Sequence[float]) -> StepRow:
-    cells: dict[str, Any] = {
-        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
-        for name, figure in zip(_PLACES, figures, strict=True)
-    }
-    cells["warmup"] = bool(cells["warmup"])
-    return StepRow(**cells)
-
-
-class StepColumns:
-    """Columns of several rows, in milliseconds."""
-
-    def __init__(self, figures: Column) -> None:
-        """``figures``: as `StepTable.figures`."""
-        self._figures = figures
-
-    @classmethod
-    def of(cls, rows: Rows) -> StepColumns:
-        """Returns the columns of rows."""
-        return cls(rows.figures if isinstance(rows, StepTable) else _figures(rows))
-
-    def __len__(self) -> int:
-        return len(self._figures)
-
-    def latest(self, number: int) -> StepColumns:
+    def latest(self, number: int) -> StepTable:
         """Returns up to this number of the last rows."""
-        return StepColumns(self._figures[-number:])
+        return StepTable(figures=self.figures[-number:])
 
-    def after(self, number: int) -> StepColumns:
+    def after(self, number: int) -> StepTable:
         """Returns the rows without this number of the first."""
-        return StepColumns(self._figures[number:])
+        return StepTable(figures=self.figures[number:])
 
-    def steady(self) -> StepColumns:
+    def steady(self) -> StepTable:
         """Returns the rows that are not warm-up."""
-        return StepColumns(self._figures[self.column("warmup") == 0])
+        return StepTable(figures=self.figures[self.column("warmup") == 0])
 
     def column(self, name: str) -> Column:
         """Returns a field of `StepRow` for each row, ``nan`` for None."""
-        return self._figures[:, _PLACES[name]]
+        return self.figures[:, _PLACES[name]]
 
     def known(self, name: str) -> Column:
         """Returns the figures of a field, without the rows that lack it."""
@@ -206,9 +184,25 @@ class StepColumns:
         return means
 
 
-def summarise(rows: Rows | StepColumns) -> StepSummary | None:
+Rows = Sequence[StepRow] | StepTable
+
+
+def _figures(rows: Iterable[StepRow]) -> Column:
+    return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
+
+
+def _row(figures: Sequence[float]) -> StepRow:
+    cells: dict[str, Any] = {
+        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
+        for name, figure in zip(_PLACES, figures, strict=True)
+    }
+    cells["warmup"] = bool(cells["warmup"])
+    return StepRow(**cells)
+
+
+def summarise(rows: Rows) -> StepSummary | None:
     """Returns the figures of the rows that are not warm-up; None if there are none."""
-    every = rows if isinstance(rows, StepColumns) else StepColumns.of(rows)
+    every = StepTable.of(rows)
     kept = every.steady()
     rate, step_ms = kept.samples_per_s, kept.step_ms
     if rate is None:
@@ -239,7 +233,7 @@ def summarise(rows: Rows | StepColumns) -> StepSummary | None:
     )
 
 
-def _phases(columns: StepColumns, compute_frac: float) -> dict[str, Any]:
+def _phases(columns: StepTable, compute_frac: float) -> dict[str, Any]:
     """Returns the mean time of each phase, and its share of the steps by the clock of the compute time."""
     means_ms = columns.means_ms()
     found: dict[str, Any] = {name: means_ms[name] for name in PHASE_COLUMNS if name in means_ms}
@@ -255,7 +249,7 @@ def _phases(columns: StepColumns, compute_frac: float) -> dict[str, Any]:
     return found
 
 
-def _building(columns: StepColumns) -> dict[str, Any]:
+def _building(columns: StepTable) -> dict[str, Any]:
     built_ms = columns.known("build_ms")
     if not len(built_ms):
         return {}

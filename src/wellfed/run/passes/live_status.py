@@ -20,7 +20,7 @@ from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget,
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepColumns, summarise
+from wellfed.observe.timing.readiness import StepTable, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import FindingEntry
@@ -115,7 +115,7 @@ class LiveStatus:
 
     def _finding(self) -> tuple[FindingEntry | None, int]:
         """Returns the costliest finding so far, if it costs a good share of the time, and the number of steps."""
-        columns = StepColumns.of(self._books.journal.rows).after(self._rows_before + self._warmup)
+        columns = StepTable.of(self._books.journal.rows).after(self._rows_before + self._warmup)
         columns = columns.latest(_LATEST).steady()
         summary, record = summarise(columns), self._books.record
         if summary is None:
@@ -182,7 +182,7 @@ class LiveStatus:
             yield Text(f"mem {show_gib(values['rss_gib'])}")
 
 
-def _table(columns: StepColumns) -> dict[str, Series]:
+def _table(columns: StepTable) -> dict[str, Series]:
     """Returns the columns of steps.csv of these steps."""
     return {**{name: columns.column(name) for name in StepRow._fields}, "ready": columns.ready}
 

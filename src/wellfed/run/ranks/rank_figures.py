@@ -19,7 +19,7 @@ import psutil
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
-from wellfed.observe.timing.readiness import Rows, StepColumns, summarise
+from wellfed.observe.timing.readiness import Rows, StepTable, summarise
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record import RankEntry
 from wellfed.run.outcome import RankEnded
@@ -185,7 +185,7 @@ class RankFigures:
 
     def _steps_apart(self) -> int:
         """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
-        latest_ms = StepColumns.of(self._rows()).latest(_MEASURED_STEPS).steady().step_ms
+        latest_ms = StepTable.of(self._rows()).latest(_MEASURED_STEPS).steady().step_ms
         return steps_apart(float(latest_ms.mean()) / 1e3) if len(latest_ms) else 0
 
     def report(self) -> bool:
@@ -235,7 +235,7 @@ class RankFigures:
 
     def _own(self) -> RankEntry | None:
         """Returns the figures of this rank so far; None before the first step after the warm-up."""
-        latest = StepColumns.of(self._rows()).latest(_LATEST)
+        latest = StepTable.of(self._rows()).latest(_LATEST)
         found = summarise(latest)
         if found is None:
             return None
@@ -289,7 +289,7 @@ def steps_apart(step_s: float) -> int:
     return 1 << (max(1, math.ceil(EVERY_S / step_s)) - 1).bit_length()
 
 
-def half_widths_ms(steady: StepColumns) -> dict[str, float | None]:
+def half_widths_ms(steady: StepTable) -> dict[str, float | None]:
     """Returns ``between_half_ms`` and ``work_half_ms`` of a `RankEntry`; None with too few steps.
 
     A device times the phases of some steps, so their error is added to that of the rest.

@@ -31,7 +31,7 @@ from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
-from wellfed.observe.timing.readiness import Rows, StepColumns
+from wellfed.observe.timing.readiness import Rows, StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
@@ -322,7 +322,7 @@ class ScriptRecord(RankOfScript):
 
     def _effective_batch_size(self) -> int | None:
         """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
-        size, parts = None if self._seen is None else self._seen.batch_size, StepColumns.of(self.journal.rows)
+        size, parts = None if self._seen is None else self._seen.batch_size, StepTable.of(self.journal.rows)
         if not isinstance(size, int) or not len(parts):
             return None
         samples = size * self.world_size * float(np.median(parts.column("num_micro")))

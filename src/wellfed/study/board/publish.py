@@ -40,7 +40,7 @@ _SUMMARY = {
 def import_wandb() -> None:
     """Imports what `publish` needs, which reports what is wrong with it."""
     with suppress(Exception):
-        wandb_sink.list_packages()
+        wandb_sink.import_wandb("online")
 
 
 def unpublished(folder: Path, rows: Sequence[Row]) -> list[tuple[Row, dict[str, Any]]]:

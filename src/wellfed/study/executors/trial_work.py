@@ -73,9 +73,10 @@ def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
     _fill_caches()
     if not is_timed:
         script()
-    if not is_timed and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
+    mode = wandb_sink.decide_mode(config.logger.mode.value)
+    if not is_timed and mode != "disabled":
         with suppress(Exception):  # the trials report what is wrong with it
-            wandb_sink.list_packages()
+            wandb_sink.import_wandb(mode)
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."

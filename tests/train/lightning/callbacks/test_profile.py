@@ -8,9 +8,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch._C._autograd import DeviceType
 
 from tests.kit import tiny
+from tests.observe.timing.test_trace_figures import event
 from wellfed.observe.timing.step_clock import StepClock, StepRow
+from wellfed.observe.timing.trace_figures import STEP
 from wellfed.record import ProfileEntry
 from wellfed.train.lightning.callbacks import profile
 from wellfed.train.lightning.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
@@ -22,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 def steps_in(path: Path) -> list[str]:
     """Returns the numbers of the steps in a trace, one per range."""
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
-    return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
+    return [name.removeprefix(STEP) for name in names if name.startswith(STEP)]
 
 
 class Profiled:
@@ -44,7 +47,7 @@ def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: p
     tiny.fit(tiny.module(), tmp_path, [profiled.callback])
     assert sorted(set(steps_in(profiled.path)), key=int) == ["4", "5", "6", "7"]
     ((found,), events) = profiled.found, profiled.events
-    assert (found["steps"], found["by"], found["host_ahead_frac"], events) == (4, "cpu", None, [])
+    assert (found["steps"], found["by"], found["device_busy_frac"], events) == (4, "cpu", None, [])
     operations = {one["name"]: one for one in found["operations"]}
     assert operations["aten::addmm"]["calls"] == 4 * 2  # two layers; the 4 steps take 2 batches of 32, 1 of 6, 1 of 32
     assert 0.7 * found["step_ms"] < sum(one["ms_per_step"] for one in found["operations"]) < 1.001 * found["step_ms"]
@@ -191,8 +194,8 @@ def test_what_torch_can_not_record_of_a_card_is_said_once(
 def test_where_torch_can_record_a_card_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for torch's profiler, since this build can't record a card."""
     asked: list[Any] = []
-    step = {"cat": "user_annotation", "name": "ProfilerStep#4", "pid": 1, "tid": 1, "ts": 0, "dur": 1000, "args": {}}
-    kernel = {"cat": "kernel", "name": "sgemm", "pid": 0, "tid": 7, "ts": 10, "dur": 900, "args": {"correlation": 3}}
+    step = event(f"{STEP}4", 0, 1000)
+    kernel = event("sgemm", 10, 910, on=DeviceType.CUDA)
 
     class Kineto:
         def __init__(self, activities: Any) -> None:
@@ -205,7 +208,10 @@ def test_where_torch_can_record_a_card_it_is_asked_for(tmp_path: Path, monkeypat
             asked.append("stop")
 
         def export_chrome_trace(self, path: str) -> None:
-            Path(path).write_text(json.dumps({"traceEvents": [{"ph": "X", **one} for one in (step, kernel)]}))
+            Path(path).touch()
+
+        def events(self) -> list[Any]:
+            return [step, kernel]
 
         prepare_trace = start_trace
 

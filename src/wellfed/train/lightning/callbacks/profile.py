@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
-from wellfed.observe.timing.trace_figures import STEP, figures, spans
+from wellfed.observe.timing.trace_figures import STEP, figures
 from wellfed.record import OnEvent, ProfileEntry, ignore_event
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.module import StepModule
@@ -149,8 +149,8 @@ class ProfilerTrace(pl.Callback):
     def _write(self, profiler: profile) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self._path))
-        found = figures(spans(self._path), last=self._num_ended)
-        if found is not None:
+        events = profiler.events()  # type: ignore[no-untyped-call]
+        if (found := figures(events, last=self._num_ended)) is not None:
             self._on_profiled(found)
 
     @contextmanager
