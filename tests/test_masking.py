@@ -7,8 +7,6 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from wellfed import masking
 from wellfed.masking import (
@@ -17,7 +15,6 @@ from wellfed.masking import (
     learn,
     masked,
     masked_command,
-    masked_diff,
     masked_override,
     secrets_of,
 )
@@ -244,20 +241,17 @@ def test_a_log_line_and_its_traceback() -> None:
         ("a.token=${oc.env:T}", "a.token=${oc.env:T}"),
         ("a.token=${oc.env:T,${oc.env:U}}", "a.token=${oc.env:T,${oc.env:U}}"),
         ("a.token=${oc.env:T}x", "a.token='***'"),
-        ("a={password: x, b: 2}", "a={password: '***', b: 2}"),
-        ("+a.x={api_key: x}", "+a.x={api_key: '***'}"),
-        ("a={'api_key': x}", "a={'api_key': '***'}"),
-        ('a={"api_key":"x"}', "a={\"api_key\":'***'}"),
-        ("a={b: {api_key: 'it, is'}, token: ${oc.env:T}}", "a={b: {api_key: '***'}, token: ${oc.env:T}}"),
-        ('a=[{secret:"x\\" y"},{b:1}]', "a=[{secret:'***'},{b:1}]"),
+        ("a={password: x, b: 2}", "a='***'"),
+        ("+a.x={api_key: x}", "+a.x='***'"),
+        ("a={'api_key': x}", "a='***'"),
+        ('a={"api_key":"x"}', "a='***'"),
+        ("a={b: {api_key: 'it, is'}, token: ${oc.env:T}}", "a='***'"),
+        ('a=[{secret:"x\\" y"},{b:1}]', "a='***'"),
         ("a={max_tokens: 5, tokens: [x]}", "a={max_tokens: 5, tokens: [x]}"),
-        (
-            "a={api_tokens: [x, y], auth: {user: u, n: 1}}",
-            "a={api_tokens: ['***', '***'], auth: {user: '***', n: '***'}}",
-        ),
-        ("a.credentials={user: u}", "a.credentials={user: '***'}"),
-        ("a.credentials=[u,1]", "a.credentials=['***','***']"),
-        ("a={password: str(12), b: 1}", "a={password: '***', b: 1}"),
+        ("a={api_tokens: [x, y], auth: {user: u, n: 1}}", "a='***'"),
+        ("a.credentials={user: u}", "a.credentials='***'"),
+        ("a.credentials=[u,1]", "a.credentials='***'"),
+        ("a={password: str(12), b: 1}", "a='***'"),
         ("a=[1,2]", "a=[1,2]"),
         ("a={b: [1, {c: 2}], d: }", "a={b: [1, {c: 2}], d: }"),
         ("a.url=https://u:pw@h/x", "a.url=https://u:***@h/x"),
@@ -268,79 +262,6 @@ def test_a_log_line_and_its_traceback() -> None:
 )
 def test_overrides(typed: str, shown: str) -> None:
     assert masked_override(typed) == shown
-
-
-@given(st.text(alphabet="ab{}[](),:'\"\\ =$*", max_size=30))
-@settings(max_examples=200, derandomize=True)
-def test_any_override_is_read_to_its_end(value: str) -> None:
-    assert masked_override(f"a={value}") == f"a={value}"
-
-
-DIFF = """\
-diff --git a/conf.yaml b/conf.yaml
---- a/conf.yaml
-+++ b/conf.yaml
-@@ -1,3 +1,9 @@
- name: x
--api_key: S01
-+api_key: S02  # new
-+max_tokens: 77
-+credentials:
-+  user: S03
-+    deeper: S04
-+password: >-
-+  S05
-+lr: 0.1
-+url: https://u:S06@h/x
-diff --git a/x.py b/x.py
---- a/x.py
-+++ b/x.py
-+API_KEY = "S07"
-+headers = {"Authorization": "S08", 'x-api-key': 'S09', "accept": "json"}
-+os.environ["HF_TOKEN"] = 'S10'
-+def f(api_key: str = "S11", token: str | None = None) -> None:
-+    token = tokenizer.next(text)
-+    password=self.password
-+login(pwd=987654, author="me")
-+setdefault("SECRET_KEY", "S12")
-+run("--token=S13abcdefg", "--api-key", "S14")
-diff --git a/run.sh b/run.sh
---- a/run.sh
-+++ b/run.sh
-+export WANDB_API_KEY=S15
-+python src/train.py +workload.data.api_key=S16 --token S17 seed=1
-+PASSWORD=$PASS
-+-----BEGIN RSA PRIVATE KEY-----
-+S18
-+-----END RSA PRIVATE KEY-----
-"""
-
-
-def test_a_diff() -> None:
-    shown = masked_diff(DIFF)
-    left = [f"S{number:02}" for number in range(1, 19) if f"S{number:02}" in shown]
-    assert left == []
-    assert "987654" not in shown
-    for kept in (
-        "+max_tokens: 77",
-        "+lr: 0.1",
-        '"accept": "json"',
-        "+    token = tokenizer.next(text)",
-        "+    password=self.password",
-        "token: str | None = None",
-        'author="me"',
-        "+PASSWORD=$PASS",
-        "seed=1",
-        "# new",
-    ):
-        assert kept in shown
-    assert shown.count("\n+") <= DIFF.count("\n+")
-    assert masked_diff("") == ""
-
-
-def test_a_diff_hides_what_was_learnt() -> None:
-    learn({"verysecretvalue"})
-    assert masked_diff("+++ b/x.py\n+x = 'verysecretvalue'") == "+++ b/x.py\n+x = '***'"
 
 
 def test_hidden_in_nested_facts() -> None:
@@ -356,11 +277,11 @@ def test_hidden_in_nested_facts() -> None:
         (["x", "--api-key", "abcdefghij", "--epochs", "3"], ["x", "--api-key", "***", "--epochs", "3"]),
         (["x", "--api-key=abcdefghij", "logger.password=hunter22"], ["x", "--api-key='***'", "logger.password='***'"]),
         (["x", "--password", "--verbose", "3"], ["x", "--password", "--verbose", "3"]),
-        (["sh", "-c", "x --token abcdefghij --lr 1"], ["sh", "-c", "x --token *** --lr 1"]),
+        (["sh", "-c", "x --token abcdefghij --lr 1"], ["sh", "-c", "***"]),
         (["x", "postgres://me:hunter22@host/db"], ["x", "postgres://me:***@host/db"]),
         (["x", "--max-tokens", "100"], ["x", "--max-tokens", "100"]),
         (["curl", "-H", "Authorization: Bearer abc123def456ghi"], ["curl", "-H", "Authorization: *** ***"]),
-        (["x", "--config", '{"api_key":"x9x9x9x9"}'], ["x", "--config", '{"api_key":"***"}']),
+        (["x", "--config", '{"api_key":"x9x9x9x9"}'], ["x", "--config", "***"]),
         (["x", "--token", "-Ab3deadbeef99"], ["x", "--token", "***"]),
         ([], []),
     ],

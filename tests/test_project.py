@@ -1,14 +1,11 @@
-import json
 import os
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from wellfed import __version__, project
+from wellfed import project
 from wellfed.errors import ConfigError
 from wellfed.record import engine_state, engine_version
 
@@ -52,20 +49,6 @@ def test_the_nearest_of_two_around_the_working_directory(tmp_path: Path) -> None
     assert told("-c", ASK, cwd=inner / "src").stdout.strip() == str(inner)
 
 
-def test_a_variable_that_names_another_project_than_the_working_directory_is_told(tmp_path: Path) -> None:
-    one, two = made(tmp_path / "one"), made(tmp_path / "two ü")
-    said = (
-        f"WELLFED_PROJECT names the project: {one}, not {two}, the one that you stand in. Unset it to use that one.\n"
-    )
-    asked = ("-m", "wellfed", "add")
-    assert told(*asked, cwd=two / "src", WELLFED_PROJECT=str(one)).stderr.startswith(said)
-    for cwd, named in ((one, str(one)), (tmp_path, str(one)), (two, ""), (two, str(tmp_path))):
-        assert "names the project" not in told(*asked, cwd=cwd, WELLFED_PROJECT=named).stderr
-    ask = "from wellfed import project; print(project.two_named())"
-    (two / "src/train.py").write_text(ask)
-    assert told(str(two / "src/train.py"), cwd=two, WELLFED_PROJECT=str(one)).stdout == "None\n"
-
-
 def test_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(project.VARIABLE)
@@ -99,82 +82,3 @@ def test_an_engine_beside_the_project_tells_its_version_and_commit(
     assert not beside["within_project"]
     assert beside["commit"] is None or len(beside["commit"]) == 40
     assert engine_version(beside).startswith("wellfed ")
-
-
-@pytest.mark.parametrize(
-    ("dependencies", "pinned"),
-    [
-        (["torch", "wellfed==0.3.1"], "0.3.1"),
-        (["wellfed[plots,hf] == 1.0rc1 ; python_version > '3'"], "1.0rc1"),
-        (["wellfed>=0.1"], None),
-        (["wellfed-extras==0.1"], None),
-    ],
-)
-def test_the_engine_that_a_project_pins(tmp_path: Path, monkeypatch, dependencies: list[str], pinned) -> None:
-    (made(tmp_path) / "pyproject.toml").write_text(f"[project]\ndependencies = {json.dumps(dependencies)}\n")
-    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
-    assert project.pinned_engine() == pinned
-
-
-def test_another_engine_than_the_pinned_one_is_named_with_both_versions(tmp_path: Path, monkeypatch) -> None:
-    pyproject = made(tmp_path) / "pyproject.toml"
-    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
-    pyproject.write_text(f"[project]\ndependencies = ['wellfed=={__version__}']\n")
-    assert project.engine_doubt() is None
-    pyproject.write_text("[project]\ndependencies = ['wellfed==99.1']\n")
-    assert f"pins wellfed 99.1, and this process runs wellfed {__version__} of" in str(project.engine_doubt())
-    pyproject.write_text("this is not toml")
-    assert project.engine_doubt() is None
-
-
-def test_two_engines_in_one_environment_are_named(tmp_path: Path) -> None:
-    """One on PYTHONPATH comes before the one that is installed."""
-    site, env = tmp_path / "site", tmp_path / "env"
-    (site / "wellfed-0.0.9.dist-info").mkdir(parents=True)
-    (site / "wellfed-0.0.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: wellfed\nVersion: 0.0.9\n")
-    made(env)
-    ask = f"import sys; sys.path.insert(0, {str(site)!r}); from wellfed import project; print(project.engine_doubt())"
-    said = told("-c", ask, cwd=env).stdout
-    assert said.startswith(
-        f"two engines: this process runs wellfed {__version__} of {project.ENGINE}, and wellfed 0.0.9 "
-    )
-    assert str(site) in said
-
-
-def test_a_knob_of_another_version_in_a_file_is_named_with_the_engine(tmp_path: Path) -> None:
-    """The configurations are the project's, the engine comes from elsewhere."""
-    shutil.copytree(project.configs(), tmp_path / "configs")
-    (tmp_path / "src").mkdir()
-    (tmp_path / "configs" / "loader" / "auto.yaml").write_text("queue_depth: 3\n")
-    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['wellfed==99.1']\n")
-    refused = told("-m", "wellfed", "plan", "workload=null", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "configs/loader/auto.yaml:1: loader.queue_depth=3: no such knob. loader has backend" in refused.stderr
-    assert "engine: pyproject.toml pins wellfed 99.1" in refused.stderr
-
-
-def test_an_engine_installed_within_another_repository_has_none_of_its_commits(tmp_path: Path) -> None:
-    """As in an environment that another one sees, which lies in a checkout."""
-    site = tmp_path / "other" / ".venv" / "lib" / "site-packages"
-    shutil.copytree(project.ENGINE, site / "wellfed", ignore=shutil.ignore_patterns("__pycache__"))
-    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1", "--allow-empty"]):
-        subprocess.run(["git", *words], cwd=tmp_path / "other", check=True)
-    ask = "from wellfed.record import engine_state; print(engine_state()['commit'])"
-    assert told("-c", ask, cwd=made(tmp_path / "mine"), PYTHONPATH=str(site)).stdout.strip() == "None"
-
-
-def test_the_engine_of_a_record_of_an_earlier_version_is_unknown() -> None:
-    assert engine_version(None) == "wellfed of an unknown version"
-
-
-def test_nothing_else_looks_for_files_by_its_own_place() -> None:
-    """Beside the files of a package that lie next to their reader."""
-    may = {"project.py", "errors.py", "__main__.py"}
-    asking = [
-        f"{path.relative_to(project.ENGINE)}: {line.strip()}"
-        for path in project.ENGINE.rglob("*.py")
-        if path.name not in may
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if "__file__" in line and ("parents[" in line or ".parent.parent" in line)
-    ]
-    assert asking == [], textwrap.dedent("wellfed.project tells where the project is")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
@@ -240,22 +239,21 @@ class MaskedStream(TextIOWrapper):
         return len(text)
 
 
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_TOKEN = re.compile(
-    rf"{_QUOTED}|\$\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|[{{}}\[\](),:]|\s+|[^\s{{}}\[\](),:'\"]+|.", re.DOTALL
-)
+_INNER_NAME = re.compile(r"([A-Za-z_][\w-]*)['\"]?\s*:")
+"""Name of an entry inside ``{..}``."""
+_FLAG = re.compile(r"--([A-Za-z][\w-]*)")
 
 
 def masked_override(text: str) -> str:
-    """Returns the override with secrets as ``***``, also inside ``{..}`` and ``[..]``."""
+    """Returns the override with a secret as ``***``. A value ``{..}`` or ``[..]`` that holds one is masked whole."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     if not equals:
         return hidden(text)
     if value[:1] not in ("{", "["):
         return f"{key}='{SECRET_SHOWN}'" if is_secret(name, _bare(value)) else f"{key}={hidden(value)}"
-    tokens = deque(_TOKEN.findall(value))
-    return hidden(f"{key}={_masked_value(tokens, name, inside=False)}{''.join(tokens)}")
+    names = _INNER_NAME.findall(value)
+    return f"{key}='{SECRET_SHOWN}'" if any(map(is_secret_name, [name, *names])) else f"{key}={hidden(value)}"
 
 
 def masked_command(arguments: Sequence[str]) -> list[str]:
@@ -263,91 +261,12 @@ def masked_command(arguments: Sequence[str]) -> list[str]:
     shown, name = list[str](), ""
     for text in arguments:
         hides = bool(name) and not text.startswith("--") and is_secret(name, text)
-        is_script = any(map(str.isspace, text)) or "{" in text or '":' in text  # of sh -c, or JSON
-        shown.append(SECRET_SHOWN if hides else masked_diff(f" {text}")[1:] if is_script else masked_override(text))
+        names = [*_INNER_NAME.findall(text), *_FLAG.findall(text)] if any(map(str.isspace, text)) or "{" in text else []
+        hides = hides or any(map(is_secret_name, names))  # a script of sh -c, or JSON
+        shown.append(SECRET_SHOWN if hides else masked_override(text))
         name = text.lstrip("-") if text.startswith("-") and "=" not in text else ""
     return shown
 
 
-def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
-    """Removes one value from the front of the tokens, up to its comma or bracket, and masks it."""
-    text = tokens.popleft() if tokens and tokens[0].isspace() else ""
-    if not tokens or tokens[0] not in ("{", "["):
-        value = _taken(tokens, ",}]")
-        stripped = value.strip()
-        hides = is_secret(name, _bare(stripped)) or (inside and is_secret("secret", _bare(stripped)))
-        return text + (value.replace(stripped, f"'{SECRET_SHOWN}'", 1) if stripped and hides else value)
-    opening = tokens.popleft()
-    text, inside = text + opening, inside or is_secret_name(name)
-    while tokens and tokens[0] not in ("}", "]"):
-        inner = name
-        if opening == "{":
-            key = _taken(tokens, ":,}]")
-            inner = _bare(key.strip())
-            text += key + (tokens.popleft() if tokens and tokens[0] == ":" else "")
-        text += _masked_value(tokens, inner, inside=inside)
-        text += tokens.popleft() if tokens and tokens[0] == "," else ""
-    text += tokens.popleft() if tokens else ""
-    return text + (tokens.popleft() if tokens and tokens[0].isspace() else "")
-
-
-def _taken(tokens: deque[str], ends: str) -> str:
-    """Removes tokens up to one of ``ends`` outside parentheses, and returns them."""
-    taken, depth = "", 0
-    while tokens and (depth > 0 or tokens[0] not in ends):
-        token = tokens.popleft()
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        taken += token
-    return taken
-
-
 def _bare(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-_ASSIGNED = re.compile(
-    rf"""(?P<name>[A-Za-z_][\w.-]*)
-    (?P<sign>['"\]]*\s*(?:=>|:=|=(?!=)|:(?![:/])(?:\s*[\w.\[\]|\s]+?=(?!=))?)\s*|['"]\s*,\s*(?=[rbf]?['"]))
-    (?P<value>[rbfu]{{0,2}}(?:{_QUOTED})|[^\s,;()'"\[\]{{}}]+)(?P<call>[(\[.]?)""",
-    re.VERBOSE,
-)
-_OPTION = re.compile(rf"--(?P<name>[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>{_QUOTED}|[^\s-]\S*)(?P<call>)")
-_YAML_BLOCK = re.compile(r"""(\s*(?:-\s+)?)['"]?([\w.-]+)['"]?\s*:\s*(?:[|>][-+\d]*)?\s*$""")
-_FILE = re.compile(r"\+\+\+ (?:b/)?(.*)")
-
-
-def masked_diff(diff: str) -> str:
-    """Returns the diff with secrets as ``***``. In Python files only literals, so that expressions stay readable."""
-    lines, name, block = [], "", None
-    for line in _KNOWN_FORM.sub(SECRET_SHOWN, diff).split("\n"):
-        if found := _FILE.match(line):
-            name, block = found[1].strip(), None
-        sign, text = line[:1], line[1:]
-        indent = len(text) - len(text.lstrip())
-        if block is not None and text.strip() and indent <= block:
-            block = None
-        if block is not None and text.strip():
-            lines.append(f"{sign}{text[:indent]}{SECRET_SHOWN}")
-            continue
-        if name.endswith((".yaml", ".yml")) and (begun := _YAML_BLOCK.match(text)) and is_secret_name(begun[2]):
-            block = len(begun[1])
-        is_python = name.endswith(".py")
-        text = hidden(text)
-        for pattern in (_ASSIGNED, _OPTION):
-            text = pattern.sub(lambda found: _masked_literal(found, is_python=is_python), text)  # noqa: B023
-        lines.append(hidden(sign + text))
-    return "\n".join(lines)
-
-
-def _masked_literal(found: re.Match[str], *, is_python: bool) -> str:
-    name, value = found["name"], found["value"]
-    bare = _bare(value.lstrip("rbfu"))
-    is_quoted = bare != value.lstrip("rbfu")
-    is_expression = bool(found["call"]) or value.startswith(("$", "<", "%")) or value in ("null", "None", "~")
-    is_expression = is_expression or value.lower() in ("true", "false")
-    if is_python:
-        is_expression = is_expression or not (any(map(str.isdigit, value)) and (len(value) >= 8 or value.isdecimal()))
-    if not is_secret(name, bare) or (is_expression and not is_quoted):
-        return found.group()
-    shown = value.replace(bare, SECRET_SHOWN, 1) if is_quoted else SECRET_SHOWN
-    return f"{found.group()[: found.start('value') - found.start()]}{shown}{found['call']}"

@@ -6,28 +6,19 @@ A project is a folder with ``configs/train.yaml``; its own packages lie in ``src
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 import sys
 import sysconfig
-import tomllib
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlparse
 
-from wellfed import __version__
 from wellfed.errors import INSTALLED, ConfigError
 
 ENGINE = Path(__file__).resolve().parent
 VARIABLE = "WELLFED_PROJECT"
 """Environment variable that names the project if no script of one was started."""
 _MARK = Path("configs", "train.yaml")
-_PIN = re.compile(r"wellfed\s*(?:\[[^\]]*\])?\s*==\s*([\w.+!-]+)\s*(?:;.*)?")
 
 
 def root() -> Path:
@@ -57,17 +48,6 @@ def root() -> Path:
     )
 
 
-def two_named() -> str | None:
-    """Returns a sentence if `VARIABLE` and the working directory name different projects, else None."""
-    named, around = os.environ.get(VARIABLE), _around(Path.cwd())
-    if not named or around is None or _script_project() is not None:
-        return None
-    used = Path(named).expanduser().absolute()
-    if used.resolve() == around.resolve() or not (used / _MARK).is_file():
-        return None
-    return f"{VARIABLE} names the project: {used}, not {around}, the one that you stand in. Unset it to use that one."
-
-
 def configs() -> Path:
     """Returns the project's folder of configurations; raises as `root`."""
     return root() / _MARK.parent
@@ -94,56 +74,6 @@ def is_engine_within(folder: Path) -> bool:
 def is_engine_installed() -> bool:
     """Returns whether the engine is installed as a package, not run from a checkout."""
     return not INSTALLED.isdisjoint(ENGINE.parts)
-
-
-def pinned_engine() -> str | None:
-    """Returns the version of wellfed that the project's pyproject.toml pins; None without a pin or a project."""
-    try:
-        path = root() / "pyproject.toml"
-        asked = _dependencies(path, path.stat().st_mtime_ns)
-    except (ConfigError, OSError, ValueError, AttributeError):
-        return None
-    pins = (_PIN.fullmatch(str(each).strip()) for each in asked)
-    return next((pin[1] for pin in pins if pin), None)
-
-
-@cache
-def _dependencies(path: Path, changed_ns: int) -> Sequence[Any]:
-    """Returns the dependencies of a pyproject.toml that was last changed at that time."""
-    found: Sequence[Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("dependencies", [])
-    return found
-
-
-def engine_doubt() -> str | None:
-    """Returns why this process may run another engine than the project pins, with the way out; else None."""
-    pinned = pinned_engine()
-    if pinned is not None and pinned != __version__:
-        return (
-            f"pyproject.toml pins wellfed {pinned}, and this process runs wellfed {__version__} of {ENGINE}. "
-            "make install installs the one that is pinned; make engine FROM=... pins another."
-        )
-    installed = _installed_engine()
-    if installed is not None and installed[0].resolve() != ENGINE:
-        where, version = installed
-        return (
-            f"two engines: this process runs wellfed {__version__} of {ENGINE}, and wellfed {version} of {where} is "
-            "installed in this environment. Remove one of them, or the folder on PYTHONPATH that comes first."
-        )
-    return None
-
-
-@cache
-def _installed_engine() -> tuple[Path, str] | None:
-    """Returns folder and version of the installed wellfed; the checkout's folder if the installation is editable."""
-    try:
-        found = Distribution.from_name("wellfed")
-        url = json.loads(found.read_text("direct_url.json") or "{}")
-        version = found.version
-    except (PackageNotFoundError, OSError, ValueError):
-        return None
-    if url.get("dir_info", {}).get("editable"):
-        return Path(unquote(urlparse(url["url"]).path)) / "src" / "wellfed", version
-    return Path(str(found.locate_file("wellfed"))), version
 
 
 def import_paths() -> list[Path]:

@@ -14,6 +14,7 @@ import math
 import numbers
 import os
 import platform
+import re
 import socket
 import stat
 import subprocess
@@ -27,7 +28,7 @@ from typing import IO, Any, Literal, Protocol, TypedDict
 
 from wellfed import __version__, project
 from wellfed.errors import ErrorKind
-from wellfed.masking import hidden_in, masked_diff
+from wellfed.masking import hidden_in
 
 SCHEMA = 1
 FILE_NAME = "run.json"
@@ -61,20 +62,15 @@ class ErrorEntry(TypedDict):
     advice: str
 
 
-class GitCommit(TypedDict):
+class GitState(TypedDict):
     """The checkout that a run was started from."""
 
     commit: str
     dirty: bool
-    diff: str
-    """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
-
-
-class GitState(GitCommit, total=False):
-    """The same with what records of earlier versions lack."""
-
+    changed: list[str]
+    """Names of files that differ from the commit, new ones included; at most 100."""
     digest: str
-    """Digest of the whole uncommitted change, even if ``diff`` is masked or cut; empty without a change."""
+    """Digest of the uncommitted change; empty without one."""
 
 
 class EngineState(TypedDict):
@@ -739,7 +735,8 @@ def boot_id() -> str:
         return platform.node()
 
 
-_LONGEST_DIFF = 200_000
+_MOST_CHANGED = 100
+"""Maximum number of changed files that are named."""
 _OF_ANOTHER_REPOSITORY = (
     *("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
@@ -771,8 +768,8 @@ def git_state(folder: Path) -> GitState | None:
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
-    shown = masked_diff(diff[: _LONGEST_DIFF + 4096])[:_LONGEST_DIFF]  # masked first: no secret is split
-    return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": shown, "digest": digest}
+    changed = [*re.findall(r"^\+\+\+ b/(.*)$", diff, flags=re.MULTILINE), *untracked.splitlines()]
+    return {"commit": commit, "dirty": bool(changed or digest), "changed": changed[:_MOST_CHANGED], "digest": digest}
 
 
 def engine_state() -> EngineState:

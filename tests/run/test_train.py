@@ -50,16 +50,9 @@ def test_the_rank_that_a_launcher_gave(monkeypatch, variables, rank):
 @pytest.mark.parametrize(("rank", "asks"), [("0", True), ("3", False)])
 def test_git_is_asked_for_the_record_that_stays(tmp_path, monkeypatch, rank, asks):
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0123", "dirty": False, "diff": ""})
+    monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0123", "dirty": False, "changed": [], "digest": ""})
     record = train.begin_record(compose(), RunFolder(tmp_path, is_new=True), None)
     assert (record.git is not None) is asks
-
-
-@pytest.mark.parametrize(("typed", "diff"), [([], "+x"), (["logger.diff=false"], "")])
-def test_one_knob_leaves_the_diff_out(tmp_path, monkeypatch, typed, diff):
-    monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0", "dirty": True, "diff": "+x", "digest": "ab"})
-    record = train.begin_record(compose(typed), RunFolder(tmp_path, is_new=True), None)
-    assert record.git == {"commit": "0", "dirty": True, "diff": diff, "digest": "ab"}
 
 
 @pytest.mark.parametrize("in_place", [True, False])

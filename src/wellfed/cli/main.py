@@ -97,8 +97,6 @@ def _expanded(argv: Sequence[str]) -> list[str]:
 
 def _run(asked: Command, words: Sequence[str]) -> int:
     if asked.composes:
-        if said := project.two_named():
-            print(said, file=sys.stderr)
         project.add_sources()
     file, function = ("entry_scripts", asked.name) if asked.name in ENTRIES else (asked.name, "main")
     with without_collections():

@@ -318,10 +318,6 @@ class LoggerConfig:
     mlflow_uri: Optional[str] = knob(
         "URI where mlflow keeps runs. null = MLFLOW_TRACKING_URI, else the folder <log_dir>/mlruns."
     )
-    diff: bool = knob(
-        "Write the uncommitted change of the checkout into run.json, secrets masked; false leaves it out.",
-        True,
-    )
     project: str = knob("wandb project; mlflow experiment.", "wellfed")
     entity: Optional[str] = knob("wandb user or team. null = wandb's default.")
     group: Optional[str] = knob("wandb group of this run.")

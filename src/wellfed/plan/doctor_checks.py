@@ -32,7 +32,6 @@ class Surroundings:
 
     has_wandb_login: bool
     has_compiler: bool
-    engine_doubt: str | None = None
     """Why the running engine may differ from the one that the project pins."""
 
 
@@ -94,8 +93,6 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
 
 def _missing_software(around: Surroundings) -> list[Missing]:
     found = []
-    if around.engine_doubt is not None:
-        found.append(Missing("engine", around.engine_doubt, ""))
     if not around.has_wandb_login:
         problem = "not logged in, so runs are recorded offline."
         found.append(Missing("wandb", problem, "Run: wandb login; or set logger=none."))

@@ -279,8 +279,7 @@ def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, An
     """Shows how a rerun differs from the original run."""
     console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.")
     for dotted, old, new in found:
-        if dotted != "git.diff":
-            console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
+        console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
 
 
 def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
@@ -234,7 +233,7 @@ class Run:
         if self.rank == 0:
             num_train = planner.data.num_train if planner.data.stream is None else None
             screen.show_plan(self._console, config.workload.name, plan, notes, num_train)
-            for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
+            for warning in plan.warnings:
                 _LOG.warning(warning)
             if config.rerun:
                 found = _differences(RunRecord.read(Path(config.rerun)), self.composed.resolved, self._books.record)

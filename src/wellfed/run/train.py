@@ -287,7 +287,7 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
-        git=_git_state(composed.config) if own_rank() == 0 else None,  # another rank's record is not written
+        git=own_git_state() if own_rank() == 0 else None,  # another rank's record is not written
         engine=engine_state(),
         launch=None if launch is None else cast("LaunchEntry", {name: getattr(launch, name) for name in _LAUNCH}),
         resumed_from=None if target is None else str(target.checkpoint),
@@ -295,11 +295,6 @@ def begin_record(
     if target is None or not target.in_place or target.earlier is None:
         return started
     return replace(started, **{name: getattr(target.earlier, name) for name in _KEPT_BY_RESUME})
-
-
-def _git_state(config: RunConfig) -> GitState | None:
-    git = own_git_state()
-    return git if git is None or config.logger.diff else {**git, "diff": ""}
 
 
 @cache

@@ -85,7 +85,7 @@ def test_runs_of_the_same_work_on_the_same_machine_are_compared() -> None:
         host_name="another",
         boot_id="same",
         machine={**MACHINE, "versions": {"torch": "2.9"}},
-        git={"commit": "b" * 40, "dirty": True, "diff": "x"},
+        git={"commit": "b" * 40, "dirty": True, "changed": ["x"], "digest": "0"},
     )
     assert [*reasons_against(Comparison(a, b))] == []
 

@@ -21,7 +21,7 @@ from wellfed.run.ranks import following
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, follow, invite, invited, lead, uninvite
 
-GIT = {"commit": "0123456789ab", "dirty": False, "diff": ""}
+GIT = {"commit": "0123456789ab", "dirty": False, "changed": [], "digest": ""}
 
 
 def shared_in(folder, **more):

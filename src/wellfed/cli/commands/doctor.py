@@ -42,7 +42,6 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
     return Surroundings(
         has_wandb_login=is_logged_in(environ, home),
         has_compiler=any(shutil.which(name, path=environ.get("PATH")) for name in compilers),
-        engine_doubt=project.engine_doubt(),
     )
 
 

@@ -16,7 +16,6 @@ from hydra.core.default_element import ConfigDefault, GroupDefault, ResultDefaul
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from wellfed import project
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob, ours_for
@@ -84,8 +83,6 @@ class _Search:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
                     self._add_fault(index, f"{owner} does not list it so far.", f"Add it: +{text}")
-        if self.from_files and (doubt := project.engine_doubt()):
-            self.from_files.append(Fault("engine", doubt, ""))
         ordered = [fault for _, fault in sorted(self.typed_faults, key=lambda pair: pair[0])]
         return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
 

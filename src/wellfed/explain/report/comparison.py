@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
-from zlib import crc32
 
 import numpy as np
 
@@ -391,8 +390,8 @@ def _machine(record: RunRecord) -> dict[str, Any]:
     versions = {f"version of {name}": version for name, version in machine.get("versions", {}).items()}
     commit = f"{str(git.get('commit'))[:12]}{', changed' if git.get('dirty') else ''}" if git else None
     found = {"gpus": "; ".join(gpus) or None, "host": record.host_name, **kept, **versions, "commit": commit}
-    if text := git.get("diff"):
-        found["uncommitted change"] = f"{len(text)} characters, {crc32(text.encode()):08x}"
+    if digest := git.get("digest"):
+        found["uncommitted change"] = f"{digest[:8]}: {', '.join(git.get('changed', ()))}"
     return found
 
 

@@ -22,7 +22,7 @@ _OF_MACHINE = ("gpus", "cpu", "cpu_quota_cores")
 """Entries of the machine that must be equal."""
 _APART = (
     *("workload", "paths", "seed", "resume", "rerun", "sweep", "search", "config"),
-    *(f"logger.{name}" for name in ("diff", "project", "entity", "group", "name", "tags", "mlflow_uri")),
+    *(f"logger.{name}" for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
 )
 """Settings that are judged by `Comparison.of_other_learning`, and those that don't change the work of a step."""
 _DISTURBED = ("busy_machine", "machine_was_slower", "slow_gpu")

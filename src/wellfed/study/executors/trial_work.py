@@ -17,7 +17,6 @@ import torch
 
 # What a trial needs is imported before the fork.
 import wellfed.run.stages  # noqa: F401
-from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
@@ -90,7 +89,6 @@ def _fill_caches() -> None:
     own_git_state()
     engine_state()
     installed_versions()
-    project.engine_doubt()
     page_of_finding("healthy", Path())
     before_forks()
 
