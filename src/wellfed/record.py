@@ -764,7 +764,7 @@ def git_state(folder: Path) -> GitState | None:
         commit = git_output(folder, "rev-parse", "HEAD").strip()
         diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
         # Of the whole checkout, as the diff.
-        untracked = git_output(folder, "ls-files", "--others", "--exclude-standard", ":/")
+        untracked = git_output(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""

@@ -118,15 +118,3 @@ def test_the_device_of_this_process_alone() -> None:
     generators.restore(own, device)
     assert torch.equal(torch.rand(3, device=device), drawn_here)
     assert not torch.equal(torch.rand(3, device="cuda:0"), drawn_there)
-
-
-@pytest.mark.simulated(cards=2)
-def test_a_state_of_all_devices_restores_the_one_in_use() -> None:
-    """Checkpoints of earlier versions have the states of all visible GPUs."""
-    torch.cuda.init()
-    here = torch.device("cuda", 1)
-    torch.rand(3, device=here)  # its state is another than that of the first device
-    saved, drawn = generators.state(), torch.rand(3, device=here)
-    generators.restore({**saved, "cuda": [*saved["cuda"], saved["cuda"][0]]}, here)
-    assert torch.equal(torch.rand(3, device=here), drawn)
-    generators.restore(saved, CPU)  # a run that goes on without a GPU
