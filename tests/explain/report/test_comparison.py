@@ -195,7 +195,9 @@ def test_settings_plan_machine_and_metrics_are_compared_one_by_one() -> None:
     a.metrics, b.metrics = {"val/x": 0.5, "val/gone": 1.0}, {"val/x": None}  # type: ignore[dict-item]
     a.machine = {"versions": {"torch": "2.12"}, "gpus": [{"name": "Card"}], "cpu": "same"}
     b.machine = {"versions": {"torch": "2.13"}, "cpu": "same"}
-    a.git, b.git = ({"commit": 2 * f"{letter}0123456", "dirty": letter == "b", "changed": [], "digest": ""} for letter in "ab")
+    a.git, b.git = (
+        {"commit": 2 * f"{letter}0123456", "dirty": letter == "b", "changed": [], "digest": ""} for letter in "ab"
+    )
     assert differing(found.settings) == [("loader.n", "1", "null")]
     assert [(one.name, one.shown, one.reasons[0]) for one in found.plan] == [
         ("loader.backend", ["threads", "inline"], "set: "),
