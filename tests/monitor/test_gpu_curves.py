@@ -1,7 +1,6 @@
 """GPUCurves in a Trainer: curves for its loggers, times of its steps, and no harm after errors."""
 
 import logging
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,11 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,9 +18,6 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
 from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 from wellfed import GPUCurves
-from wellfed.monitor.gpu_curves import thinned
-from wellfed.monitor.loop_watch import LoopSteps
-from wellfed.observe.telemetry.series import Sample
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",
@@ -130,65 +123,6 @@ def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     assert out.count("steps/s") == 1
 
 
-@pytest.mark.slow
-def test_each_part_of_a_step_is_told_apart(trainer: Callable[..., pl.Trainer]) -> None:
-    class Talks(pl.Callback):
-        def on_train_batch_end(self, *arguments: Any) -> None:
-            time.sleep(0.004)
-
-    curves = GPUCurves(quiet=True)
-    trainer(curves, Talks(), max_epochs=2).fit(Model(0.012), train(30, 0.006), DataLoader(Slow(1, 0.3)))
-    summary = curves.summary
-    assert (summary["steps"], summary["copy_frac"]) == (57, None)
-    assert 0.1 < summary["wait_frac"] < 0.35
-    assert 0.45 < summary["compute_frac"] < 0.75
-    assert 0.1 < summary["host_frac"] < 0.35
-    assert "num_workers=0" in summary["advice"]
-    assert summary["step_ms_p95"] < 100, "validation was counted to a step"
-
-
-@pytest.mark.parametrize("sized", [True, False])
-def test_waiting_is_told_with_and_without_a_length(trainer: Callable[..., pl.Trainer], sized: bool) -> None:
-    class Unsized:
-        def __iter__(self) -> Iterator[Tensor]:
-            for _ in range(40):
-                time.sleep(0.02)
-                yield torch.ones(1, 4)
-
-    curves = GPUCurves(quiet=True)
-    trainer(curves).fit(Model(), train(40, 0.02) if sized else Unsized())
-    assert curves.summary["wait_frac"] > 0.5
-    assert curves.summary["steps"] >= 36
-
-
-def test_where_a_trainer_tells_nothing_of_waiting_the_rest_is_timed(
-    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wellfed.monitor.gpu_curves._FETCHING", ("_on_no_such_thing", "_nor_this"))
-    curves = GPUCurves(quiet=True)
-    trainer(curves).fit(Model(0.005), train(40))
-    summary = curves.summary
-    assert (summary["wait_frac"], summary["readiness_frac"]) == (None, None)
-    assert 5 < summary["step_ms_p50"] < 100
-    assert "is unknown here" in summary["advice"]
-
-
-def test_several_fits_and_other_passes_have_their_own_lines(
-    trainer: Callable[..., pl.Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "telemetry.csv"
-    curves = GPUCurves(path, interval_s=0.1)
-    for number in (15, 40):
-        trainer(curves, num_sanity_val_steps=1).fit(Model(0.01), train(number), DataLoader(Slow(4)))
-        assert curves.summary["steps"] == number - 3
-    trainer(curves).validate(Model(), DataLoader(Slow(4)), verbose=False)
-    assert capsys.readouterr().out.count("steps/s") == 2
-    times = [float(row["time_s"]) for row in rows_of(path)]
-    assert times == sorted(times)
-    assert times[-1] > 0.5, "the second fit has begun the file anew"
-    assert pickle.loads(pickle.dumps(curves)).summary == curves.summary
-
-
 @pytest.mark.parametrize(("error", "raised"), [(ValueError("mine"), ValueError), (KeyboardInterrupt(), SystemExit)])
 def test_an_error_goes_on_its_way_and_the_lines_are_there(
     trainer: Callable[..., pl.Trainer], capsys: pytest.CaptureFixture[str], error: BaseException, raised: type
@@ -198,12 +132,6 @@ def test_an_error_goes_on_its_way_and_the_lines_are_there(
         made.fit(Model(error=error), train())
     assert "over 27 steps" in capsys.readouterr().out
     assert not {"_on_before_fetch", "_on_after_fetch"} & vars(made.fit_loop.epoch_loop).keys()
-
-
-def test_a_profiler_of_the_users_goes_on(trainer: Callable[..., pl.Trainer]) -> None:
-    profiler = SimpleProfiler()
-    trainer(GPUCurves(quiet=True), profiler=profiler).fit(Model(), train(10))
-    assert len(profiler.recorded_durations["run_training_batch"]) == 10
 
 
 class Broken(Logger):
@@ -297,36 +225,3 @@ def test_wandb_draws_curves_against_their_time_and_the_rest_as_ever(
     assert len(drawn) >= 3
     assert {value for _, value in drawn} == {30.0}
     assert watched.curve("trainer/global_step", "mine-step/compute_ms")
-
-
-@given(
-    number=st.integers(0, 30),
-    most=st.integers(1, 40),
-    values=st.lists(st.floats(0, 100), min_size=30, max_size=30),
-)
-def test_rows_for_a_logger_are_few_and_keep_the_mean(number: int, most: int, values: list[float]) -> None:
-    rounds = [[Sample(float(at), 0, "train", at % 2 - 1, {"cpu_pct": values[at]})] for at in range(number)]
-    rows = thinned(rounds, most)
-    assert len(rows) == min(number, most)
-    assert [row["telemetry/time_s"] for row in rows] == sorted(row["telemetry/time_s"] for row in rows)
-    if rows:
-        assert rows[-1]["telemetry/time_s"] == number - 1
-        for row in rows:
-            figures = [value for name, value in row.items() if name != "telemetry/time_s"]
-            assert figures
-            assert all(min(values) - 1e-9 <= value <= max(values) + 1e-9 for value in figures)
-
-
-def test_without_loggers_nothing_is_gathered_for_them(
-    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered: list[int] = []
-    monkeypatch.setattr(LoopSteps, "latest", lambda self, number: gathered.append(number) or [])
-    trainer(GPUCurves(quiet=True)).fit(Model(), train(200, 0))
-    assert len(gathered) <= 5
-    assert sum(gathered) == 200
-
-
-def test_an_interval_that_is_too_short_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"readings are at least 0\.1 s apart"):
-        GPUCurves(interval_s=0.01)

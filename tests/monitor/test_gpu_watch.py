@@ -1,6 +1,5 @@
 """GPUWatch beside a plain loop: with the real pynvml on the fake driver, and without NVML."""
 
-import itertools
 import logging
 import threading
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
 from tests.kit.tables import rows_of
 from wellfed import GPUWatch
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
@@ -83,36 +82,6 @@ def test_steps_are_timed_and_gpus_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert (set(first.util_pct), set(second.util_pct)) == ({30.0}, {90.0})
 
 
-@pytest.mark.usefixtures("two_cards")
-def test_only_what_cuda_shows_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with GPUWatch(interval_s=0.1, quiet=True) as watch:
-        time.sleep(0.35)
-    assert [round(gpu["mean_pct"]) for gpu in watch.summary["gpus"].values()] == [90]
-
-
-@pytest.mark.slow
-def test_a_swing_comes_first(fake_driver: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
-    swinging = Scenario(gpus=[FakeGpu(util=Wave(0.5, low=10, high=95))], num_samples=0, sample_spacing_s=0.01)
-    with fake_driver.load(swinging), GPUWatch(interval_s=0.1) as watch:
-        time.sleep(5.2)
-    assert watch.summary["gpus"]["0"]["verdict"] == "swings"
-    assert watch.summary["gpus"]["0"]["swing"]["period_s"] == pytest.approx(0.5, rel=0.1)
-    assert "swings between" in capsys.readouterr().out
-
-
-def test_numbers_of_cards_that_differ_are_doubted_before_cuda_begins(
-    fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
-    cards = Scenario(gpus=[FakeGpu(name="one"), FakeGpu("GPU-aaaa1111-0000-0000-0000-000000000002", name="other")])
-    with fake_driver.load(cards), GPUWatch(interval_s=0.1) as watch:
-        for _ in watch.batches(Loader(10)):
-            time.sleep(0.002)
-    assert "NVML: the cards differ (one, other)" in capsys.readouterr().out.replace("\n", " ")
-
-
 @pytest.mark.usefixtures("no_nvml")
 def test_without_nvml_steps_are_timed_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with GPUWatch(interval_s=0.1) as watch:
@@ -146,22 +115,6 @@ class TestLoop:
                     time.sleep(0.001)
         assert watch.summary["wait_frac"] > 0.7
 
-    def test_a_loop_may_be_left_and_gone_on_with(self) -> None:
-        with GPUWatch(quiet=True) as watch:
-            for number in watch.batches(itertools.count()):
-                if number == 9:
-                    break
-            for _ in watch.batches(Loader(10)):
-                pass
-        assert watch.summary["steps"] == 9 + 10 - 3
-
-    def test_a_loop_within_a_step_is_none_of_its_own_steps(self) -> None:
-        with GPUWatch(quiet=True) as watch:
-            for number in watch.batches(Loader(10)):
-                if number == 5:
-                    assert len(list(watch.batches(Loader(4)))) == 4
-        assert watch.summary["steps"] == 9 + 4 - 3
-
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
     def test_an_error_goes_on_its_way_and_the_lines_are_there(
         self, capsys: pytest.CaptureFixture[str], error: type[BaseException]
@@ -174,22 +127,6 @@ class TestLoop:
             for _ in watch.batches(broken()):
                 pass
         assert "over 27 steps" in capsys.readouterr().out
-
-    def test_beside_the_block_batches_are_batches(self, capsys: pytest.CaptureFixture[str]) -> None:
-        watch = GPUWatch()
-        assert list(watch.batches(range(3))) == [0, 1, 2]
-        assert (watch.summary, watch.lines()) == ({}, [])
-        with watch:
-            pass
-        assert list(watch.batches(range(3))) == [0, 1, 2]
-        assert capsys.readouterr().out.startswith("GPUWatch: Too few steps to time")
-
-    def test_a_block_may_be_entered_again(self) -> None:
-        watch = GPUWatch(quiet=True)
-        for number in (10, 20):
-            with watch:
-                list(watch.batches(Loader(number)))
-            assert watch.summary["steps"] == number - 3
 
     @pytest.mark.parametrize(
         "variables",
@@ -209,20 +146,6 @@ class TestLoop:
             assert list(watch.batches(range(3))) == [0, 1, 2]
         assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
 
-    @pytest.mark.parametrize(
-        "variables",
-        [{**TORCHRUN, "GROUP_RANK": "2"}, {"SLURM_NTASKS": "3", "SLURM_NODEID": "2", "SLURM_LOCALID": "0"}],
-        ids=["torchrun", "srun"],
-    )
-    def test_another_machine_writes_a_file_of_its_own(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
-    ) -> None:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        with GPUWatch(tmp_path / "telemetry.csv", quiet=True):
-            pass
-        assert [path.name for path in tmp_path.iterdir()] == ["telemetry.node2.csv"]
-
     def test_an_older_file_of_this_kind_is_replaced_and_no_other(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -238,15 +161,6 @@ class TestLoop:
             list(watch.batches(Loader(10)))
         assert path.read_text() == "my,precious,data\n1,2,3\n"
         assert "holds something else and is left as it is" in caplog.text
-        assert watch.summary["steps"] == 7
-
-    def test_a_file_that_can_not_be_written_harms_nothing(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (tmp_path / "file").write_text("")
-        with GPUWatch(tmp_path / "file" / "telemetry.csv", quiet=True) as watch:
-            list(watch.batches(Loader(10)))
-        assert "can't be written" in caplog.text
         assert watch.summary["steps"] == 7
 
     def test_an_error_of_ours_harms_nothing(
@@ -271,15 +185,6 @@ class TestWrongUse:
             list(watch.batches(range(2)))
         assert "No batch came" not in capsys.readouterr().out
 
-    def test_batches_outside_of_the_block(self, caplog: pytest.LogCaptureFixture) -> None:
-        watch = GPUWatch(quiet=True)
-        with watch:
-            list(watch.batches(range(3)))
-        assert caplog.messages == []
-        list(watch.batches(range(3)))
-        list(GPUWatch().batches(range(3)))
-        assert [told.startswith("watch.batches is gone over outside") for told in caplog.messages] == [True, True]
-
     def test_loops_that_alternate(self, caplog: pytest.LogCaptureFixture) -> None:
         for number in range(2):
             with GPUWatch(quiet=True) as watch:
@@ -291,14 +196,6 @@ class TestWrongUse:
                         list(watch.batches(range(3)))
         assert ["alternate" in told for told in caplog.messages] == [True, True]
 
-    def test_a_loop_that_is_left_half_way_is_none(self, caplog: pytest.LogCaptureFixture) -> None:
-        with GPUWatch(quiet=True) as watch:
-            held = iter(watch.batches(range(9)))
-            next(held)
-            for _ in range(3):
-                list(watch.batches(range(9)))
-        assert caplog.messages == []
-
     def test_a_second_thread_and_its_steps(self, caplog: pytest.LogCaptureFixture) -> None:
         with GPUWatch(quiet=True) as watch:
             for number in watch.batches(range(30)):
@@ -309,26 +206,11 @@ class TestWrongUse:
         assert watch.summary["steps"] == 27
         assert [told.startswith("A second thread goes over") for told in caplog.messages] == [True]
 
-    def test_a_second_watch(self, caplog: pytest.LogCaptureFixture) -> None:
-        for _ in range(2):  # one after the other
-            with GPUWatch(quiet=True) as watch:
-                list(watch.batches(range(3)))
-        assert caplog.messages == []
-        with GPUWatch(quiet=True), GPUWatch(quiet=True):
-            pass
-        assert [told.startswith("Another GPUWatch is at work") for told in caplog.messages] == [True]
-
 
 @pytest.mark.parametrize("interval_s", ["x", None, True, [1]])
 def test_an_interval_that_is_no_number_is_refused(interval_s: object) -> None:
     with pytest.raises(TypeError, match="must be a number of seconds"):
         GPUWatch(interval_s=interval_s)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("interval_s", [0.0, 0.05, -1.0, float("nan"), float("inf")])
-def test_an_interval_that_is_too_short_is_refused(interval_s: float) -> None:
-    with pytest.raises(ValueError, match=r"readings are at least 0\.1 s apart"):
-        GPUWatch(interval_s=interval_s)
 
 
 class Held:

@@ -62,13 +62,6 @@ def test_what_else_holds_a_loop_up(parts, levels, said):
     assert said in seen(levels=levels, **parts).advice()
 
 
-def test_the_larger_share_comes_first():
-    both = seen(wait_ms=1.0, compute_ms=5.0, host_ms=4.0, num_workers=0).advice()
-    assert both.startswith("10.0 % of the time goes into waiting for data, 40.0 % into what lies between steps: ")
-    assert "num_workers" not in both
-    assert "waiting for data" in seen(wait_ms=4.0, compute_ms=4.0, host_ms=2.0).advice()
-
-
 def test_steps_that_are_shorter_than_a_hand_over_get_no_workers():
     short = seen(wait_ms=0.3, compute_ms=0.9, num_workers=0).advice()
     assert "Try num_workers" not in short
@@ -77,31 +70,6 @@ def test_steps_that_are_shorter_than_a_hand_over_get_no_workers():
     fed = seen(wait_ms=2.4, compute_ms=1.0, num_workers=1).advice()
     assert "Try" not in fed
     assert "Where it does not, use num_workers=0" in fed
-
-
-def test_the_mean_of_steps_is_said_beside_their_median():
-    rows = [row(step, compute_ms=9.0 if step % 10 else 109.0) for step in range(1, 64)]
-    found = LoopSummary(summarise(rows), frozenset(), {}, (), None, 8, ())
-    assert found.lines()[1].startswith("a step takes 20.00 ms on average (median 10.00, p95 ")
-    assert found.entry()["step_ms_mean"] == pytest.approx(1e3 / found.entry()["steps_per_s"])
-
-
-def test_of_few_steps_nothing_is_judged():
-    assert seen(steps=10).advice() is None
-    nothing = seen(steps=2, notes=("No GPU is watched (NVML: library not found).",))
-    assert nothing.lines() == [
-        "Too few steps to time: the first 3 are warm-up.",
-        "No GPU is watched (NVML: library not found).",
-    ]
-    assert nothing.entry()["steps"] == 0
-
-
-def test_gpus_that_did_nothing_are_one_line_beside_those_that_did():
-    lines = seen(levels={0: 90, 1: 0, 2: 0}).lines()
-    assert "GPU 0: utilisation 90 % on average: well used" in lines
-    assert "nothing ran on GPU 1, 2" in lines
-    assert "GPU 0: utilisation 0 % on average: starved" in seen(levels={0: 0}).lines()
-    assert "GPU 3: no utilisation was read, or too little; a split card (MIG) has none" in seen(unread=(3,)).lines()
 
 
 def test_all_of_it_is_plain_data_and_what_was_not_timed_is_none():

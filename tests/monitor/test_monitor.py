@@ -1,7 +1,7 @@
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
-from wellfed.monitor.gpu_cells import plain_line
 from wellfed.monitor.monitor import Monitor
+from wellfed.monitor.screens import plain_line
 from wellfed.monitor.seen_gpus import FoundGpus, find_gpus
 from wellfed.observe.telemetry.machines import HOST
 
@@ -71,11 +71,3 @@ def test_without_gpus_the_host_is_watched():
         until(lambda: monitor.board.curve(HOST)[0].size)
     assert monitor.new_lines() == []
     assert "GPU utilisation is unknown (NVML: library not found)." in monitor.summary()
-
-
-def test_notes_and_words_of_many_threads_are_told_harmlessly(at_once):
-    monitor = Monitor(FoundGpus((), "x"), interval_s=0.1)
-    at_once(50, *[lambda number: monitor.add_line(f"\x1b[31m{number}\n")] * 3)
-    told = monitor.new_lines()
-    assert len(told) == 150
-    assert told[0] == "\\x1b[31m0"

@@ -1,8 +1,6 @@
 import pytest
 
-from tests.fake_nvml.driver import DRIVER_NOT_LOADED, NO_PERMISSION, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
-from tests.kit.seen import seen
-from tests.kit.watched import until
+from tests.fake_nvml.driver import DRIVER_NOT_LOADED, NO_PERMISSION, UNKNOWN, FakeGpu, FakeMig, Scenario
 from wellfed.errors import ConfigError
 from wellfed.monitor.seen_gpus import find_gpus
 from wellfed.observe.telemetry.gpu import WatchedGpu
@@ -35,12 +33,6 @@ def test_instances_count_on_from_the_last_card(fake_driver):
     assert found.gpus[2].watched == WatchedGpu(3, "MIG-1", is_mig=True)
 
 
-def test_a_name_does_nothing_to_the_terminal(fake_driver):
-    (gpu,) = gpus_of(fake_driver, FakeGpu("GPU-a", "NVIDIA \x1b[31mred\x1b[0m")).gpus
-    assert gpu.title == "GPU 0 NVIDIA \\x1b[31mred\\x1b[0m"
-    assert seen(0, "two\nlines").title == "GPU 0 two lines"
-
-
 @pytest.mark.parametrize(
     ("scenario", "problem"),
     [
@@ -52,13 +44,6 @@ def test_a_name_does_nothing_to_the_terminal(fake_driver):
 def test_why_there_is_none(fake_driver, scenario, problem):
     found = gpus_of(fake_driver, **scenario)
     assert (found.gpus, found.problem) == ((), problem)
-
-
-def test_a_driver_that_hangs_counts_as_absent(fake_driver):
-    with fake_driver.load(Scenario([FakeGpu()], hangs=[Hang("nvmlDeviceGetName", 0.3)])) as driver:
-        found = find_gpus(deadline_s=0.05)
-        assert (found.gpus, found.problem) == ((), "did not answer within 0.05 s")
-        until(lambda: driver.num_calls("nvmlShutdown") == 1)  # by the thread that was left behind
 
 
 def test_a_card_that_fails_is_left_out_with_a_note(fake_driver):
@@ -77,8 +62,3 @@ def test_some_may_be_chosen(fake_driver):
     with pytest.raises(ConfigError) as raised:
         found.only([0, 9])
     assert "--gpus 0,9: no GPU has the number 9: there are 0, 1, 2, 3." in str(raised.value)
-
-
-def test_none_can_be_chosen_where_there_is_none(fake_driver):
-    with pytest.raises(ConfigError, match=r"there is none \(no card found\)"):
-        gpus_of(fake_driver).only([0])

@@ -50,33 +50,9 @@ def test_each_verdict_has_a_next_step(curve, verdict):
     assert lines[-1] == utilisation_of(*board.curve(0)).advice
 
 
-def test_what_came_before_and_after_a_training_is_told_apart():
-    """The monitor may start before the training, and end after it."""
-    lines = lines_of(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
-    assert lines[1] == "GPU 0 NVIDIA H200: utilisation 35 % on average: starved."
-    assert lines[2] == "  while it was in use, for 39.5 s: utilisation 88 % on average: well used"
-    assert lines[-1].startswith("Busy is not yet fast")
-
-
 def test_gpus_with_the_same_verdict_share_the_next_step():
     lines = lines_of(*(seen(index) for index in range(3)), curves=[[30] * 20, [90] * 20, [20] * 20])
     assert [line.partition(": ")[0] for line in lines[-2:]] == ["GPU 0, GPU 2", "GPU 1"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "curve", "verdict"),
-    [
-        ({}, [0.4] * 20, "nothing ran on it"),
-        ({}, [50, 50], "2 readings, too few for a verdict"),
-        ({}, [None] * 9, "no utilisation was read"),
-        ({"is_mig": True}, [None] * 9, "NVML gives no utilisation of an instance"),
-        ({"has_mig_mode": True}, [None] * 9, "NVML gives no utilisation of a split card"),
-    ],
-)
-def test_what_is_no_verdict_has_no_next_step(facts, curve, verdict):
-    lines = lines_of(seen(0, **facts), curves=[curve], span_s=5.0)
-    assert lines[1].endswith(f": {verdict}.")
-    assert lines[-2:] == ["Host:", "  nothing was read"]
 
 
 def test_an_instances_multiprocessors_are_told():
@@ -88,10 +64,6 @@ def test_an_instances_multiprocessors_are_told():
     assert lines[2] == "  SM active: mean 20 %, peak 40 %"
 
 
-def test_a_gpu_that_is_gone_at_the_end_is_said_to_be():
-    assert "(at the end no reading for 50 s)" in lines_of(seen(0), curves=[[90] * 21])[1]
-
-
 def test_without_nvml_the_host_is_told_and_that_no_gpu_is_known():
     host = [{"cpu_pct": 100.0, "mem_used_gib": 10.0}]
     assert lines_of(curves=[], problem="library not found", host=host)[1:] == [
@@ -101,8 +73,3 @@ def test_without_nvml_the_host_is_told_and_that_no_gpu_is_known():
         "  memory: mean 10.0 GiB, peak 10.0 of 62.8 GiB",
         "What is missing: python -m wellfed doctor",
     ]
-
-
-def test_a_simulated_gpu_is_told_as_one():
-    assert any("simulated" in line for line in lines_of(seen(0, "Simulated GPU 24 GiB"), curves=[[90] * 20]))
-    assert not any("simulated" in line for line in lines_of(seen(0), curves=[[90] * 20]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from array import array
 from collections import defaultdict
@@ -41,21 +40,6 @@ class Curve:
     def arrays(self) -> tuple[Readings, Readings]:
         """Returns times in seconds, and values."""
         return np.array(self._time_s), np.array(self._values)
-
-    def cells(self, now_s: float, cell_s: float, num: int) -> list[float | None]:
-        """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it. Readings
-        are not exactly periodic. So one empty cell between two others gets the value before it."""
-        last, found = math.floor(now_s / cell_s) - 1, [list[float]() for _ in range(num)]
-        for index in range(len(self._time_s) - 1, -1, -1):
-            age = last - math.floor(self._time_s[index] / cell_s)
-            if age >= num:
-                break
-            if age >= 0:
-                found[num - 1 - age].append(self._values[index])
-        means = [sum(values) / len(values) if values else None for values in found]
-        between = zip(means, means[1:], means[2:], strict=False)
-        filled = [before if here is None and after is not None else here for before, here, after in between]
-        return [*means[:1], *filled, *means[1:][-1:]]
 
 
 class Board:
@@ -141,11 +125,6 @@ class Board:
             silent_s = now_s - self._read_at_s.get(gpu, 0.0)
             longest_s = max(SILENT_S, 3 * self.interval_s)
             return f"no reading for {silent_s:.0f} s" if silent_s > longest_s else None
-
-    def cells(self, gpu: int, now_s: float, cell_s: float, num: int) -> list[float | None]:
-        """Returns the latest part of a curve; see `Curve.cells`."""
-        with self._lock:
-            return self._curves[gpu].cells(now_s, cell_s, num)
 
     def curve(self, gpu: int) -> tuple[Readings, Readings]:
         """Returns times in seconds and percent: utilisation, or SM activity of a MIG instance."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections import defaultdict
@@ -23,18 +22,16 @@ _FETCHING = ("_on_before_fetch", "_on_after_fetch")
 """Methods of a Trainer's loop around the wait for the next training batch."""
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 _COST_FRAC, _OFTEN_S = 0.01, 1.0
-"""Maximum share of time for writing to loggers, and minimum seconds between writes. A logger that calls a server gets
-means over longer intervals."""
+"""Maximum share of time for writing to loggers, and minimum seconds between writes."""
 
 
 class LoggerFeed:
     """Passes readings and times of steps to a Trainer's loggers. Used in the training thread alone, since few loggers
     are thread-safe."""
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    def __init__(self) -> None:
         self._sent_steps = 0
-        self._sent_at_s = self._send_at_s = self._row_cost_s = 0.0
+        self._send_at_s = 0.0
         self._lost: set[int] = set()
         """Ids of the loggers that have failed."""
         self._drawn: set[str] = set()
@@ -43,7 +40,7 @@ class LoggerFeed:
     def begin(self) -> None:
         """Begins with the steps of another fit."""
         self._sent_steps = 0
-        self._sent_at_s = self._send_at_s = time.monotonic()
+        self._send_at_s = time.monotonic()
 
     def send(self, watch: LoopWatch, trainer: Any, *, is_last: bool) -> None:
         """Passes on what is new, if it is time for it, or if it is the last."""
@@ -52,28 +49,24 @@ class LoggerFeed:
             return
         rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
         steps = watch.steps.latest(watch.steps.number - self._sent_steps)
-        passed_s = now_s - self._sent_at_s
-        self._sent_at_s, self._sent_steps, self._send_at_s = now_s, watch.steps.number, now_s + _OFTEN_S
+        self._sent_steps, self._send_at_s = watch.steps.number, now_s + _OFTEN_S
         loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
         if not loggers or not (rounds or steps):
             return
-        affordable = int(_COST_FRAC * passed_s / self._row_cost_s) if self._row_cost_s else 1
-        rows = thinned(rounds, max(1, min(affordable, math.ceil(passed_s / self._interval_s))))
+        row = mean_of(rounds)
         parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.steps.unknown]
         times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
         means = {name: fmean(values) for name, values in times.items() if values and None not in values}
         for logger in loggers:
             try:
-                for row in rows:
+                if row:
                     self._log(logger, row, trainer.global_step)
                 if means:
                     logger.log_metrics(means, step=trainer.global_step)
             except Exception as error:  # noqa: BLE001  a broken logger
                 self._lost.add(id(logger))
                 _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
-        took_s = time.monotonic() - now_s
-        self._row_cost_s = took_s / max(1, len(rows) + bool(means))
-        self._send_at_s = now_s + max(_OFTEN_S, took_s / _COST_FRAC)
+        self._send_at_s = now_s + max(_OFTEN_S, (time.monotonic() - now_s) / _COST_FRAC)  # of a logger with a server
 
     def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
         if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
@@ -147,7 +140,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             watch.steps.use_events()
         watch.fed_by(trainer.train_dataloader)
         self._seen = None
-        self._feed = LoggerFeed(self._interval_s) if self._feed is None else self._feed
+        self._feed = LoggerFeed() if self._feed is None else self._feed
         self._feed.begin()
         watch.start()
         watch.enter("train")
@@ -250,17 +243,12 @@ def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], N
     return called
 
 
-def thinned(rounds: Sequence[Sequence[Sample]], most: int) -> list[dict[str, float]]:
-    """Returns at most this many rows for a logger: means of the readings, and the time of the last."""
-    rows = []
-    most = min(most, len(rounds))
-    for number in range(most):
-        figures: defaultdict[str, list[float]] = defaultdict(list)
-        chunk = [
-            one for each in rounds[number * len(rounds) // most : (number + 1) * len(rounds) // most] for one in each
-        ]
-        for one in chunk:
-            for name, value in one.values.items():
-                figures[f"{prefix(one.gpu)}/{name}"].append(value)
-        rows.append({TIME_AXIS: chunk[-1].time_s, **{name: fmean(values) for name, values in figures.items()}})
-    return rows
+def mean_of(rounds: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """Returns a row for a logger: means of the readings, and the time of the last; empty without readings."""
+    figures: defaultdict[str, list[float]] = defaultdict(list)
+    last_s = 0.0
+    for one in (sample for each in rounds for sample in each):
+        last_s = one.time_s
+        for name, value in one.values.items():
+            figures[f"{prefix(one.gpu)}/{name}"].append(value)
+    return {TIME_AXIS: last_s, **{name: fmean(values) for name, values in figures.items()}} if figures else {}

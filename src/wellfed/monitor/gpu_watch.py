@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
@@ -23,8 +23,6 @@ class GPUWatch(Harmless):
     machine, the first one watches.
     """
 
-    _at_work: ClassVar[int] = 0
-    """Number of active blocks in this process."""
     _watch: LoopWatch | None = None
     _is_entered = _is_open = False
     _thread = 0
@@ -33,7 +31,6 @@ class GPUWatch(Harmless):
 
     def __enter__(self) -> Self:
         self._is_entered = True
-        GPUWatch._at_work += 1
         self._begin()
         return self
 
@@ -42,7 +39,6 @@ class GPUWatch(Harmless):
     ) -> None:
         self._end(is_ok=kind is None)
         self._is_entered = False
-        GPUWatch._at_work -= 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
         """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``. Use it for training
@@ -76,8 +72,6 @@ class GPUWatch(Harmless):
         self._watch.start()
         self._pass = self._interrupted = None
         self._is_open = True
-        if GPUWatch._at_work > 1:
-            self._warn("Another GPUWatch is at work in this process: let one watch, or give each a file of its own.")
 
     @harmless
     def _end(self, *, is_ok: bool) -> None:
@@ -110,10 +104,7 @@ class GPUWatch(Harmless):
             watch.steps.done()
         else:  # a new pass, or one that another has interrupted
             if self._interrupted is of:
-                self._warn(
-                    "Two loops over watch.batches alternate, and are not timed well. Wrap one loader alone, or all of "
-                    "them at once: watch.batches(zip(a, b))."
-                )
+                self._warn("Loops over watch.batches alternate, and are not timed well: watch.batches(zip(a, b)).")
             self._pass, self._interrupted = of, self._pass or self._interrupted
             watch.fed_by(loader)
             watch.enter("train")

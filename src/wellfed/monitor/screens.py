@@ -1,17 +1,123 @@
-"""Shows the latest readings: a table with curves in a terminal, otherwise one plain line a second."""
+"""Shows the latest readings: a table in a terminal, otherwise one plain line a second."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import print_text
 from wellfed.monitor.board import Board
-from wellfed.monitor.gpu_cells import plain_line
-from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, table
+from wellfed.monitor.seen_gpus import SeenGpu
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.units import show_duration
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
+"""Characters for 0 to 100 %."""
+_CURVE = 30
+"""Latest readings of utilisation that are shown as a curve."""
+_Values = Mapping[str, float]
+
+
+class Cell(NamedTuple):
+    """One figure of a GPU, or a pair of them."""
+
+    head: str
+    unit: str
+    show: Callable[[SeenGpu, _Values], str]
+    """Returns an empty text if the figure is unknown."""
+
+
+def _of(name: str, digits: int = 0, limit: Callable[[SeenGpu], float | None] = lambda gpu: None) -> Callable[..., str]:
+    """Returns a function that shows a figure, with the GPU's limit if it has one: ``350/700``."""
+
+    def show(gpu: SeenGpu, values: _Values) -> str:
+        known = [one for one in (values.get(name), limit(gpu)) if one is not None]
+        return "/".join(f"{one:.{digits}f}" for one in known) if name in values else ""
+
+    return show
+
+
+def _pair(one: str, other: str) -> Callable[[SeenGpu, _Values], str]:
+    def show(gpu: SeenGpu, values: _Values) -> str:
+        texts = [_of(name)(gpu, values) for name in (one, other)]
+        return "/".join(text or "-" for text in texts) if any(texts) else ""
+
+    return show
+
+
+CELLS = (
+    Cell("util", "%", _of("util_pct")),
+    Cell("SM", "%", _of("sm_active_pct")),
+    Cell("memory", "GiB", _of("mem_used_gib", 1, lambda gpu: gpu.memory_gib)),
+    Cell("power", "W", _of("power_w", 0, lambda gpu: gpu.device.power_limit_w)),
+    Cell("SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
+    Cell("PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
+    Cell("at", "C", _of("temp_c")),
+)
+"""Cells by importance. The last ones are cut in a narrow terminal."""
+
+
+def plain_line(board: Board, now_s: float) -> str:
+    """Returns the figures as one line of text, without curves."""
+    texts = []
+    for gpu in board.gpus:
+        values = board.latest(gpu.index)
+        figures = [f"{one.head} {text} {one.unit}" for one in CELLS if (text := one.show(gpu, values))]
+        text = board.trouble(gpu.index, now_s) or ", ".join(figures) or "no reading yet"
+        texts.append(f"gpu{gpu.index} {text}")
+    return "; ".join([*texts, f"host {_host_text(board)}"])
+
+
+def table(board: Board, now_s: float, until: str, *, blocks: str = BLOCKS) -> Group:
+    """Returns the table of the GPUs, the host and the processes.
+
+    Args:
+        until: text on when the monitor ends.
+    """
+    passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
+    gpus = Table("GPU", box=None, padding=(0, 1, 0, 0))
+    for cell in CELLS:
+        gpus.add_column(f"{cell.head} {cell.unit}", justify="right", no_wrap=True)
+    gpus.add_column("utilisation", no_wrap=True)
+    processes = Table("GPU", "pid", "user", "memory", "name", box=None, padding=(0, 1, 0, 0))
+    for gpu in board.gpus:
+        values, trouble = board.latest(gpu.index), board.trouble(gpu.index, now_s)
+        cells = [Text(cell.show(gpu, values) or "-") for cell in CELLS]
+        if "util_pct" in values:
+            cells[0].stylize(utilisation_colour(values["util_pct"]))
+        gpus.add_row(f"{gpu.index}", *cells, Text(trouble, "red") if trouble else _curve(board, gpu.index, blocks))
+        for one in board.processes(gpu.index):
+            processes.add_row(f"{gpu.index}", f"{one.holder.pid}", one.user, one.memory, one.name)
+    return Group(
+        Text(f"{passed}{until}.", "dim"),
+        *([gpus] if board.gpus else []),
+        Text(f"host {_host_text(board)}"),
+        *([processes] if processes.row_count else []),
+    )
+
+
+def _host_text(board: Board) -> str:
+    """Returns CPU and memory of the host."""
+    host = board.latest(HOST)
+    cpu = f"{host['cpu_pct']:.0f} %" if "cpu_pct" in host else "-"
+    memory = f"{host['mem_used_gib']:.1f}" if "mem_used_gib" in host else "-"
+    return f"CPU {cpu} of {board.num_cores} cores, memory {memory}/{board.ram_gib:.1f} GiB"
+
+
+def _curve(board: Board, gpu: int, blocks: str) -> Text:
+    line = Text()
+    for value in board.curve(gpu)[1][-_CURVE:]:
+        level = min(len(blocks) - 1, max(0, round(value / 100 * (len(blocks) - 1))))
+        line.append(blocks[level], utilisation_colour(value))
+    return line
 
 
 class PlainScreen:
@@ -48,8 +154,6 @@ class LiveScreen(PlainScreen):
         if not _has_terminal(self._console):
             self._leave()
             return
-        size = self._console.size
-        lines = table(board, now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
         try:
             if self._live is None:
                 self._live = Live(
@@ -62,7 +166,7 @@ class LiveScreen(PlainScreen):
                 )
                 self._live.start()
                 self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
-            self._live.update(Group(*lines), refresh=True)
+            self._live.update(table(board, now_s, self._until, blocks=self._blocks), refresh=True)
         except OSError:  # the terminal is gone
             self._console.on_broken_pipe()
 

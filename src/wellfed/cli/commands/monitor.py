@@ -89,10 +89,8 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     if asked.gpus is not None:
         found = found.only(asked.gpus)
     monitor = Monitor(found, interval_s=asked.interval)
-    table = None
     if asked.csv is not None:
-        table = CurveFile(asked.csv, monitor.add_line)
-        monitor.add_receiver(table.add)
+        monitor.add_receiver(CurveFile(asked.csv, monitor.add_line).add)
     what = counted(len(found.gpus), "GPU") + " and the host" if found.gpus else "the host alone"
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.print_line(f"Watching {what} {how_long}.")
@@ -105,8 +103,6 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         finally:
             stop.is_finishing = True  # a second Ctrl-C must not suppress the summary
             screen.close()
-    if table is not None:
-        table.close()
     for line in [*monitor.new_lines(), *monitor.summary()]:
         screen.print_line(line)
 
