@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed import DataError
-from wellfed.data.shards import NOT_CLOSED, Bytes, ShardIndex, ShardReader, find_shards, index_shards, read_into
+from wellfed.data.shards import Bytes, ShardIndex, ShardReader, find_shards, index_shards, read_into
 from wellfed.data.shards.class_folders import (
     CLASSES,
     LISTS,
@@ -77,14 +77,14 @@ class FoundClips:
         return hashlib.blake2b(names, digest_size=8).hexdigest()
 
 
-def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundClips:
+def find_clips(place: Path, cache_dir: str | Path) -> FoundClips:
     """Returns the recordings of a folder or a tar file, ordered by name.
 
     A folder with ``.tar`` files holds shards, any other folder holds folders of classes. Both may be divided into
     ``train/``, ``val/`` and ``test/``.
 
     Raises:
-        DataError: there are no recordings or no labels, or damage exceeds ``max_damaged``.
+        DataError: there are no recordings or no labels, or a shard is damaged.
     """
     place = place.expanduser()
     name = f"workload.data.path={place}"
@@ -98,7 +98,7 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     has_shards = place.is_file() or any(
         each.is_file() for folder in parts.values() for each in folder.glob("[!.]*.tar")
     )
-    found = _of_shards(place, parts, cache_dir, max_damaged) if has_shards else _of_folder(place, parts)
+    found = _of_shards(place, parts, cache_dir) if has_shards else _of_folder(place, parts)
     if place.is_file():
         return found
     others = [each.name for each in folders(place) if each.name not in parts]
@@ -254,17 +254,16 @@ class ShardClips:
             reader.fill(self._row_N[rows[mine]], [into[each] for each in mine], pieces)
 
 
-def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_damaged: int) -> FoundClips:
+def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path) -> FoundClips:
     paths, split_of, known_of = list[Path](), list[str](), _names_of_classes(place, parts)
     for split, folder in parts.items():
         found = find_shards(folder)
         paths += found
         split_of += [split] * len(found)
-    index = index_shards(paths, [*SOUNDS, *LABELS], cache_dir, max_damaged=max_damaged)
+    index = index_shards(paths, [*SOUNDS, *LABELS], cache_dir)
     has_SN = np.stack([index.parts[part][1] >= 0 for part in SOUNDS])
     sound_N = np.where(has_SN.any(0), has_SN.argmax(0), -1)
     texts, bad = _label_texts(index, sound_N)
-    bad = [*index.damages, *bad]
     rows, labels = list[int](), list[str]()
     for row, (text, shard) in enumerate(zip(texts, index.shards.tolist(), strict=True)):
         if text is None:
@@ -283,7 +282,7 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     splits = None if "" in parts else [split_of[shard] for shard in index.shards[row_N].tolist()]
     names = [index.keys[row] for row in rows]
     named = list(dict.fromkeys(name for known in known_of.values() for name in known))
-    notes = [damage for damage in index.damages if damage.endswith(NOT_CLOSED)]
+    notes = list[str]()
     if index.num_dotted:
         what = f"{counted(index.num_dotted, 'member')} with a dot within the name left out"
         notes.append(f"{what}: the key of a sample ends at its first dot (`python -m wellfed shards` writes none)")
@@ -307,13 +306,10 @@ def _sample(index: ShardIndex, row: int) -> str:
 
 
 def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], list[str]]:
-    """Returns the label of each sample with sound, and the faults of others; damaged members are already counted."""
+    """Returns the label of each sample with sound, and the faults of others."""
     texts: list[str | None] = [None] * len(index)
     lacking = sound_N < 0
-    bad = [
-        f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})"
-        for row in np.flatnonzero(lacking & ~index.is_torn).tolist()
-    ]
+    bad = [f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})" for row in np.flatnonzero(lacking).tolist()]
     done_N = lacking.copy()
     unread: dict[int, str] = {}
     """Sample -> member without a readable class."""
@@ -331,7 +327,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
     for row in np.flatnonzero(~done_N).tolist():
         if row in unread:
             bad.append(f"{_sample(index, row)}.{unread[row]}: no class can be read from it")
-        elif not index.is_torn[row]:
+        else:
             bad.append(f"{_sample(index, row)}: no label ({', '.join(LABELS)})")
     return texts, bad
 

@@ -101,7 +101,7 @@ def datasets(
         ("num_clips", num_clips, 120 <= num_clips <= 1_000_000, "is not in 120..1,000,000", "num_clips=2000 or so"),
     )
     place = _embedded(num_clips, sample_rate or EMBEDDED_HZ, seed, cache_dir) if path is None else Path(path)
-    found = find_clips(place, cache_dir, max_damaged)
+    found = find_clips(place, cache_dir)
     layouts = examined_layouts(found, cache_dir)
     bad = [*found.bad, *(f"{found.reader.place(row)}: {reason}" for row, reason in layouts.damages.items())]
     _refuse_damaged(bad, max_damaged, len(found.names), len(layouts.damages))

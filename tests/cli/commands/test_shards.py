@@ -23,17 +23,9 @@ def test_it_tells_what_was_packed_and_what_was_not(wavs: Path, tmp_path: Path, c
     assert cli.main(["shards", str(wavs), "--out", str(tmp_path / "out"), "--num", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"6 files of 2 classes (24 B) in 2 shards: {tmp_path / 'out'}"
-    assert lines[1] == "7 other files left out:"
-    assert "notes0.txt: not .wav" in lines[2]
-    assert lines[-2] == "  and 2 more"
+    assert lines[1].startswith("7 other files left out")
     assert lines[-1] == f"To train on them: python src/train.py workload=... workload.data.path={tmp_path / 'out'}"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0000.tar", "0001.tar", "classes.json"]
-
-
-def test_what_a_killed_packing_has_left_is_told(wavs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "out.part-12ab").mkdir()
-    assert cli.main(["shards", str(wavs), "--out", str(tmp_path / "out")]) == 0
-    assert f"if none runs now: {tmp_path / 'out.part-12ab'}. Remove it." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

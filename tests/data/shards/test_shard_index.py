@@ -30,8 +30,8 @@ def shards(tmp_path):
     return folder
 
 
-def indexed(folder, **more):
-    return index_shards(find_shards(folder), PARTS, folder.parent / "cache", **more)
+def indexed(folder):
+    return index_shards(find_shards(folder), PARTS, folder.parent / "cache")
 
 
 def test_names_with_dots_of_their_own_take_no_room_for_each_other(tmp_path):
@@ -52,7 +52,6 @@ def test_members_that_share_a_key_are_a_sample(shards):
     assert index.keys == ("c/1", "c/2", "c/3", "c/4", "c/5")
     assert index.shards.tolist() == [0, 0, 0, 1, 1]
     assert index.parts["wav"][1].tolist() == [2, 3, 4, 5, 6]
-    assert index.damages == ()
 
 
 def test_samples_are_read_in_any_order(shards):
@@ -83,28 +82,10 @@ def test_a_changed_shard_is_indexed_again_and_the_others_are_not(shards):
     assert entries.items() <= after.items()
 
 
-def test_damage_is_counted_told_and_left_out(shards):
-    content = packed([*clips((6, 7)), ("../up.wav", b"1")])
-    content[content.index(b"c/6.cls")] ^= 0xFF
-    (shards / "2.tar").write_bytes(content)
-    with pytest.raises(
-        DataError, match=r"2\.tar, byte \d+: its header is damaged.* 2 damaged members .* none is allowed"
-    ):
-        indexed(shards)
-    with pytest.raises(DataError, match="1 are allowed"):
-        indexed(shards, max_damaged=1)
-    index = indexed(shards, max_damaged=2)
-    assert index.keys[-2:] == ("c/6", "c/7")
-    assert index.parts["cls"][1].tolist()[-2:] == [-1, 1]
-    assert len(index.damages) == 2
-    assert "leads out of its folder" in index.damages[1]
-
-
-def test_a_part_that_comes_twice_is_damage(shards):
+def test_a_part_that_comes_twice_is_refused(shards):
     (shards / "2.tar").write_bytes(packed([("a.wav", b"1"), ("a.wav", b"22")]))
-    index = indexed(shards, max_damaged=1)
-    assert index.parts["wav"][1].tolist()[-1] == 1
-    assert "comes twice" in index.damages[0]
+    with pytest.raises(DataError, match=r"2\.tar.*a\.wav"):
+        indexed(shards)
 
 
 def test_shards_without_the_parts_are_refused(tmp_path):

@@ -39,7 +39,7 @@ def test_all_files_are_packed_once_with_their_class(source, tmp_path):
     assert (written.num_samples, written.classes) == (30, ("no", "up.down", "yes"))
     assert [path.name for path in written.shards] == ["0000.tar", "0001.tar", "0002.tar", "0003.tar"]
     assert json.loads((tmp_path / "out" / CLASSES).read_text()) == ["no", "up.down", "yes"]
-    assert [reason.split(": ")[1] for reason in written.skipped] == ["not .wav"]
+    assert written.num_skipped == 1
     index, samples = read(tmp_path / "out", tmp_path / "cache")
     assert sorted(samples) == sorted(
         (f"{name}{number}".encode(), str(label).encode())
@@ -94,7 +94,7 @@ def test_a_folder_that_holds_something_is_left_alone(source, tmp_path):
 
 def test_no_files_are_told_with_what_is_there(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"1")
-    with pytest.raises(DataError, match=r"no \*\.wav in folders of classes .*in no folder of a class"):
+    with pytest.raises(DataError, match=r"no \*\.wav in folders of classes .*1 other file"):
         write_shards(tmp_path, tmp_path / "out", num=1)
     with pytest.raises(DataError, match="does not exist"):
         write_shards(tmp_path / "nowhere", tmp_path / "out", num=1)
@@ -120,7 +120,6 @@ def test_splits_become_folders_of_shards_whose_classes_have_the_same_numbers(tmp
     assert [path.relative_to(tmp_path / "out").as_posix() for path in written.shards] == [
         f"{split}/000{number}.tar" for split in ("test", "train") for number in range(2)
     ]
-    assert written.skipped == (f"{tmp_path / 'wavs' / 'valid'}: beside train/, and no split",)
     _, samples = read(tmp_path / "out" / "test", tmp_path / "cache")
     assert samples == [(b"test/yes", b"1")] * 3
 
@@ -133,9 +132,7 @@ def test_lists_of_splits_come_along_and_what_is_no_class_does_not(source, tmp_pa
     written = write_shards(source, tmp_path / "out")
     assert written.classes == ("no", "up.down", "yes")
     assert (tmp_path / "out" / "testing_list.txt").read_text() == "yes/1.wav"
-    assert [reason.split(": ")[1] for reason in written.skipped] == [
-        "not .wav", "its folder's name begins with _", "no .wav in it",
-    ]  # fmt: skip
+    assert written.num_skipped == 2
 
 
 def test_names_that_look_like_a_drive_or_are_no_text_can_be_read_again(tmp_path):
@@ -145,28 +142,5 @@ def test_names_that_look_like_a_drive_or_are_no_text_can_be_read_again(tmp_path)
         (folder / os.fsdecode(b"\xfe.wav")).write_bytes(b"1")
     written = write_shards(tmp_path / "wavs", tmp_path / "out", num=1)
     assert written.classes == ("\\xff", "c:d", "x: y")
-    index, samples = read(tmp_path / "out", tmp_path / "cache")
-    assert index.damages == ()
+    _, samples = read(tmp_path / "out", tmp_path / "cache")
     assert len(samples) == 3
-
-
-def test_a_packing_that_was_killed_is_named_to_the_next(source, tmp_path):
-    remains = tmp_path / "out.part-0a1b"
-    remains.mkdir()
-    assert write_shards(source, tmp_path / "out").remains == (remains,)
-
-
-@pytest.mark.parametrize("is_there", [False, True], ids=["a new folder", "an empty folder"])
-def test_a_folder_that_another_packing_fills_meanwhile_stays_as_it_is(source, tmp_path, is_there):
-    out = tmp_path / "out"
-    if is_there:
-        out.mkdir()
-
-    def other(done, total):
-        if done == total:
-            write_shards(source, out, num=1)
-
-    with pytest.raises(ConfigError, match=r"--out .*/out: was filled by another process meanwhile\. Name a new folder"):
-        write_shards(source, out, num=4, on_file=other)
-    assert [path.name for path in sorted(out.glob("*.tar"))] == ["0000.tar"]
-    assert not list(tmp_path.glob("out.part-*"))

@@ -49,7 +49,7 @@ def place(tmp_path):
 
 @pytest.fixture(params=["folder", "shards"])
 def waveforms(request, place):
-    found = find_clips(place / request.param, place / "cache", 0)
+    found = find_clips(place / request.param, place / "cache")
     layouts = examined_layouts(found, place / "cache")
     return Waveforms(found.reader, layouts, 16_000, 16_000), {
         name.split("/")[-1]: row for row, name in enumerate(found.names)
@@ -119,7 +119,7 @@ def test_flac_that_claims_more_samples_than_memory_holds_is_damaged():
 
 
 def test_files_that_change_or_go_are_told(place):
-    found = find_clips(place / "folder", place / "cache", 0)
+    found = find_clips(place / "folder", place / "cache")
     clips = Waveforms(found.reader, examined_layouts(found, place / "cache"), 16_000, 16_000)
     rows = {name: row for row, name in enumerate(found.names)}
     (place / "folder" / "tone" / "whole_wav.wav").write_bytes(b"RIFF")

@@ -20,9 +20,6 @@ from wellfed.errors import EXIT_OK
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.units import counted, show_bytes, show_count
 
-_NAMED = 5
-"""Maximum number of skipped files shown by name."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Prints what was packed and what was skipped."""
@@ -61,10 +58,6 @@ def _lines(written: Written, out: Path) -> list[str]:
     classes = "1 class" if len(written.classes) == 1 else f"{show_count(len(written.classes))} classes"
     files = f"{counted(written.num_samples, 'file')} of {classes} ({size})"
     lines = [f"{files} in {counted(len(written.shards), 'shard')}: {out}"]
-    if written.skipped:
-        lines.append(f"{counted(len(written.skipped), 'other file')} left out:")
-        lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
-        if len(written.skipped) > _NAMED:
-            lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
-    lines += [f"Left by a packing that was killed, if none runs now: {each}. Remove it." for each in written.remains]
+    if written.num_skipped:
+        lines.append(f"{counted(written.num_skipped, 'other file')} left out: another suffix, empty, or in no class")
     return lines

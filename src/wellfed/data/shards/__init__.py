@@ -6,11 +6,9 @@ No torch; the content of the bytes is not interpreted. Start from `shard_index.i
 
 from wellfed.data.shards.shard_index import ShardIndex, find_shards, index_shards
 from wellfed.data.shards.shard_reader import Bytes, ShardReader, read_into
-from wellfed.data.shards.tar_members import NOT_CLOSED
 from wellfed.data.shards.write_shards import write_shards
 
 __all__ = [
-    "NOT_CLOSED",
     "Bytes",
     "ShardIndex",
     "ShardReader",

@@ -23,32 +23,28 @@ def splits_of(place: Path) -> dict[str, Path]:
     ``train`` is a split if it holds folders or tar files. With files alone it counts as a class.
     """
     here = {each.name: each for each in folders(place)}
-    if "train" in here and any(_is_folder(each) or each.suffix == ".tar" for each in _entries(here["train"])):
+    if "train" in here and any(each.is_dir() or each.suffix == ".tar" for each in _entries(here["train"])):
         return {split: here[split] for split in SPLITS if split in here}
     return {"": place}
 
 
 def folders(place: Path) -> list[Path]:
     """Returns the folders directly in a folder, sorted by name."""
-    return [each for each in _entries(place) if _is_folder(each)]
+    return [each for each in _entries(place) if each.is_dir()]
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yields all files below a folder, sorted by name. Follows links to folders; skips names that begin with a dot.
 
     Raises:
         DataError: a folder can't be read.
     """
-    return _below(folder, frozenset())
-
-
-def _below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     here = folder.resolve()
     if here in above:  # a link to a folder above
         return
     for each in _entries(folder):
-        if _is_folder(each):
-            yield from _below(each, above | {here})
+        if each.is_dir():
+            yield from files_below(each, above | {here})
         else:
             yield each
 
@@ -57,18 +53,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     except OSError as error:
-        raise _unreadable(folder, error) from error
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError as error:  # the folder may be listed, but not read
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.")
+        raise DataError(f"{folder} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
 def class_of(inside: Path) -> str | None:

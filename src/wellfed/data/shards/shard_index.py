@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from wellfed.command_line import command
 from wellfed.data.prepared import prepared
-from wellfed.data.shards.tar_members import Damage, members
+from wellfed.data.shards.tar_members import members
 from wellfed.errors import DataError
 from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 KIND = "shards"
-_MAKING = 4
+_MAKING = 5
 """Version of the index format."""
 
 
@@ -41,10 +41,6 @@ class ShardIndex:
     """Index of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
     """Offset and size in bytes of each part, [N] each; size -1 = the sample lacks the part."""
-    is_torn: NDArray[np.bool_]
-    """Whether a damaged member is next to the sample, [N]; it may be the missing part."""
-    damages: tuple[str, ...]
-    """Members that can't be used: file, offset and reason."""
     num_dotted: int = 0
     """Members that end like a part but are not one, such as ``a.2.wav``: a key ends at the first dot."""
 
@@ -65,25 +61,19 @@ def find_shards(place: Path) -> list[Path]:
     return found
 
 
-def index_shards(
-    paths: Sequence[Path], parts: Sequence[str], cache_dir: str | Path, *, max_damaged: int = 0
-) -> ShardIndex:
+def index_shards(paths: Sequence[Path], parts: Sequence[str], cache_dir: str | Path) -> ShardIndex:
     """Returns the samples that have at least one of ``parts``; caches each shard's index under ``cache_dir``.
 
     Raises:
-        DataError: a file is no tar file; more than ``max_damaged`` members are damaged; there are no samples.
+        DataError: a file is no tar file, or is damaged; there are no samples.
     """
     keys: list[str] = []
     shards: list[Ints] = []
     places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
-    damages: list[str] = []
-    stamps, torn, num_dotted = [], [], 0
+    stamps, num_dotted = [], 0
     for number, path in enumerate(paths):
         stamps.append(stamp(_seen(path)))
         found = _of_shard(path, cache_dir)
-        damages += [f"{path}, byte {offset}: {problem}" for offset, problem in found.damages]
-        if len(damages) > max_damaged:
-            raise _too_damaged(damages, max_damaged)
         places_of = {part: found.places_of(part) for part in parts}
         has_any_N = np.zeros(len(found.keys), bool)
         for _, size_N in places_of.values():
@@ -92,7 +82,6 @@ def index_shards(
         num_dotted += found.num_dotted(parts)
         keys += [found.keys[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))
-        torn.append(np.isin(rows, found.torn))
         for part, (offset_N, size_N) in places_of.items():
             places[part].append((offset_N[rows], size_N[rows]))
     if not keys:
@@ -105,8 +94,6 @@ def index_shards(
         tuple(keys),
         np.concatenate(shards),
         {part: _joined(pieces) for part, pieces in places.items()},
-        np.concatenate(torn),
-        tuple(damages),
         num_dotted,
     )
 
@@ -128,14 +115,6 @@ def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     return np.concatenate(offsets), np.concatenate(sizes)
 
 
-def _too_damaged(damages: Sequence[str], limit: int) -> DataError:
-    allowed = "none is allowed" if limit == 0 else f"{limit} are allowed"
-    return DataError(
-        f"{damages[0]}. {counted(len(damages), 'damaged member')} so far, and {allowed} "
-        "(workload.data.max_damaged). Make the shard again, or raise the limit to leave such members out."
-    )
-
-
 # -- one shard ----------------------------------------------------------------------------------------------------
 
 
@@ -148,9 +127,6 @@ class _Shard:
     """Distinct parts; names with further dots may each have their own part."""
     table: Ints
     """[M, 4]: index in ``keys``, index in ``parts``, offset, size."""
-    damages: list[tuple[int, str]]
-    torn: list[int]
-    """Indices in ``keys`` of samples next to a damaged member."""
 
     def num_dotted(self, parts: Sequence[str]) -> int:
         """Returns the number of members whose part ends in ``.<part>`` for one of ``parts``."""
@@ -169,12 +145,11 @@ class _Shard:
 def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
     folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
     texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-    damages = [(offset, problem) for offset, problem in texts["damages"]]
-    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"), damages, texts["torn"])
+    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"))
 
 
 def _store(shard: _Shard, folder: Path) -> None:
-    texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages, "torn": shard.torn}
+    texts = {"keys": shard.keys, "parts": shard.parts}
     (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # ASCII, so that any name can be written
     np.save(folder / "members.npy", shard.table)
 
@@ -183,14 +158,8 @@ def _read(path: Path) -> _Shard:
     keys: list[str] = []
     parts: dict[str, int] = {}
     found: list[tuple[int, int, int, int]] = []
-    damages: list[tuple[int, str]] = []
     there: set[str] = set()
-    torn: set[int] = set()
     for member in members(path):
-        if isinstance(member, Damage):
-            damages.append((member.offset, member.problem))
-            torn |= {len(keys) - 1, len(keys)}
-            continue
         split = split_name(member.name)
         if split is None:  # belongs to no sample: hidden files, README
             continue
@@ -199,11 +168,10 @@ def _read(path: Path) -> _Shard:
             keys.append(key)
             there.clear()
         if part in there:
-            damages.append((member.offset, f"{member.name!r} comes twice in one sample"))
-            continue
+            raise DataError(f"{path}: {member.name!r} comes twice in one sample. Make the shard again.")
         there.add(part)
         found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
-    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4), damages, sorted(torn))
+    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4))
 
 
 def split_name(name: str) -> tuple[str, str] | None:
