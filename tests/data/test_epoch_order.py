@@ -3,9 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.data.epoch_order import LISTED, EpochOrder
-from wellfed.data.settings import LoaderSettings
-from wellfed.data.train_loader import train_loader
+from wellfed.data.epoch_order import EpochOrder
 from wellfed.sample_rng import seed_from
 
 sizes = {"num_samples": st.integers(1, 60), "batch_size": st.integers(1, 20), "world_size": st.integers(1, 5)}
@@ -82,74 +80,3 @@ def test_ids_that_are_none_of_the_data_skip_nothing():
 def test_the_order_of_a_seed_stays_as_it_was_in_earlier_versions():
     drawn = torch.randperm(1000, generator=torch.Generator().manual_seed(seed_from(7, 3)))
     assert EpochOrder(1000, 10, seed=7).order(3).tolist() == drawn.tolist()
-
-
-LARGE = LISTED + 5
-
-
-@pytest.fixture(scope="module")
-def whole():
-    return EpochOrder(LARGE, 7, seed=1).order(2)
-
-
-def test_a_large_set_has_each_sample_once_in_an_order_of_its_epoch(whole):
-    seen = torch.zeros(LARGE, dtype=torch.bool)
-    seen[whole.long()] = True
-    assert len(whole) == LARGE
-    assert seen.all()
-    assert not whole[:4096].equal(EpochOrder(LARGE, 4096, seed=1).share(1, 0).indices)
-    middles = whole[:LISTED].view(64, -1).double().mean(1) / LARGE
-    assert ((middles - 0.5).abs() < 0.005).all()  # each part of the epoch has samples from all of the set
-    assert (whole[1:] - whole[:-1]).abs().double().mean() > 0.3 * LARGE  # neighbours are apart
-
-
-def test_steps_of_a_large_set_are_read_one_by_one_as_its_whole_order_is(whole):
-    ranks = [EpochOrder(LARGE, 1000, seed=1, rank=rank, world_size=3) for rank in range(3)]
-    for batch in (0, 1, 2, 9000, 20, ranks[0].num_batches - 1):
-        found = torch.cat([order.share(2, batch).indices for order in ranks])
-        assert found.equal(whole[1000 * batch : 1000 * (batch + 1)])
-
-
-def test_a_large_set_without_shuffle_is_in_order_and_may_skip_samples():
-    assert EpochOrder(LARGE, 8, seed=1, shuffle=False).share(4, 1000).indices.tolist() == [*range(8000, 8008)]
-    kept = EpochOrder(LARGE, 8, seed=1, skip_ids=(3, 5))
-    order = kept.order(0)
-    assert len(order) == LARGE - 2
-    assert not ((order == 3) | (order == 5)).any()
-
-
-def test_an_epoch_of_a_large_set_that_began_in_an_earlier_version_ends_in_its_order():
-    made = loader(Numbers(LARGE), batch_size=512)
-    state = made.state_dict()
-    assert state["is_computed"]
-    made.load_state_dict({"epoch": 2, "batch": 9})
-    drawn = torch.randperm(LARGE, generator=torch.Generator().manual_seed(seed_from(1, 2)))
-    assert next(iter(made)).batch.tolist() == drawn[9 * 512 : 10 * 512].tolist()
-    again = made.state_dict()
-    assert "is_computed" not in again
-    made.load_state_dict(again)
-    assert next(iter(made)).batch.tolist() == drawn[10 * 512 : 11 * 512].tolist()
-    made.load_state_dict({"epoch": 2, "batch": len(made)})
-    assert next(iter(made)).epoch == 3
-    assert made.state_dict()["is_computed"]
-
-
-class Numbers:
-    """Sample i is i."""
-
-    def __init__(self, num):
-        self.num = num
-
-    def __len__(self):
-        return self.num
-
-    def __getitem__(self, index):
-        return index
-
-    def fetch(self, indices, rng):
-        assert indices.dtype is torch.int64
-        return indices
-
-
-def loader(data, batch_size):
-    return train_loader(data, LoaderSettings(), batch_size=batch_size, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import EpochOrder, Share, Taken
+from wellfed.data.epoch_order import EpochOrder, Share
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
@@ -21,6 +22,8 @@ from wellfed.data.streams.stream_loader import StreamLoader, StreamReading
 from wellfed.errors import DataError
 from wellfed.ranks import share_of
 from wellfed.record import OnEvent, ignore_event
+
+_LOG = logging.getLogger(__name__)
 
 
 class TrainLoader:
@@ -40,12 +43,6 @@ class TrainLoader:
     ) -> None:
         self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
         self._epoch = self._next_batch = 0
-        self._taken: list[Taken] = []
-        """Batches of the epoch used by earlier runs with other loader.skip_ids."""
-        self._first_batch = 0
-        """Number of the first remaining batch of the epoch."""
-        self._oldest = 0
-        """Number, over all epochs, of the first batch that can be rebuilt: the first since loader.skip_ids changed."""
         self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:
@@ -68,13 +65,6 @@ class TrainLoader:
             state["skipped"] = self._bad.indices
         if self._order.skip_ids:
             state["skip_ids"] = list(self._order.skip_ids)
-        if self._taken:
-            state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
-            state["first_batch"] = self._first_batch
-        if self._oldest:
-            state["oldest"] = self._oldest
-        if self._order.is_computed(self._epoch):
-            state["is_computed"] = True
         if self._order.sampled is not None:
             state["order"] = [self._epoch, self._order.sampled.checksum(self._epoch)]
         return state
@@ -82,33 +72,21 @@ class TrainLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position; samples that failed before it are not requested again.
 
-        After a change of loader.skip_ids the remaining batches get the last numbers of the epoch. An epoch
-        that began with a listed order, as in earlier versions, ends with it.
+        After a change of loader.skip_ids, batches of the same number hold other samples, so the epoch begins anew.
         """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
-        is_listed = self._next_batch > 0 and not state.get("is_computed", False)
-        self._order.list_epoch(self._epoch if is_listed else None)
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
             epoch, checksum = state["order"]
             self._order.sampled.compare(epoch, checksum, self._on_event)
-        skip_ids = tuple(state.get("skip_ids", ()))
-        self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
-        num_batches = self._next_batch - state.get("first_batch", 0)
-        has_others = skip_ids != self._order.skip_ids
-        if has_others and num_batches:
-            self._taken.append(Taken(skip_ids, num_batches))
-        self._first_batch = self._order.go_on(self._epoch, self._taken)
-        if has_others:
-            self._next_batch = self._first_batch
-        self._oldest = int(state.get("oldest", 0))
-        if has_others or self._taken:
-            self._oldest = self._epoch * len(self) + self._first_batch
+        if self._next_batch and tuple(state.get("skip_ids", ())) != self._order.skip_ids:
+            _LOG.warning("loader.skip_ids has changed: epoch %d begins anew.", self._epoch)
+            self._next_batch = 0
 
     def __iter__(self) -> Iterator[Delivery]:
         self._source.stop()
         if self._next_batch >= len(self):
-            self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
+            self._epoch, self._next_batch = self._epoch + 1, 0
         epoch = self._epoch
         if self._order.sampled is not None:
             # Called here, not in a worker thread, since a sampler may draw from the process's generators.
@@ -157,14 +135,12 @@ class TrainLoader:
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.
 
-        Batches from before a change of loader.skip_ids held other samples and are not searched.
-
         Args:
             skipped: number of batches before the position that are not searched.
         """
         at = int(state["epoch"]) * len(self) + int(state["batch"])
         last = at - skipped
-        first = max(self._oldest, last - steps)
+        first = max(0, last - steps)
         requests = (
             BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
             for epoch, batch in (divmod(number, len(self)) for number in range(first, last))
