@@ -219,17 +219,3 @@ def test_deleting_any_synchronisation_is_seen() -> None:
         seen[line] = run(mutated, 2).faults(2)
     assert len(seen) == 9, seen
     assert all(seen.values()), seen
-
-
-@pytest.mark.slow
-@pytest.mark.simulated(cards=2, mib=64, kernel_us=KERNEL_US)
-def test_where_the_card_has_no_room_for_as_many_fewer_are_brought() -> None:
-    fewer: list[int] = []
-    torch.cuda.set_per_process_memory_fraction(0.45, CARD)  # of 64 MiB: two batches
-    for _ in range(2):
-        seen = run(device_prefetch, 4, late_s=0.3, no_room=str, on_less=lambda ahead, message: fewer.append(ahead))
-        assert (seen.wrong, seen.violations) == (0, [])
-        assert seen.held_mib <= 2 * BATCH_MIB + SMALL_MIB
-    assert fewer == [3, 2, 1, 3, 2, 1]
-    with pytest.raises(torch.OutOfMemoryError):
-        run(device_prefetch, 4, late_s=0.3)

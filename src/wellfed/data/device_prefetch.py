@@ -61,8 +61,7 @@ class DevicePrefetcher:
         *,
         move: Move = batches.to_device,
         before_move: Callable[[Delivery], None] | None = None,
-        no_room: Callable[[Exception], str | None] = lambda error: None,
-        on_less: Callable[[int, str], None] | None = None,
+        no_room: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
         """
         Args:
@@ -70,12 +69,11 @@ class DevicePrefetcher:
             ahead: number of additional batches on the device, >= 1.
             move: copies a batch to the device; called on the side stream.
             before_move: called with each delivery while its batch is on the host.
-            no_room: returns a message if an error of ``move`` means that memory ran out, else None.
-            on_less: called with the reduced number of batches ahead, and the reason, when memory runs out. A batch that
-                does not fit even alone is then handed out on the host. None = running out of memory is an error.
+            no_room: returns whether an error of ``move`` means that memory ran out. The batch is then handed out on the
+                host, and its step copies it.
         """
         self._loader, self._device, self._ahead = loader, device, ahead
-        self._move, self._before_move, self._no_room, self._on_less = move, before_move, no_room, on_less
+        self._move, self._before_move, self._no_room = move, before_move, no_room
         # Only a GPU copies during a step; on the CPU a copy is synchronous.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
@@ -120,13 +118,11 @@ class DevicePrefetcher:
                 self._step_is_launched()
         finally:
             running.stop()
-            self._ahead = running.num_slots - 1
 
-    def _bring(self, delivery: Delivery, num_slots: int) -> Delivery | None:
-        """Returns the delivery with its batch on the device, or None if memory requires one slot less.
+    def _bring(self, delivery: Delivery) -> Delivery:
+        """Returns the delivery with its batch on the device, or on the host if memory ran out.
 
-        A batch that does not fit even alone stays on the host. The copy has finished on return, so host buffers may be
-        reused.
+        The copy has finished on return, so host buffers may be reused.
         """
         if self._before_move is not None:
             self._before_move(delivery)
@@ -141,13 +137,9 @@ class DevicePrefetcher:
                 took_ms = 1e3 * (time.perf_counter() - began_s)
             return replace(delivery, batch=moved, is_on_device=True, copy_ahead_ms=took_ms)
         except Exception as error:
-            message = self._no_room(error)
-            if message is None or self._on_less is None:
+            if not self._no_room(error):
                 raise
-        if num_slots == 1:
-            return delivery
-        self._on_less(num_slots - 2, message)
-        return None
+        return delivery
 
     def _hand_out(self, delivery: Delivery) -> None:
         self._position = delivery.position or {"epoch": delivery.epoch, "batch": delivery.index + 1}
@@ -206,14 +198,14 @@ class _ReadAhead:
         self,
         loader: Positioned,
         device: torch.device,
-        bring: Callable[[Delivery, int], Delivery | None],
+        bring: Callable[[Delivery], Delivery],
         num_slots: int,
     ) -> None:
         """
         Args:
-            bring: copies a batch to the device, given the number of slots; None = one slot less is needed.
+            bring: copies a batch to the device.
         """
-        self._loader, self._device, self._bring, self.num_slots = loader, device, bring, num_slots
+        self._loader, self._device, self._bring = loader, device, bring
         self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         """Free slots, each with the end event of its previous step."""
         for _ in range(num_slots):
@@ -248,19 +240,12 @@ class _ReadAhead:
             for delivery in deliveries:
                 if not self._has_slot():
                     break
-                self._bring_to_slot(delivery)
+                self._ready.put(self._bring(delivery))
         except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
             end = error
         finally:
             self._ready.put(end)
             deliveries.close()  # workers must end in the thread that started them
-
-    def _bring_to_slot(self, delivery: Delivery) -> None:
-        while (brought := self._bring(delivery, self.num_slots)) is None:
-            self.num_slots -= 1
-            if not self._has_slot():  # waits for the slot's previous batch to free its memory
-                return
-        self._ready.put(brought)
 
     def _has_slot(self) -> bool:
         """Waits for a free slot; False = stopped."""

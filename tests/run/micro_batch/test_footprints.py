@@ -14,7 +14,6 @@ from tests.end_to_end.commands import ROOT, only_folder, record_of, run
 from tests.kit.few import slow
 from wellfed.cli.commands import fit, plan
 from wellfed.config.compose import compose
-from wellfed.data import longest_batch
 from wellfed.errors import ConfigError, DataError
 from wellfed.run.planner import plan_without_running
 
@@ -216,10 +215,7 @@ def test_a_model_without_sizes_is_refused(typed):
 
 
 @pytest.mark.slow
-def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
-    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)  # a machine under load looks at fewer
-    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
-
+def test_a_later_longer_batch_is_planned_for(typed, capsys):
     def told(late):
         # In order, and 64 samples: limits count the run's batches, not those of the look.
         words = ["trainer.overfit_batches=4", "workload.data._target_=theirs.texts", f"+workload.data.late={late}"]
@@ -235,9 +231,7 @@ def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)
-    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
+def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path):
     words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
     for _ in range(2):
         plan_without_running(compose([*typed, *words]))

@@ -36,31 +36,14 @@ class Sometimes:
 @pytest.mark.parametrize("fails", [{1}, {2, 3}, set(range(1, 100))])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_every_batch_comes_once_and_in_order(ahead: int, fails: set[int]) -> None:
-    told: list[tuple[int, str]] = []
     loader = tiny.loader(batch_size=7)
     expected = [delivery.batch["x"].tolist() for delivery in tiny.loader(batch_size=7)]
-    prefetcher = DevicePrefetcher(
-        loader,
-        CPU,
-        ahead,
-        move=Sometimes(fails),
-        no_room=no_room,
-        on_less=lambda ahead, message: told.append((ahead, message)),
-    )
+    prefetcher = DevicePrefetcher(loader, CPU, ahead, move=Sometimes(fails), no_room=no_room)
     for _ in range(2):
         found = [delivery.batch["x"].tolist() for delivery in prefetcher]
         assert len(found) == len(expected) == 10
         if not prefetcher.state_dict()["epoch"]:
             assert found == expected
-    prefetcher.close()
-    assert told[0] == (ahead - 1, "CUDA out of memory. Tried to allocate 1.00 GiB")
-    assert [left for left, _ in told] == list(range(ahead - 1, ahead - 1 - len(told), -1))
-
-
-def test_without_being_asked_to_make_do_it_is_an_error() -> None:
-    prefetcher = DevicePrefetcher(tiny.loader(), CPU, 2, move=Sometimes({2}), no_room=no_room)
-    with pytest.raises(torch.OutOfMemoryError):
-        list(prefetcher)
     prefetcher.close()
 
 
@@ -101,7 +84,6 @@ def test_a_card_with_room_for_two_batches(tmp_path: Path) -> None:
     for _, weights in results[1:]:
         assert (weights - results[0][1]).norm() / weights.norm() < 1e-5
     changes = [facts.get("change", facts.get("micro_batch")) for kind, facts in events if kind != "oom"]
-    assert "loader.device_prefetch=1" in changes
     assert 16 in changes
     assert not all(seen.on_card)
     assert not fake_cuda.driver.violations()
@@ -117,4 +99,4 @@ def test_an_evaluation_without_room_for_batches_ahead_changes_nothing_for_the_tr
     with prefetched(evaluated, module, torch.device("cuda", 0), 3, is_training=False) as val:
         trainer = lit.make_trainer(tiny.options(accelerator="gpu", max_steps=2, validate_every_steps=2), [], tmp_path)
         lit.fit(trainer, module, TimedLoader(tiny.loader(), StepClock()), val, None)
-    assert {kind for kind, _ in events} == {"oom"}
+    assert not events

@@ -79,7 +79,7 @@ PLACES = {
     "mid-backward": lambda: Place("backward", since=12),
     "optimizer state": lambda: Place("state", until=2, changes=("workload.optimizer.foreach=false",)),
     "optimizer step": lambda: Place("step", since=8, until=9, changes=("workload.optimizer.foreach=false",)),
-    "copy ahead": lambda: Place("copy", since=2, until=4, changes=("ahead=2", "ahead=1")),
+    "copy ahead": lambda: Place("copy", since=2, until=4, changes=()),
     "feature table": lambda: Place("table", until=3, changes=("memory.features=cache_host", "memory.features=dynamic")),
     "validation": lambda: Place("val", changes=HALVES),
     "test": lambda: Place("test", changes=HALVES),
@@ -205,9 +205,9 @@ class Journal:
             self.changes += [f"{name}={facts[name]}"] if name in facts else []
         self.changes += [facts["change"]] if "change" in facts else []
 
-    def fewer_ahead(self, ahead: int, message: str) -> None:
+    def no_room(self, error: Exception) -> bool:
         self.other("oom")
-        self.changes.append(f"ahead={ahead}")
+        return no_room(error)
 
 
 def trained(
@@ -255,7 +255,7 @@ def trained(
         place.come_to("copy", where)
         return batches.to_device(batch, where)
 
-    ahead = DevicePrefetcher(tiny.loader(data=data), device, 3, move=move, no_room=no_room, on_less=journal.fewer_ahead)
+    ahead = DevicePrefetcher(tiny.loader(data=data), device, 3, move=move, no_room=journal.no_room)
     for delivery in islice(_epochs(ahead), steps):
         if step.number + 1 in by_hand:
             while micro.size > by_hand[step.number + 1]:

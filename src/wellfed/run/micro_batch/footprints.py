@@ -140,7 +140,7 @@ class Footprints:
         except Exception as error:  # noqa: BLE001  training requests the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
         self.looked_at = ""
-        if found.is_longer:
+        if found.longest_bytes > found.shortest_bytes:
             lengths = f"{show_bytes(found.shortest_bytes)} to {show_bytes(found.longest_bytes)} each"
             self.looked_at = f"for samples as in the longest of {found.num_batches} small batches ({lengths})"
         return estimate.repeated(found.batch)

@@ -177,14 +177,6 @@ class StepModule(pl.LightningModule):
         if self.step is not None:
             self.step.passes.weigh(delivery)
 
-    def fewer_ahead(self, ahead: int, message: str, *, is_training: bool) -> None:
-        """Records that memory ran out, and that fewer batches of the training are copied ahead from now on. The knob
-        is the training's, so a change in an evaluation is not recorded."""
-        step = self.trainer.global_step + 1
-        self.plain.on_event("oom", step=step, message=message)
-        if is_training:
-            self.plain.on_event("ladder", step=step, change=f"loader.device_prefetch={ahead}")
-
     # -- evaluation and checkpoints -------------------------------------------------------------------------------
 
     def on_validation_start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -44,11 +43,6 @@ def prefetched(
         move=move,
         before_move=ours.weigh if ours and is_training else None,
         no_room=no_room,
-        on_less=_warn_of_fewer
-        if ours is None
-        else partial(ours.fewer_ahead, is_training=is_training)
-        if ours.plain.options.goes_on(is_training=is_training)
-        else None,
     )
     before = vars(module).get("transfer_batch_to_device")  # set by another loader
     if own is not None:
@@ -66,11 +60,9 @@ def prefetched(
             del module.transfer_batch_to_device
 
 
-def no_room(error: Exception) -> str | None:
-    """Returns the message of an out-of-memory error; None for other errors."""
+def no_room(error: Exception) -> bool:
+    """Returns whether memory ran out, which is logged."""
     failure = oom.classify(error)
-    return None if failure is None else failure.message
-
-
-def _warn_of_fewer(ahead: int, message: str) -> None:
-    _LOG.warning("No room on the device for another batch: %d ahead of the step from here on. %s", ahead, message)
+    if failure is not None:
+        _LOG.info("No room on the device for another batch ahead of the step: %s", failure.message)
+    return failure is not None
