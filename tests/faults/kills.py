@@ -85,7 +85,6 @@ KINDS = {
     "features cached": Kind((*WATCHED, FEATURES, "memory.features=cache")),
     "features computed": Kind((*WATCHED, FEATURES, "memory.features=dynamic")),
     "a stream": Kind((*WATCHED, *STREAM)),
-    "a stream, shuffle buffer": Kind((*WATCHED, *STREAM, "loader.shuffle_buffer=16")),
     "a LightningModule": Kind((*WATCHED, *MODULE)),
     "two ranks": Kind((*WATCHED, *TWO_RANKS)),
     "two ranks, micro-batches": Kind((*WATCHED, *TWO_RANKS, "memory.micro_batch=2")),

@@ -72,15 +72,6 @@ class ByNumber(Plain):
         return (torch.tensor(number) for number in range(0 if told is None else told.id, SIZE, 2))
 
 
-class ByRank(ByWorker):
-    """A stream that also asks for the rank."""
-
-    def __iter__(self):
-        if torch.distributed.is_initialized():
-            raise AssertionError
-        return super().__iter__()
-
-
 class Stateful(IterableDataset):
     """A stream that saves its position, which it holds itself, and has a new order in each epoch."""
 

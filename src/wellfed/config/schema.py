@@ -125,11 +125,6 @@ class LoaderConfig:
     pin_memory: Optional[bool] = knob(
         "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
-    shuffle_buffer: Optional[int] = knob(
-        "Samples of a stream held in memory, from which the next is drawn. Changes the order, and so what is learned. "
-        "null = the stream's own order.",
-        at_least=2,
-    )
     skip_ids: list[int] = knob("Indices of training samples to skip, such as known bad ones.", [], at_least=0)
     max_skipped: int = knob("Failing samples to leave out, each with a warning; one more stops the run.", 0, at_least=0)
 

@@ -29,5 +29,3 @@ class LoaderSettings:
     """Indices of training samples to skip."""
     max_skipped: int = 0
     """Maximum number of failing training samples to leave out; with one rank only."""
-    shuffle_buffer: int | None = None
-    """Samples of a stream held in memory; the next is drawn from them."""

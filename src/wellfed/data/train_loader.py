@@ -201,7 +201,6 @@ def train_loader(
             steps_per_epoch=_steps_of(stream, num_samples, world_size, drop_last=drop_last),
             limit_batches=limit_batches,
             shuffle=shuffle,
-            shuffle_buffer=settings.shuffle_buffer or 0,
         )
     name = type(dataset).__name__
     check_items(dataset, by_item=settings.backend == "torch")

@@ -10,12 +10,9 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import asks_for_timeout
 from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.plan.run_plan import DataFacts, LoaderSection, StreamFacts
-from wellfed.ranks import largest_share
-from wellfed.units import counted, show_percent
+from wellfed.units import counted
 
 UNSHARED = "has no shard(index, count), and does not ask torch's get_worker_info() for its part"
-_IDLE_FRAC = 0.05
-"""Share of the ranks' time without samples above which a warning appears."""
 _LISTED = 5
 """Maximum number of samples named in a warning."""
 
@@ -70,10 +67,8 @@ def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
 def _stream_faults(config: RunConfig, stream: StreamFacts, section: LoaderSection) -> Iterator[Fault]:
     trainer, asked, most = config.trainer, config.loader.num_workers, section.most_workers
     world = trainer.world_size
-    if world > 1 and (stream.shared_by is None or stream.shares_ranks_itself):
-        own = "asks torch.distributed for its rank, which a worker process does not have"
-        why = own if stream.shares_ranks_itself else UNSHARED
-        problem = f"with {stream.name}, which {why}: each rank might train on every sample."
+    if world > 1 and stream.shared_by is None:
+        problem = f"with {stream.name}, which {UNSHARED}: each rank might train on every sample."
         yield Fault(trainer.ranks, problem, "Give it shard(index, count), or train on one device.")
     elif stream.num_shards is not None and world > stream.num_shards:
         problem = (
@@ -115,9 +110,6 @@ def loader_warnings(
     own_cores = max(1, int(cores / devices))
     if data.stream is not None:
         yield from _stream_warnings(config, data.stream, section)
-    elif asked.shuffle_buffer is not None:
-        unused = f"loader.shuffle_buffer={asked.shuffle_buffer} is not used"
-        yield f"{unused}: samples that have an index are shuffled all together."
     if section.num_workers * devices > cores and section.num_workers > own_cores and asked.num_workers is not None:
         on_each = "" if devices == 1 else f" on each of {devices} devices"
         yield (
@@ -150,13 +142,11 @@ def _stream_warnings(config: RunConfig, stream: StreamFacts, section: LoaderSect
             "loader.backend=processes."
         )
     world, num_shards = config.trainer.world_size, stream.num_shards
-    most = largest_share(num_shards or world, world)
-    idle = 1 - (num_shards or world) / (most * world)
-    if stream.shared_by and idle >= _IDLE_FRAC:
+    if stream.shared_by and num_shards and num_shards % world:
         yield (
-            f"{stream.name} can be read in {num_shards} parts (num_shards). Of {world} ranks some have {most} and "
-            f"others {most - 1}, which are without samples at the end of each epoch, {show_percent(idle)} of all "
-            f"ranks' time. A multiple of {world} shards leaves none without."
+            f"{stream.name} can be read in {num_shards} parts (num_shards), which {world} ranks can't share evenly. An "
+            "epoch ends when a rank has no other batch, so samples of the others are left out. Set num_shards to a "
+            f"multiple of {world}."
         )
     for knob, value in (("max_skipped", config.loader.max_skipped), ("skip_ids", list(config.loader.skip_ids))):
         if value:

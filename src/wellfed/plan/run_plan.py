@@ -277,8 +277,6 @@ class StreamFacts:
     gives_batches: bool = False
     shared_by: Literal["shard", "worker info"] | None = None
     """How several workers share it; None = unknown."""
-    shares_ranks_itself: bool = False
-    """Whether it reads its rank from torch.distributed."""
     num_shards: int | None = None
 
 

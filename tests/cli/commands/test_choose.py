@@ -97,7 +97,7 @@ def test_the_two_files_are_options_with_the_planned_values(folder: Path, configs
     assert choose_from(folder) == 0
     found = compose(["loader=mine", "memory=mine"], config_dir=configs).resolved
     planned = {**LOADERS[kind], "worker_threads": LOADERS[kind].get("worker_threads")}
-    assert found["loader"] == {**planned, "skip_ids": [], "max_skipped": 0, "shuffle_buffer": None}
+    assert found["loader"] == {**planned, "skip_ids": [], "max_skipped": 0}
     memory = found["memory"]
     assert (memory["features"], memory["micro_batch"], memory["accumulate"]) == ("cache", 512, None)
     assert (memory["checkpoint_activations"], memory["on_oom"]) == (False, "retry")
@@ -106,7 +106,7 @@ def test_the_two_files_are_options_with_the_planned_values(folder: Path, configs
 def test_samples_that_are_known_bad_are_no_part_of_an_option(folder: Path, configs: Path):
     assert choose_from(folder) == 0
     written = yaml.safe_load((configs / "loader" / "mine.yaml").read_text())
-    assert not {"skip_ids", "max_skipped", "shuffle_buffer"} & set(written)
+    assert not {"skip_ids", "max_skipped"} & set(written)
 
 
 def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: Path, configs: Path):

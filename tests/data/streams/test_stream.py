@@ -45,7 +45,6 @@ def test_samples_or_batches():
         (streams.Stateful, "shard"),
         (streams.ByWorker, "worker info"),
         (streams.ByNumber, "worker info"),
-        (streams.ByRank, "worker info"),
     ],
 )
 def test_how_it_is_shared_is_asked_of_the_data_itself(kind, expected):
@@ -53,7 +52,6 @@ def test_how_it_is_shared_is_asked_of_the_data_itself(kind, expected):
     before = torch.random.get_rng_state()
     stream = Stream(kind())
     assert stream.shared_by == expected
-    assert stream.shares_ranks_itself == (kind is streams.ByRank)
     assert torch.random.get_rng_state().equal(before)
     assert torch.utils.data.get_worker_info() is None
 

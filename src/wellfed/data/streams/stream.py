@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch.utils.data._utils.worker as torch_worker
-from torch import distributed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from wellfed import batches, generators
@@ -20,7 +19,6 @@ from wellfed.data.settings import MOST_PARTS
 from wellfed.errors import DataError
 
 SharedBy = Literal["shard", "worker info"]
-_DISTRIBUTED = ("is_initialized", "get_rank", "get_world_size")
 _TURN = threading.Lock()
 """Lock for torch's worker info, which all threads of a process share."""
 
@@ -111,11 +109,6 @@ class Stream:
         own = getattr(dataset, "gives_batches", not isinstance(dataset, IterableDataset))
         self.gives_batches = bool(own if gives_batches is None else gives_batches)
         self._take(dataset)
-        if type(dataset).__module__ in ("builtins", "itertools") and hasattr(dataset, "__next__"):
-            raise DataError(
-                f"A {self.name} can be read once only, and an epoch is one reading. "
-                "Give the iterable that makes it: an object whose __iter__ begins anew."
-            )
         self._at_start = None
         if has_states(dataset):
             with suppress(Exception):  # may not exist before the first read
@@ -150,16 +143,6 @@ class Stream:
             return None
         if callable(getattr(self.dataset, "shard", None)):
             return "shard"
-        return "worker info" if self._asked & {"id", "num_workers"} else None
-
-    @property
-    def shares_ranks_itself(self) -> bool:
-        """Whether reading it calls torch.distributed for the rank."""
-        return self.shared_by == "worker info" and not self._asked.isdisjoint(_DISTRIBUTED)
-
-    @cached_property
-    def _asked(self) -> set[str]:
-        """Names in the worker info and torch.distributed that reading the first sample calls."""
         asked: set[str] = set()
 
         class Asked(PartOf):
@@ -168,12 +151,11 @@ class Stream:
                 return super().__getattribute__(name)
 
         data = self.anew()
-        contexts = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
-        with suppress(Exception), contexts[0], contexts[1], contexts[2]:  # training meets the same error and reports it
+        with suppress(Exception), generators.kept(), as_worker(Asked(0, 2, data)):  # training reports the same error
             if self.worker_init is not None:
                 self.worker_init(0)
             next(iter(data), None)
-        return asked
+        return "worker info" if asked & {"id", "num_workers"} else None
 
     @property
     def num_shards(self) -> int | None:
@@ -230,27 +212,6 @@ def as_worker(info: PartOf | None) -> Iterator[None]:
             yield
         finally:
             worker._worker_info = before
-
-
-@contextmanager
-def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iterator[None]:
-    """Adds the names of a module's functions that are called inside to ``called``."""
-    before = {name: getattr(module, name) for name in names if hasattr(module, name)}
-
-    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            called.add(name)
-            return function(*arguments, **named)
-
-        return call
-
-    for name, function in before.items():
-        setattr(module, name, noting(name, function))
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
 
 
 def copied_by(how: Callable[[Any], Any], dataset: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,7 +43,6 @@ class PartStart:
     """Number of parts over all ranks."""
     epoch: int
     """Epoch that determines the order."""
-    shuffle_buffer: int
     is_alone: bool
     """Whether the process reads no other part."""
     state: Any = None
@@ -80,8 +78,10 @@ def request_of(epoch: int, batch: int, *more: Any, **named: Any) -> StreamReques
 class StreamedBatch(BuiltBatch):
     """A batch of a part, and the position after it."""
 
-    tail: list[Any] | None = None
-    """Samples left at the end of the part, too few for a batch; None = the part has not ended."""
+    is_last: bool = False
+    """Whether the part has ended, with this batch or before it."""
+    is_dropped: bool = False
+    """Whether a batch was read and dropped, as requested."""
     state: Any = None
     """State of the dataset after this batch."""
 
@@ -105,9 +105,10 @@ class StreamBuilder(BatchBuilder):
         *,
         purpose: str = "training",
         in_threads: bool = False,
+        drop_last: bool = False,
     ) -> None:
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
-        self.stream, self.batch_size = stream, batch_size
+        self.stream, self.batch_size, self.drop_last = stream, batch_size, drop_last
         self._turns = threading.Condition() if in_threads else None
         self._builds = not isinstance(stream.dataset, DataLoader)  # its own workers build the batches
         self._readers: dict[int, _PartReader] = {}
@@ -201,12 +202,12 @@ class _PartReader:
                 builder.stream.worker_init(start.index)
         self._iterator: Iterator[Any] | None = None
         self._states: Any = None
-        self._tail: list[Any] | None = None
+        self._has_ended = False
 
     def next(self, request: StreamRequest) -> StreamedBatch:
-        """Returns the next batch; after the end of the part, the samples left at its end, at each call."""
-        if self._tail is not None:
-            return StreamedBatch(None, tail=self._tail)
+        """Returns the next batch, without a batch after the end of the part."""
+        if self._has_ended:
+            return StreamedBatch(None, is_last=True)
         builder = self._builder
         if self._iterator is None and self._start.state is None:
             # All parts begin with the same seed, so that a dataset that shuffles and distributes its files does so
@@ -214,24 +215,24 @@ class _PartReader:
             with builder.drawing(self._start.epoch), self._reading():
                 iterator = self._begin()
                 first = next(iterator, _END)
-                self._iterator = iter(()) if first is _END else self._in_order(chain((first,), iterator))
+                self._iterator = iter(()) if first is _END else chain((first,), iterator)
         with builder.drawing(request.epoch, self._start.index, request.round):
             with self._reading():
                 if self._iterator is None:
-                    self._iterator = self._in_order(self._begin())
+                    self._iterator = self._begin()
                 wanted = 1 if builder.stream.gives_batches else builder.batch_size
                 samples = list(islice(self._iterator, wanted))
-            if len(samples) < wanted:
-                self._tail, self._iterator = samples, iter(())
-                return StreamedBatch(None, tail=samples)
+            self._has_ended = len(samples) < wanted
+            if not samples or (self._has_ended and builder.drop_last):
+                return StreamedBatch(None, is_last=True)
             if request.is_dropped:
-                return StreamedBatch(None)
+                return StreamedBatch(None, is_dropped=True, is_last=self._has_ended)
             whole = samples[0] if builder.stream.gives_batches else None
             batch = builder.collated(samples, request.epoch, request.batch) if whole is None else whole
         if batch is None:
             raise builder.nothing_given(request.epoch, request.batch)
-        state = None if self._states is None else copy.deepcopy(self._states.state_dict())
-        return StreamedBatch(batch, state=state)
+        state = None if self._states is None or self._has_ended else copy.deepcopy(self._states.state_dict())
+        return StreamedBatch(batch, is_last=self._has_ended, state=state)
 
     def _begin(self) -> Iterator[Any]:
         data, start = self._data, self._start
@@ -243,17 +244,8 @@ class _PartReader:
         keeper: Any = data if has_states(data) else iterator
         if start.state is not None and not has_states(data):
             keeper.load_state_dict(start.state)
-        # A state lacks the samples in a buffer. With a buffer, a resumed run reads the epoch again.
-        self._states = keeper if has_states(keeper) and not start.shuffle_buffer else None
+        self._states = keeper if has_states(keeper) else None
         return iterator
-
-    def _in_order(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Returns an iterator in the order of training, which a shuffle buffer changes."""
-        start = self._start
-        if not start.shuffle_buffer:
-            return samples
-        rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
-        return _shuffled(samples, start.shuffle_buffer, rng)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -262,17 +254,3 @@ class _PartReader:
                 yield
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
-
-
-def _shuffled(samples: Iterator[Any], size: int, rng: random.Random) -> Iterator[Any]:
-    """Yields a random one of ``size`` held samples and replaces it by the next, until none is left."""
-    held = list(islice(samples, size))
-    while held:
-        place = rng.randrange(len(held))
-        sample = held[place]
-        if (following := next(samples, _END)) is _END:
-            held[place] = held[-1]
-            held.pop()
-        else:
-            held[place] = following
-        yield sample

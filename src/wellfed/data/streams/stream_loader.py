@@ -1,7 +1,7 @@
 """Yields the batches of a stream: from any position in training, from the start in evaluation.
 
-A stream is read in parts, whose batches take turns, with any number of workers. The samples left at the ends of the
-parts make the last batches, so the number of batches is the same as without parts.
+A stream is read in parts, whose batches take turns, with any number of workers. The last batch of each part may have
+fewer samples.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -31,8 +30,6 @@ from wellfed.record import OnEvent, ignore_event
 _LOG = logging.getLogger(__name__)
 UNKNOWN_LENGTH = 2**53
 """Length reported for a stream. Without a length, Lightning reads one batch ahead and loses it at a checkpoint."""
-_LOOKED_AT = 64
-"""Elements per tensor used in a batch's checksum."""
 
 
 class Mark(NamedTuple):
@@ -41,16 +38,12 @@ class Mark(NamedTuple):
     parts: int
     """Parts that each rank reads in turn in this epoch."""
     ranks: int
-    buffer: int
-    """loader.shuffle_buffer of this epoch."""
     asked: int = 0
     """Turns of parts up to the last batch handed out; used with ``states``."""
-    left: int = 0
-    """Batches handed out from samples left at the ends of parts; used with ``states``."""
     states: list[Any] | None = None
     """State of the dataset for each part; None = the dataset has no states."""
-    print: int = 0
-    """Checksum of the last batch handed out."""
+    ended: list[int] | None = None
+    """Parts that have ended; used with ``states``."""
 
 
 class StreamStep(NamedTuple):
@@ -85,20 +78,26 @@ class StreamReading:
         Args:
             batch_size: samples of one rank's batch.
         """
-        self.on_event, self.batch_size = on_event, batch_size
-        self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
+        self.on_event = on_event
+        self.stream, self._rank, self._world_size = stream, rank, world_size
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
         self._settings = settings
         self._builder = StreamBuilder(
-            stream, seed, batch_size, collate, purpose=purpose, in_threads=settings.backend == "threads"
+            stream,
+            seed,
+            batch_size,
+            collate,
+            purpose=purpose,
+            in_threads=settings.backend == "threads",
+            drop_last=drop_last,
         )
         self._source = BatchSource(self._builder, self._settings)
         self._numbers = count()
 
-    def start_of_epoch(self, buffer: int = 0) -> Mark:
+    def start_of_epoch(self) -> Mark:
         """Returns the position at the start of an epoch."""
-        return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size, buffer)
+        return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size)
 
     def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[StreamStep]:
         """Yields the batches of an epoch after a position.
@@ -107,14 +106,15 @@ class StreamReading:
             order_of: epoch that determines the order.
             number: batches before the position.
         """
-        tails: dict[int, list[Any]] = {}
+        ended = set[int]() if mark.states is None else set(mark.ended or ())
         asked: deque[StreamRequest] = deque()
         states = list(mark.states or [None] * mark.parts)
         to_drop = 0 if mark.states is not None else number
         """Batches before the position, read again."""
         reading = next(self._numbers)
-        requests = self._requests(reading, epoch, mark, order_of, tails, asked, to_drop)
-        running = self._source.start(requests, UNKNOWN_LENGTH)
+        running = self._source.start(
+            self._requests(reading, epoch, mark, order_of, ended, asked, to_drop), UNKNOWN_LENGTH
+        )
         try:
             for built in running:
                 if self._source.is_left(running):
@@ -128,39 +128,22 @@ class StreamReading:
                     ) from lost.cause
                 if not isinstance(built, StreamedBatch):
                     continue
-                if built.tail is not None:
-                    tails[request.part] = built.tail
-                    if len(tails) == mark.parts:
-                        break
-                elif to_drop:
-                    to_drop -= 1
-                    if to_drop == 0:
-                        self._compare(built.batch, mark, epoch)
+                if built.is_last:
+                    ended.add(request.part)
+                if to_drop:
+                    to_drop -= built.is_dropped or built.batch is not None
                 elif built.batch is not None:
-                    turn = request.round * mark.parts + request.part
                     states[request.part] = built.state
                     known = list(states) if any(state is not None for state in states) else None
-                    mark = mark._replace(asked=turn + 1, states=known, print=_print(built.batch))
+                    turn = request.round * mark.parts + request.part
+                    mark = mark._replace(asked=turn + 1, states=known, ended=sorted(ended))
                     yield StreamStep(built.batch, self._size(built.batch), mark, built.took)
                     number += 1
+                if len(ended) == mark.parts:
+                    return
         finally:
             self._builder.end_reading(reading)
             running.close()
-        left = [sample for _, tail in sorted(tails.items()) for sample in tail]
-        yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
-
-    def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
-        builder, size = self._builder, self._builder.batch_size
-        asked = max(mark.asked, 1)
-        for number, start in enumerate(range(0, len(left), size)):
-            samples = left[start : start + size]
-            if number < num_done or (self._drop_last and len(samples) < size):
-                continue
-            with builder.drawing(epoch, mark.parts * self._world_size + self._rank, number):
-                batch = builder.collated(samples, epoch, asked + number)
-            if self._settings.pin_memory:
-                batch = batches.pin(batch)
-            yield StreamStep(batch, len(samples), mark._replace(left=number + 1))
 
     def _requests(
         self,
@@ -168,7 +151,7 @@ class StreamReading:
         epoch: int,
         mark: Mark,
         order_of: int,
-        ended: dict[int, list[Any]],
+        ended: set[int],
         asked: deque[StreamRequest],
         to_drop: int,
     ) -> Iterator[StreamRequest]:
@@ -187,11 +170,11 @@ class StreamReading:
                     return
                 turn = round_ * mark.parts + part
                 request = request_of(epoch, turn)
-                if part < mark.parts and not (mark.states is not None and turn < mark.asked):
-                    # The last batch before the position is compared with its checksum, so it is not dropped. It may
-                    # come in a later turn, if parts have ended before it.
+                is_before = mark.states is not None and turn < mark.asked
+                if part < mark.parts and part not in ended and not is_before:
+                    # A batch of an early turn is surely before the position. Parts that have ended take turns, too.
                     request = request_of(
-                        epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn + 1 < to_drop
+                        epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn < to_drop
                     )
                     if part not in begun:
                         begun.add(part)
@@ -205,7 +188,6 @@ class StreamReading:
             part * self._world_size + self._rank,
             self._world_size * mark.parts,
             order_of,
-            math.ceil(mark.buffer / mark.parts),
             is_alone,
             None if mark.states is None else mark.states[part],
         )
@@ -216,18 +198,6 @@ class StreamReading:
             return batches.batch_size(batch)
         own = getattr(self.stream, "weight", batches.batch_size)
         return int(own(batch)) if self.stream.gives_batches else self._builder.batch_size
-
-    def _compare(self, batch: Batch, mark: Mark, epoch: int) -> None:
-        if mark.print and _print(batch) != mark.print:
-            name = self.stream.name
-            _LOG.warning(
-                "%s gave other samples in epoch %d than before the run was resumed: what is left of the epoch is not "
-                "what was left then. Let the order be a function of set_epoch(epoch), or offer state_dict and "
-                "load_state_dict.",
-                name,
-                epoch,
-            )
-            self.on_event("resume_inexact", epoch=epoch)
 
     def stop(self) -> None:
         """Ends the pass."""
@@ -250,7 +220,6 @@ class StreamLoader:
         steps_per_epoch: int | None,
         limit_batches: int | None = None,
         shuffle: bool = True,
-        shuffle_buffer: int = 0,
     ) -> None:
         """
         Args:
@@ -258,12 +227,11 @@ class StreamLoader:
             shuffle: False = all epochs have the stream's order.
         """
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
-        self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
+        self._expected = steps_per_epoch
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = self._fresh(), False
-        self._has_told_length = self._has_looked_at_states = False
-        self._has_told_size = not reading.stream.gives_batches or reading.stream.splits_itself
-        self._keeps_states = True
+        self._keeps_states: bool | None = None
+        """Whether a checkpoint can hold the states of the dataset; None = unknown."""
         self._running: Generator[StreamStep] | None = None
 
     def __len__(self) -> int:
@@ -300,7 +268,7 @@ class StreamLoader:
                 self._reading.stream.name, found["ranks"], self._mark.ranks, self._epoch,
             )  # fmt: skip
             self._reading.on_event("resume_inexact", epoch=self._epoch)
-            found = {**found, "ranks": self._mark.ranks, "states": None, "print": 0}
+            found = {**found, "ranks": self._mark.ranks, "states": None}
         self._mark = Mark(**found)
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -335,36 +303,21 @@ class StreamLoader:
                 yield from self
             return
         held[0].is_last = True
-        last = self._given(*held)
-        self._compare_length()  # before the yield, since no batch is requested after the last
-        yield last
+        yield self._given(*held)
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
         self._mark = self._with_plain_states(mark)
         self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
         self._total += 1
-        if not (self._has_told_size or delivery.is_last):
-            self._compare_size(delivery.size)
         delivery.position = self.state_dict()
         return delivery
-
-    def _compare_size(self, size: int) -> None:
-        """Warns if the stream's own batches differ in size from workload.effective_batch_size."""
-        self._has_told_size, asked = True, self._reading.batch_size
-        if size != asked:
-            _LOG.warning(
-                "%s gives batches of its own, and each is a step: this one has %d samples, and "
-                "workload.effective_batch_size asks for %d. Set it to what they have, or let %s give samples "
-                "(gives_batches=False).",
-                self._reading.stream.name, size, asked, self._reading.stream.name,
-            )  # fmt: skip
 
     def _with_plain_states(self, mark: Mark) -> Mark:
         """Returns the position, without states that a checkpoint can't hold."""
         if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
             return mark._replace(states=None)
-        if not self._has_looked_at_states:
-            self._has_looked_at_states, self._keeps_states = True, _can_be_saved(mark.states)
+        if self._keeps_states is None:
+            self._keeps_states = _can_be_saved(mark.states)
             if not self._keeps_states:
                 _LOG.warning(
                     "%s.state_dict() holds more than numbers, texts, tensors and lists or dicts of them, which a "
@@ -384,21 +337,8 @@ class StreamLoader:
             raise DataError(f"{name} gave no batch in epoch {epoch}. {why}")
         self._is_over = True
 
-    def _compare_length(self) -> None:
-        expected, found = self._expected, self._next_batch
-        is_cut = self._limit is not None and found >= self._limit
-        if expected is None or found == expected or is_cut or self._has_told_length or self._mark.ranks > 1:
-            return
-        self._has_told_length = True
-        _LOG.warning(
-            "%s promised %d steps by its __len__ and gave %d in epoch %d: the epoch ends where the stream does. The "
-            "progress bar and a schedule over the whole run go by __len__; let it return what a pass gives.",
-            self._reading.stream.name, expected, found, self._epoch,
-        )  # fmt: skip
-        self._reading.on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
-
     def _fresh(self) -> Mark:
-        return self._reading.start_of_epoch(self._buffer)
+        return self._reading.start_of_epoch()
 
     def close(self) -> None:
         """Ends workers and everything built ahead; a later ``iter()`` restarts them."""
@@ -453,14 +393,3 @@ def _can_be_saved(states: Sequence[Any]) -> bool:
     except Exception:  # noqa: BLE001  whatever a user's state does when it is pickled
         return False
     return True
-
-
-def _print(batch: Batch) -> int:
-    """Returns a checksum of a few elements of each tensor; never 0."""
-    found = 1
-    for tensor in batches.tensors(batch):
-        if tensor.is_contiguous() and tensor.device.type == "cpu":
-            few = tensor.detach().view(-1)[:_LOOKED_AT]
-            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # numpy lacks it
-            found = zlib.crc32(few.numpy().tobytes(), found)
-    return found or 1

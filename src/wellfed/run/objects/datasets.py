@@ -234,6 +234,5 @@ def _stream_facts(stream: Stream) -> StreamFacts:
         has_length=stream.length is not None,
         gives_batches=stream.gives_batches,
         shared_by=stream.shared_by,
-        shares_ranks_itself=stream.shares_ranks_itself,
         num_shards=stream.num_shards,
     )

@@ -49,9 +49,7 @@ def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings
 def inline_settings(config: RunConfig) -> LoaderSettings:
     """Returns settings that build the same batches in this process."""
     asked = config.loader
-    return LoaderSettings(
-        skip_ids=tuple(asked.skip_ids), max_skipped=asked.max_skipped, shuffle_buffer=asked.shuffle_buffer
-    )
+    return LoaderSettings(skip_ids=tuple(asked.skip_ids), max_skipped=asked.max_skipped)
 
 
 def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:

@@ -244,7 +244,7 @@ class Passes:
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
-            batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
+            batches = StepsOfRanks(own) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
             # Several ranks stop together, not in a wait.
             alone = stop if self._options.world_size == 1 else None

@@ -27,7 +27,7 @@ from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.steps import Step
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
-OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped", "loader.shuffle_buffer")
+OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped")
 """Knobs about which samples come, and in which order: they are not written."""
 _AS_CONFIGURED = "as configured"
 """Why a knob had its value where no plan decides it."""

@@ -30,7 +30,7 @@ _PATIENCE = 3
 """Moves of a kind without a gain since the last kept change, after which the kind is skipped."""
 _GROWN = 1.2
 """Factor by which the possible gain of a move, or the best for a finding, must have grown before it is tried again."""
-_STRUCTURE = ("loader.shuffle_buffer", "loader.skip_ids", "loader.max_skipped", "memory.on_oom")
+_STRUCTURE = ("loader.skip_ids", "loader.max_skipped", "memory.on_oom")
 """Knobs of the turned groups that change which samples come, or what a run survives."""
 _PRECISE = ("gpu.precision", "gpu.tf32")
 """Knobs that change every number a little."""
