@@ -343,8 +343,6 @@ class LoadingEntry(TypedDict, total=False):
     """CPU time over wall time of building; the rest is waiting for a disk, a network, a lock or a core."""
     batch_mib: float
     """MiB of the tensors of one rank's batch."""
-    batch_dtypes: dict[str, float]
-    """MiB of the batch by dtype, e.g. ``float32``."""
     build_ms_alone: float
     """Milliseconds that a single worker took per batch before training; absent = not timed."""
     has_fetch: bool
@@ -355,32 +353,11 @@ class LoadingEntry(TypedDict, total=False):
     """Set if another rank than rank 0 made the others wait."""
 
 
-class BusyThreadEntry(TypedDict):
-    """A Python thread other than the training thread."""
+class ProcessEntry(TypedDict):
+    """The model that a watched script trains."""
 
-    name: str
-    cores: float
-    """CPU time over wall time of training after its warm-up."""
-
-
-class ProcessCounts(TypedDict):
-    """Threads and parameters of the training process."""
-
-    torch_threads: int
-    """Threads of one operation of torch on the CPU."""
-    parameter_tensors: int
-    """Number of trained tensors."""
     parameter_values: int
-    """Number of values in them."""
-    busy_threads: list[BusyThreadEntry]
-    """Threads of the user or of a library that took at least a twentieth of a core."""
-
-
-class ProcessEntry(ProcessCounts, total=False):
-    """The same with figures that records of earlier versions lack."""
-
-    parameter_bytes: int
-    """Bytes of the trained values, and of their gradients."""
+    """Number of trained values."""
 
 
 class SynchronisationEntry(TypedDict):

@@ -29,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "severity": "high",
             "message": "Waits.",
             "change": ["loader=auto"],
+            "advice": "",
             "text": "",
         }
         more = {"evidence": {}, "changes_learning": False, "gain": None}

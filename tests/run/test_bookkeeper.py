@@ -96,7 +96,6 @@ def test_the_record_has_what_building_and_launching_took(tmp_path):
     found = recorded(tmp_path)
     assert found["loading"] == {
         "batch_mib": 3.0,
-        "batch_dtypes": {"float64": 2.0, "int64": 1.0},
         "build_ms_mean": 8.0,
         "build_ms_p50": 8.0,
         "build_ms_p99": 8.0,
@@ -248,7 +247,7 @@ def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch,
 
 
 def test_the_record_has_the_findings_before_the_page_is_drawn(tmp_path, monkeypatch):
-    found = {"id": "made", "severity": "note", "message": "one", "change": []}
+    found = {"id": "made", "severity": "note", "message": "one", "advice": "", "change": []}
     seen = []
     monkeypatch.setattr(closing, "conclude", lambda evidence: evidence.record.findings.append(found))
     monkeypatch.setattr(closing, "write_reports", lambda *_, **__: seen.append(recorded(tmp_path)))

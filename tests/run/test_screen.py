@@ -253,6 +253,7 @@ STARVED: FindingEntry = {
     "id": "loading_in_main_process",
     "severity": "high",
     "message": "90 % of each step waits for data.",
+    "advice": "",
     "evidence": {},
     "change": ["loader=auto"],
     "changes_learning": False,

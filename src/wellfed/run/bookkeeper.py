@@ -169,8 +169,7 @@ class Bookkeeper:
     def first_batch(self, by_dtype: Mapping[str, int]) -> None:
         """Records the bytes of the first training batch, by dtype."""
         if num_bytes := sum(by_dtype.values()):
-            sizes = {name: mib(size) for name, size in by_dtype.items()}
-            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes), "batch_dtypes": sizes}
+            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
 
     def of_ranks(self, ranks: Sequence[RankEntry]) -> None:
         """Records the figures of all ranks, and which rank waited longest for data if that is not rank 0."""

@@ -34,7 +34,6 @@ from wellfed.run.folder.saved_training import SavedTraining
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.outcome_of_error import outcome_of
-from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
@@ -135,7 +134,7 @@ class Run:
             books.open_loggers(self.composed, plan)
         self._others.ready()
         received = self._others.receiving(books.take_node_message)
-        with self._others.watching(self._lost), self._watching(facts, plan, passes), received, self._renewing():
+        with self._others.watching(self._lost), self._watching(facts, plan, passes), received:
             usage = books.training(plan)
             if self.measure is not None:
                 self._started()
@@ -215,12 +214,6 @@ class Run:
             return nullcontext()
         driven = [index for part in passes.data_parallel.values() for index in part.device_ids]
         return self._books.watching(facts, plan, sender, driven)
-
-    def _renewing(self) -> AbstractContextManager[Any]:
-        """Returns a context that renews the page; trials and runs without telemetry do without."""
-        if self.rank > 0 or self.measure is not None or not self._config.telemetry.enabled:
-            return nullcontext()
-        return PageRenewal(self.folder, self._books.journal.event)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes

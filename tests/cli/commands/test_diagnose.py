@@ -36,7 +36,7 @@ def test_a_run_is_named_or_its_folder_is(runs: Path, capsys: pytest.CaptureFixtu
     name = "2026-01-01_00-00-00_aaaa"
     before = (runs / name / "run.json").read_bytes()
     assert cli.main(["diagnose", name if by == "name" else str(runs / name)]) == 0
-    assert "healthy (info): Stop tuning: 99.0 % of the ceiling" in capsys.readouterr().out
+    assert "99 % of the ceiling" in capsys.readouterr().out
     assert (runs / name / "run.json").read_bytes() == before
     assert sorted(path.name for path in (runs / name).iterdir()) == ["run.json"]
 
@@ -73,42 +73,6 @@ def test_where_there_are_no_runs_the_first_is_told(
     assert "logs: there is no run in it yet. python src/train.py makes one." in capsys.readouterr().err
 
 
-def smi(path: Path, util: int = 20) -> Path:
-    rows = "".join(f"2024/05/01 12:34:{second:02d}.789, 0, NVIDIA H200, {util} %\n" for second in range(60))
-    path.write_text("timestamp, index, name, utilization.gpu [%]\n" + rows)
-    return path
-
-
-def test_curves_of_nvidia_smi_have_a_verdict_and_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = smi(tmp_path / "gpus.csv")
-    assert cli.main(["diagnose", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "GPU 0 (NVIDIA H200): utilisation 20 % on average: starved" in out
-    assert "causes need a run" in out
-    assert "python -m wellfed diagnose, if it is a run of wellfed" in out
-    assert cli.main(["diagnose", "--json", str(path)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["file"], found["gpus"]["0"]["verdict"]) == (str(path), "starved")
-
-
-def test_the_telemetry_of_a_run_is_read_and_its_folder_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = runs / "2026-01-01_00-00-00_aaaa"
-    rows = "".join(f"{at},5,train,0,90\n" for at in range(50))
-    (folder / "telemetry.csv").write_text("time_s,step,phase,gpu,util_pct\n" + rows)
-    assert cli.main(["diagnose", str(folder / "telemetry.csv")]) == 0
-    out = capsys.readouterr().out
-    assert "well used" in out
-    assert f"The folder of its run has more: python -m wellfed diagnose {folder}" in out
-    assert cli.main(["diagnose", str(folder / "run.json")]) == 2
-    assert f"python -m wellfed diagnose {folder}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "said"), [("none.csv", "can't be read: No such file"), ("notes.md", "no column of")])
-def test_what_is_no_curve_is_a_message_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
-) -> None:
-    (tmp_path / "notes.md").write_text("# notes\n")
-    assert cli.main(["diagnose", str(tmp_path / name)]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.out == ""
+def test_a_csv_of_curves_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diagnose", str(tmp_path / "gpus.csv")]) == 2
+    assert "diagnose takes a run" in capsys.readouterr().err

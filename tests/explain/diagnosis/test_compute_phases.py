@@ -9,7 +9,6 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, phases_ms, show_phases
 
@@ -90,36 +89,3 @@ def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> 
     assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().record.time)}.")
     assert first.evidence["backward_frac"] == 0.5
     assert "backward_frac" not in run_rules(evidence(ceiling=1.0))[0].evidence
-
-
-def test_the_optimizer_of_many_small_tensors_is_named() -> None:
-    process = {"torch_threads": 8, "parameter_tensors": 2000, "parameter_values": 2_000_000, "busy_threads": []}
-    (found,) = [one for one in run_rules(with_shares(process=process)) if one.id == "many_tensors"]
-    assert "optimizer 15.0 %" in found.message
-    assert found.evidence["optimizer_frac"] == 0.15
-
-
-@pytest.mark.parametrize(
-    ("phase", "words"),
-    [
-        ("forward", "in the forward pass"),
-        ("backward", "in the backward pass"),
-        ("optimizer", "in the optimizer's step"),
-    ],
-)
-def test_growth_is_named_by_its_phase(phase: str, words: str) -> None:
-    columns = {f"{name}_ms": np.full(120, 3.0) for name in ("forward", "backward", "optimizer")}
-    columns[f"{phase}_ms"] = 3.0 + np.linspace(0, 20, 120)
-    columns["compute_ms"] = np.sum(list(columns.values()), axis=0) + 0.5
-    found = step_time_trend(evidence(steps=120, compute_ms=float(columns["compute_ms"].mean()), columns=columns))
-    assert found is not None
-    assert f"The growth is {words}" in found.message
-    assert found.evidence["grows_in"] == phase
-
-
-def test_growth_is_not_ascribed_to_a_phase_that_was_not_timed_at_the_start() -> None:
-    columns = timed(120, list(range(80, 120)), on_gpu=False)
-    columns["compute_ms"] = 10.0 + np.linspace(0, 20, 120)
-    found = step_time_trend(evidence(steps=120, compute_ms=20.0, columns=columns))
-    assert found is not None
-    assert "grows_in" not in found.evidence

@@ -44,7 +44,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 def test_two_real_runs_have_figures_pictures_and_findings(real: Comparison) -> None:
     found = Page(comparison_html(real))
-    assert found.tags.count("svg") == 4
+    assert len(found.charts) == 4
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert labels[0].startswith("Parts of a mean step. A: wait 12.8 ms, copy 0.34")
     assert labels[1] == "GPU utilisation while training. A: GPU 0 mean 74 %; B: GPU 0 mean 94 %."
@@ -97,7 +97,6 @@ def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.Mon
     assert "not watched" in html
     assert "CPU cores busy while training. A: mean 9.30." in html
     assert drawn[0] == pytest.approx(9.3)
-    assert ">5<" in html
 
 
 def test_without_any_curve_there_are_no_pictures() -> None:

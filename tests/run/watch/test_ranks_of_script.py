@@ -40,12 +40,12 @@ def test_the_slow_rank_is_named_in_words_of_the_script(
     folder, done = starved
     assert done.returncode == 0, done.stderr
     record = record_of(folder)
-    assert findings_of(record)[0] == "input_straggler"
-    (finding,) = [one for one in record.findings if one["id"] == "input_straggler"]
+    assert findings_of(record)[0] == "straggler"
+    (finding,) = [one for one in record.findings if one["id"] == "straggler"]
     assert finding["evidence"]["rank"] == 1
-    assert finding["message"].startswith("Rank 0 waits for rank 1 (on ")
-    assert finding["change"][0].startswith("DataLoader(num_workers=")
-    assert finding["change"][0] in done.stderr
+    assert finding["evidence"]["part"] == "wait"
+    assert "num_workers of its DataLoader" in finding["advice"]
+    assert "STRAGGLER" in done.stderr
 
 
 def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -32,6 +32,7 @@ ADVICE: FindingEntry = {
     "id": "small_batch",
     "severity": "high",
     "message": "Batches are small.",
+    "advice": "",
     "evidence": {},
     "change": list(LARGER),
     "changes_learning": True,

@@ -27,7 +27,7 @@ EVENT_IDS = tuple(rule.__name__ for rule in OF_EVENTS)
 """Ids of their findings."""
 DOUBTS = ("busy_machine", "machine_was_slower", "steps_varied")
 """Ids of notes on how certain verdict and gain are, which stand below the verdict."""
-OF_RANKS: tuple[Rule, ...] = (ranks.straggler, ranks.slow_link, ranks.uneven_memory)
+OF_RANKS: tuple[Rule, ...] = (ranks.straggler,)
 """Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
 wait. So these findings come first, unless another one wins back twice as much."""
 OF_STEPS: tuple[Rule, ...] = (
@@ -36,8 +36,8 @@ OF_STEPS: tuple[Rule, ...] = (
     feeding.too_few_workers, feeding.cpu_bound_loading, feeding.slow_storage, feeding.contended_loading,
     feeding.workers_take_the_cpu, feeding.uneven_batches, feeding.slow_samples, feeding.slow_handover,
     feeding.slow_start, feeding.restarted_workers, pause.frequent_logging, pause.frequent_checkpoints,
-    pause.frequent_validation, pause.slow_callbacks, pause.check_between_steps, pause.check_between_passes,
-    compute.step_time_trend, compute.busy_thread, compute.few_threads, compute.many_tensors, compute.wide_batches,
+    pause.frequent_validation, pause.slow_callbacks, pause.check_between_steps,
+    compute.step_time_trend,
     verdicts.utilisation_swings, *OF_RANKS,
 )  # fmt: skip
 """Rules on figures, which need enough steps. Notes keep this order."""
@@ -45,7 +45,7 @@ OF_GAPS = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_cal
 """Rules on time between the steps. They take the least share to report."""
 _OF_COMPUTE = (
     compute.launch_bound, compute.memory_bound, compute.small_batch, compute.synchronisation,
-    compute.tensor_cores_idle, compute.few_threads, compute.many_tensors,
+    compute.tensor_cores_idle,
 )  # fmt: skip
 """Rules on the compute time of a step. Their findings show its phases."""
 _GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory.memory_unused)
@@ -103,7 +103,7 @@ def run_rules(evidence: Evidence) -> list[Finding]:
 
 def _weight(finding: Finding) -> float:
     """Returns a factor on the time of a finding, for its order."""
-    return _RANKS_FIRST if "rank" in finding.evidence or finding.id == "slow_link" else 1.0
+    return _RANKS_FIRST if finding.id == "straggler" else 1.0
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:

@@ -96,15 +96,6 @@ MOST_READY_FRAC = 0.8
 """Maximum share of host memory, or of /dev/shm, for ready batches. The plan warns beyond it, too."""
 MEMORY_FULL_FRAC = 0.9
 """Share of a host's or a card's memory that counts as nearly full."""
-BUSY_THREAD_CORES = 0.25
-"""Minimum cores of a reported Python thread beside the steps (a proposal)."""
-IDLE_CORES, WORKS_FRAC = 0.5, 0.6
-"""Minimum idle cores, and minimum compute share of a step, for a note on threads (proposals)."""
-MANY_TENSORS, SMALL_TENSOR = 1000, 4096
-"""Minimum number of trained tensors, and maximum mean values in each, for a note (a proposal). A layer of the smallest
-language models has more values."""
-WIDE_FRAC, WIDE_MIB = 0.5, 0.01
-"""Minimum share of a batch, and MiB, in float64. Less is labels or a weight (a proposal)."""
 TREND_FACTOR = 1.25
 """Minimum time of the last steps over the first. Less may be lasting noise (a proposal)."""
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
@@ -139,13 +130,5 @@ cause must explain (proposals)."""
 CLOCK_FRAC = 0.93
 """Clock of a card over that of another rank's, below which it is slow (a proposal: cards of one kind differ by some
 percent)."""
-OTHERS_GIB = 0.5
-"""Minimum GiB of a card held by other processes, beyond those held on another rank's card (a proposal: the context of
-CUDA alone takes about as much)."""
-REDUCTION_FRAC, REDUCTION_MIB, SLOW_LINK_GB_S = 0.2, 4.0, 5.0
-"""Minimum share of a step that all ranks spend on averaging gradients, minimum MiB of gradients, and maximum rate
-(proposals). Less data take the time of messages; PCIe 4.0 gives 25 GB/s, 100 Gbit Ethernet 12."""
 BACKWARD_FACTOR = 3.0
 """Maximum time of most backward passes over the forward pass: two products for one, and a recomputed forward pass."""
-UNEVEN_MEMORY_FACTOR, UNEVEN_MEMORY_GIB = 1.25, 0.5
-"""Minimum peak of memory of a rank over the median of the others, and minimum difference (proposals)."""

@@ -1,7 +1,4 @@
-"""Draws charts of SVG and HTML in the colours of their page: curves, areas and dots over one horizontal axis.
-
-The curves stretch with the page, labels and lines keep their size. Nothing is imported but numpy.
-"""
+"""Draws charts in the colours of their page: curves and areas by uPlot in the browser, scatter plots as SVG."""
 
 from __future__ import annotations
 
@@ -30,13 +27,7 @@ Kind = Literal["line", "area", "dots", "crosses", "told"]
 """Way of drawing; ``told`` is not drawn, and its value is shown with the others."""
 _WIDE, _HIGH = 1000, 250
 """Units of the plane that a path lies in: about a pixel and half a pixel."""
-_OFF = 1.5
-"""Units by which a still line may be off, less than a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
-_LOW = 60
-"""Pixels of a chart below which only its highest tick has a label."""
-_FEW_DOTS = 40
-"""Points of a curve up to which each has a dot."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +165,9 @@ class Chart:
         return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels if one.name), *self.more_keys]
 
     @property
-    def svg(self) -> Markup:
+    def html(self) -> Markup:
         """HTML of the chart without its legend."""
-        return Markup("").join(_still(self))
+        return Markup("").join(_html(self))
 
 
 @dataclass(frozen=True)
@@ -233,40 +224,57 @@ def show_tick(value: float) -> str:
     return f"{value:.4g}" if abs(value) > 1e-12 else "0"
 
 
-def _still(chart: Chart) -> Iterator[Markup]:
-    """Yields the elements of the chart: the stretched plane, then labels."""
-    # A curve over its axis comes alive; a scatter plot does not.
-    is_alive = all(np.all(np.diff(curve.x) > 0) for curve in chart.curves)
-    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked, "alive": is_alive}
-    yield Markup('<div class="plot{}" style="height:{}px">').format(
-        "".join(f" {kind}" for kind, is_so in kinds.items() if is_so), chart.height
+def _html(chart: Chart) -> Iterator[Markup]:
+    """Yields the elements of the chart. ``charts.js`` draws curves over an axis; a scatter plot is SVG."""
+    is_live = all(np.all(np.diff(curve.x) > 0) for curve in chart.curves)
+    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked, "alive": is_live}
+    yield Markup('<div class="plot{}" role="img" aria-label="{}" style="height:{}px">').format(
+        "".join(f" {kind}" for kind, is_so in kinds.items() if is_so), show_text(chart.told), chart.height
     )
-    yield Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">').format(
-        show_text(chart.told), _WIDE, _HIGH
-    )
-    yield from _plane(chart)
-    yield Markup("</svg>")
-    ticks = nice_ticks(chart.bottom, chart.top, 3 if chart.height < 80 else 5)[-1 if chart.height < _LOW else 0 :]
-    for tick in ticks:
-        share = _upward(chart, tick)
-        yield Markup('<span class=y style="bottom:{:.4g}%">{}</span>').format(100 * share, show_tick(tick))
-    if chart.is_labelled:
-        for place, text in chart.axis.ticks():
-            yield Markup('<span class=x style="left:{:.4g}%">{}</span>').format(100 * place, text)
-        if not chart.is_linked:  # the page says it once for all that are
-            yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
+    if is_live:
+        yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
+    else:
+        yield from _scatter(chart)
+    if chart.is_labelled and not chart.is_linked:  # the page says it once for all that are
+        yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
     if chart.title:
         yield Markup("<span class=h>{}</span>").format(show_text(chart.title))
+    yield Markup("</div>")
+
+
+def _scatter(chart: Chart) -> Iterator[Markup]:
+    """Yields the stretched plane of a scatter plot (grid, lines, dots, levels), then labels."""
+    yield Markup('<svg viewBox="0 0 {} {}" preserveAspectRatio="none">').format(_WIDE, _HIGH)
+    path = Markup('<path class="{}" style="--c:var(--{})" d="{}"/>')
+    ticks = nice_ticks(chart.bottom, chart.top, 5)
+    yield path.format("g", "ink", "".join(f"M0 {_pixel(chart, tick)}h{_WIDE}" for tick in ticks))
+    for curve in chart.curves[::-1]:
+        is_known = np.isfinite(curve.x) & np.isfinite(curve.y)
+        across = np.rint(_WIDE * chart.axis.placed(curve.x[is_known])).astype(int).tolist()
+        points = [f"{x} {_pixel(chart, y)}" for x, y in zip(across, curve.y[is_known].tolist(), strict=True)]
+        if curve.kind == "line" and points:
+            yield path.format("l" if curve.is_strong else "l w", curve.colour, f"M{'L'.join(points)}")
+        elif curve.kind in ("dots", "crosses"):
+            kind, mark = ("c", "m-7-7l14 14m0-14l-14 14") if curve.kind == "crosses" else ("d big", "h0")
+            yield path.format(kind, curve.colour, "".join(f"M{point}{mark}" for point in points))
+    for level in chart.levels:
+        yield path.format(f"l {level.stroke}", level.colour, f"M0 {_pixel(chart, level.y)}h{_WIDE}")
+    yield Markup("</svg>")
+    for tick in ticks:
+        up = 100 * _upward(chart, tick)
+        yield Markup('<span class=y style="bottom:{:.4g}%">{}</span>').format(up, show_tick(tick))
+    for place, text in chart.axis.ticks() if chart.is_labelled else ():
+        yield Markup('<span class=x style="left:{:.4g}%">{}</span>').format(100 * place, text)
     for level in chart.levels:
         if level.label:
             yield Markup('<span class=r style="bottom:{:.4g}%;color:var(--{})">{}</span>').format(
                 100 * _upward(chart, level.y), level.colour, level.label
             )
     for note in _notes(chart):
-        yield _note(chart, note)
-    if is_alive:
-        yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
-    yield Markup("</div>")
+        (left,) = chart.axis.placed(np.array([note.x])).tolist()
+        yield Markup('<span class="n {}" style="left:{:.4g}%;bottom:{:.4g}%;color:var(--{})"><b>{}</b></span>').format(
+            note.where, 100 * left, 100 * _upward(chart, note.y), note.colour, show_text(note.text)
+        )
 
 
 def _payload(chart: Chart) -> str:
@@ -336,53 +344,8 @@ def _notes(chart: Chart) -> list[Note]:
     return [note for note in chart.notes if math.isfinite(note.y)]
 
 
-def _note(chart: Chart, note: Note) -> Markup:
-    left, until = chart.axis.placed(np.array([note.x, note.x if note.until is None else note.until])).tolist()
-    ruler = "" if note.until is None else f";width:{100 * (until - left):.4g}%"
-    return Markup('<span class="n {}{}" style="left:{:.4g}%;bottom:{:.4g}%;color:var(--{}){}"><b>{}</b></span>').format(
-        note.where,
-        " ruler" if ruler else "",
-        100 * left,
-        100 * _upward(chart, note.y),
-        note.colour,
-        ruler,
-        show_text(note.text),
-    )
-
-
 def _upward(chart: Chart, value: float) -> float:
     return (value - chart.bottom) / (chart.top - chart.bottom) if chart.top > chart.bottom else 0.5
-
-
-def _plane(chart: Chart) -> Iterator[Markup]:
-    """Yields what stretches: grid, areas, ranges, lines, dots, levels and phases."""
-    path = Markup('<path class="{}" style="--c:var(--{})" d="{}"/>')
-    grid = "".join(f"M0 {_pixel(chart, tick)}h{_WIDE}" for tick in nice_ticks(chart.bottom, chart.top, 5))
-    yield path.format("g", "ink", grid)
-    for curve, height in zip(chart.curves[::-1], _stacked(chart)[::-1], strict=True):
-        if curve.kind == "told":
-            continue
-        x, y = _WIDE * chart.axis.placed(curve.x), _HIGH * (1 - (height - chart.bottom) / _size(chart))
-        if curve.low is not None and curve.high is not None and np.any(curve.low != curve.high):
-            edges = [_HIGH * (1 - (edge - chart.bottom) / _size(chart)) for edge in (curve.low, curve.high)]
-            yield path.format("b", curve.colour, _ribbon(x, *edges))
-        if curve.kind == "area":
-            yield path.format("a", curve.colour, _ribbon(x, np.where(np.isfinite(y), float(_HIGH), np.nan), y))
-        elif curve.kind == "line":
-            yield path.format("l" if curve.is_strong else "l w", curve.colour, _polyline(x, y))
-        if curve.kind in ("dots", "crosses") or (
-            curve.kind == "line" and curve.is_strong and np.isfinite(y).sum() < _FEW_DOTS
-        ):
-            here = zip(*(_rounded(one[np.isfinite(x) & np.isfinite(y)]) for one in (x, y)), strict=True)
-            mark = "h0" if curve.kind != "crosses" else "m-7-7l14 14m0-14l-14 14"
-            kind = {"crosses": "c", "line": "d"}.get(curve.kind, "d big")
-            yield path.format(kind, curve.colour, "".join(f"M{at} {up}{mark}" for at, up in here))
-    for level in chart.levels:
-        yield path.format(f"l {level.stroke}", level.colour, f"M0 {_pixel(chart, level.y)}h{_WIDE}")
-    for colour in dict.fromkeys(span.colour for span in chart.spans):
-        spans = [np.array([one.begin, one.end]) for one in chart.spans if one.colour == colour]
-        placed = [_rounded(_WIDE * chart.axis.placed(span)) for span in spans]
-        yield path.format("s", colour, "".join(f"M{begin} {_HIGH}H{max(end, begin + 1)}" for begin, end in placed))
 
 
 def _size(chart: Chart) -> float:
@@ -390,76 +353,8 @@ def _size(chart: Chart) -> float:
     return size if size > 0 and math.isfinite(size) else 1.0
 
 
-def _stacked(chart: Chart) -> list[Series]:
-    """Returns the heights of all curves; areas stand on the areas before them, and are drawn from the highest down."""
-    found, below = [], None
-    for curve in chart.curves:
-        if curve.kind == "area":
-            below = curve.y if below is None else below + curve.y
-        found.append(below if curve.kind == "area" and below is not None else curve.y)
-    return found
-
-
 def _pixel(chart: Chart, value: float) -> int:
     return round(_HIGH * (1 - _upward(chart, value)))
-
-
-def _rounded(values: Series) -> list[int]:
-    """Returns whole units, limited to near the plane."""
-    return np.clip(np.rint(values), -_WIDE, 2 * _WIDE).astype(int).tolist()  # type: ignore[no-any-return]
-
-
-def _runs(*values: Series) -> Iterator[slice]:
-    there = np.concatenate([[False], np.all(np.isfinite(values), axis=0), [False]])
-    edges = np.flatnonzero(there[1:] != there[:-1]).tolist()
-    yield from (slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True))
-
-
-def _steps(x: list[int], y: list[int]) -> str:
-    """Returns relative steps of a path from each point to the next."""
-    moves = ((b - a, d - c) for a, b, c, d in zip(x, x[1:], y, y[1:], strict=False))
-    return "".join(f"l{across}{'' if up < 0 else ' '}{up}" for across, up in moves if across or up)
-
-
-def _needed(x: Series, y: Series) -> npt.NDArray[np.bool_]:
-    """Returns which points a line needs to be nowhere off by more than `_OFF` (Ramer, Douglas and Peucker)."""
-    needed = np.zeros(len(x), dtype=bool)
-    needed[[0, -1]] = True
-    stretches = [(0, len(x) - 1)]
-    while stretches:
-        first, last = stretches.pop()
-        if last - first < 2:
-            continue
-        between = slice(first + 1, last)
-        slope = (y[last] - y[first]) / max(x[last] - x[first], 1e-9)
-        off = np.abs(y[between] - y[first] - slope * (x[between] - x[first]))
-        if off.max() > _OFF:
-            farthest = first + 1 + int(off.argmax())
-            needed[farthest] = True
-            stretches += [(first, farthest), (farthest, last)]
-    return needed
-
-
-def _line(x: Series, y: Series) -> tuple[list[int], list[int]]:
-    """Returns the points of a line in whole units, without those that it does not need."""
-    x, y = (np.clip(values, -_WIDE, 2 * _WIDE) for values in (x, y))
-    needed = _needed(x, y)
-    return _rounded(x[needed]), _rounded(y[needed])
-
-
-def _polyline(x: Series, y: Series) -> str:
-    """Returns the path of a line, interrupted where a value is missing."""
-    lines = (_line(x[run], y[run]) for run in _runs(x, y))
-    return "".join(f"M{across[0]} {up[0]}{_steps(across, up) or 'h0'}" for across, up in lines)
-
-
-def _ribbon(x: Series, low: Series, high: Series) -> str:
-    found = []
-    for run in _runs(x, low, high):
-        (across, above), (under, below) = _line(x[run], high[run]), _line(x[run], low[run])
-        back = f"l0 {below[-1] - above[-1]}{_steps(under[::-1], below[::-1])}z"
-        found.append(f"M{across[0]} {above[0]}{_steps(across, above)}{back}")
-    return "".join(found)
 
 
 @dataclass(frozen=True)

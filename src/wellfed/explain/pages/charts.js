@@ -1,6 +1,5 @@
-// Makes the still charts of a page live: zoom by dragging, values under the cursor, one time axis for linked charts.
-// The figures of each .plot.alive are JSON (chart.py: _payload), unpacked by html_page.py. Without this script, and on
-// paper, the still chart stays.
+// Draws the charts of a page: zoom by dragging, values under the cursor, one time axis for linked charts.
+// The figures of each .plot.alive are JSON in it (chart.py: _payload).
 (() => {
   "use strict";
   const LEFT = 45, RIGHT = 36, ABOVE = 8, FEW = 40, STRIP = 5, LOW = 60;
@@ -227,33 +226,7 @@
     (figure.closest(".sides") || figure).before(bar);
   };
 
-  // The page of a running run reloads itself: zoom, place and open details stay, and a late page says so.
-  const follow = () => {
-    const line = document.getElementById("renewed"), key = `wellfed ${location.pathname}`;
-    if (!line) return;
-    const late_s = (Date.now() - Date.parse(line.querySelector("time").dateTime)) / 1e3;
-    if (late_s > 60 + 3 * line.dataset.due) {
-      const status = document.querySelector(".status.running");
-      status.textContent = "was running";
-      for (const one of [line, status]) one.classList.add("late");
-      line.prepend(`Not renewed for ${Math.round(late_s / 60)} minutes: the run has ended, or its page could not be renewed. `);
-    }
-    const folded = [...document.querySelectorAll("details")];
-    try {
-      const kept = JSON.parse(sessionStorage.getItem(key)), first = live.find(one => one.chart.k);
-      if (kept && kept.zoomed && first) zoom(first, ...kept.zoomed);
-      if (kept) folded.forEach((one, place) => { one.open = kept.open.includes(place); });
-      if (kept) scrollTo(0, kept.down);
-      addEventListener("pagehide", () => {
-        const open = folded.flatMap((one, place) => one.open ? [place] : []);
-        sessionStorage.setItem(key, JSON.stringify({zoomed, open, down: scrollY}));
-      });
-    } catch { /* A frame without storage forgets. */ }
-  };
-
-  const charts = JSON.parse(figures);
-  document.querySelectorAll(".plot.alive").forEach((plot, place) => start(plot, charts[place]));
+  for (const plot of document.querySelectorAll(".plot.alive")) start(plot, JSON.parse(plot.querySelector("script").textContent));
   tools();
-  follow();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => live.forEach(one => one.u && one.u.redraw(false)));
 })();

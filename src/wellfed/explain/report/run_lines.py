@@ -20,8 +20,6 @@ from wellfed.observe.telemetry.machines import label_of
 from wellfed.record import FindingEntry, RunRecord, SwingEntry, engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
-RENEWED_EVERY_S = 60.0
-"""Seconds between renewals of the page while a run lasts."""
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Kinds of events that need no warning, or stand beside the figures."""
 _LEAST_OF_WALL = 0.005

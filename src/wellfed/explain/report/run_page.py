@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +17,6 @@ from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import (
-    RENEWED_EVERY_S,
     error_lines,
     figure_of,
     gain_of,
@@ -69,10 +67,9 @@ class Tile:
     """Length of the bar, 0..1; None = no bar."""
 
 
-def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
-    """Returns the page of the run in ``folder``, texts escaped. While a run lasts, it says when it is renewed."""
+def to_html(evidence: Evidence, folder: Path) -> str:
+    """Returns the page of the run in ``folder``, texts escaped."""
     record = evidence.record
-    now = datetime.now(UTC) if record.status == "running" else None
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
     names = [*_FILES, *own_files(record).values()]
     above = {*error_lines(record), *simulated_lines(record), *state_lines(record)}
@@ -84,9 +81,7 @@ def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWE
             "pictures": pictures(evidence, folder),
             "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
-            "state": [] if now else state_lines(record),
-            "written_at": now,
-            "renewed_every_s": renewed_every_s,
+            "state": state_lines(record),
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
             "page_of": partial(page_of_finding, folder=folder),

@@ -25,7 +25,7 @@ _APART = (
     *(f"logger.{name}" for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
 )
 """Settings that are judged by `Comparison.of_other_learning`, and those that don't change the work of a step."""
-_DISTURBED = ("busy_machine", "machine_was_slower", "slow_gpu")
+_DISTURBED = ("busy_machine", "machine_was_slower")
 """Findings that explain a rate by the machine."""
 _OTHER_LENGTH_FRAC = 0.1
 """Largest share by which the measured steps may differ, since rates change while a run lasts."""

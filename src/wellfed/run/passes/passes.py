@@ -43,7 +43,6 @@ from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
 from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
@@ -231,7 +230,6 @@ class Passes:
             clock,
             *([ModulePhases(clock.clock)] if is_users else []),
             *([] if self._synchronisations is None else [self._synchronisations]),
-            ProcessWatch(partial(setattr, record, "process")),
             ProgressReport(self._books.progress),
             Counts(started, self._stepped, self.steps_per_epoch),
             self.figures,

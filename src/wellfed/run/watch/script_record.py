@@ -35,7 +35,6 @@ from wellfed.observe.timing.readiness import Rows, StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
 from wellfed.run.folder import run_folder
-from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
@@ -130,7 +129,6 @@ class ScriptRecord(RankOfScript):
         failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
         self._sampler.watch(WatchedGpu.of(facts.gpus), refused=[*failed, *facts.cards_left_out])
         self._watching.enter_context(self._sampler)
-        self._watching.enter_context(PageRenewal(self.folder, self.journal.event))
         self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
         self._begin_figures(facts.cpu_quota_cores)
@@ -162,8 +160,7 @@ class ScriptRecord(RankOfScript):
     def batch(self, by_dtype: Mapping[str, int]) -> None:
         """Records the bytes of the first batch, by dtype."""
         self.has_batch = True
-        sizes = {name: mib(size) for name, size in by_dtype.items()}
-        self.record.loading = {**self.record.loading, "batch_mib": sum(sizes.values()), "batch_dtypes": sizes}
+        self.record.loading = {**self.record.loading, "batch_mib": mib(sum(by_dtype.values()))}
 
     def epochs(self, done: int) -> None:
         """Records how many passes over the training's DataLoaders have ended. Without one the number is unknown."""
@@ -179,12 +176,7 @@ class ScriptRecord(RankOfScript):
         """Records how the script computes, and the parameters that its optimizer has."""
         super().model(config, tensors, values)
         self._add_config(config)
-        self.record.process = {
-            "torch_threads": torch.get_num_threads(),
-            "parameter_tensors": tensors,
-            "parameter_values": values,
-            "busy_threads": [],
-        }
+        self.record.process = {"parameter_values": values}
 
     def _add_config(self, config: Mapping[str, Any]) -> None:
         trainer = {**self.record.config.get("trainer", {}), **config.get("trainer", {})}

@@ -109,7 +109,15 @@ def test_a_plan_is_measured_twice_only_where_nothing_but_the_plan_could_tell(see
 
 def finding(*change: str, learns: bool = False, name: str = "too_few_workers") -> FindingEntry:
     return {
-        **{"id": name, "severity": "high", "message": f"says {name}", "evidence": {}, "gain": None, "text": ""},
+        **{
+            "id": name,
+            "severity": "high",
+            "message": f"says {name}",
+            "advice": "",
+            "evidence": {},
+            "gain": None,
+            "text": "",
+        },
         "change": list(change),
         "changes_learning": learns,
     }  # type: ignore[typeddict-item]

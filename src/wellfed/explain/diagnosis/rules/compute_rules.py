@@ -1,4 +1,4 @@
-"""Finds what limits the compute time of steps: launches, memory bandwidth, small kernels, clocks, threads, a trend."""
+"""Finds what limits the compute time of steps: launches, memory bandwidth, small kernels, clocks, a trend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.hardware.profiles import lacks_tensor_cores
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import SynchronisationEntry
-from wellfed.units import MIB, counted, show_bytes, show_factor, show_ms, show_percent
+from wellfed.units import counted, show_factor, show_ms, show_percent
 
 
 def launch_bound(evidence: Evidence) -> Finding | None:
@@ -273,50 +273,27 @@ _LARGEST_RISE = 0.4
 """Maximum share of the growth in one part. More is a jump, as when others begin to use the machine."""
 _LARGEST_FALL = 0.3
 """Maximum fall from one part to the next over the mean rise, for noise of the medians."""
-_IN_WORDS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
-_STARTED = 0.05
-"""Share of the growth at which it is reported to have begun."""
 
 
 def step_time_trend(evidence: Evidence) -> Finding | None:
     """Returns a finding if the steps of each part of a run took longer than those of the part before."""
-    samples, steps = evidence.steps.column("samples"), evidence.steps.column("step")
-    times_ms = evidence.steps.rest_ms
+    samples, times_ms = evidence.steps.column("samples"), evidence.steps.rest_ms
     if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
     levels = _rising(times_ms)
     if levels is None or clocks_limited(evidence) is not None or _others_rise(evidence):
         return None
     first, last = float(levels[0]), float(levels[-1])
-    begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
-    index = round(begun * len(times_ms) / _BLOCKS)
-    step = int(steps[index]) if len(steps) == len(times_ms) else index
-    between_ms = np.array_split(np.nan_to_num(evidence.steps.column("host_ms")), _BLOCKS)
-    grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
-    phase = _growing_phase(evidence, 0.5 * (last - first))
-    within = f"in {_IN_WORDS.get(phase, phase)}" if phase else "in forward, backward and optimizer"
-    part = "between the steps" if grown_ms > 0.5 * (last - first) else within
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
-    text = (
-        f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
-        f"{show_factor(last / first)} times as long, from step {step} on. The growth is {part}; waiting for data is "
-        f"not in it. It cost {show_percent(lost_frac)} of the steps' time. Look for work that grows with each step: a "
-        "list that the loss goes through, a graph that is never detached, a log that is read again."
+    return Finding(
+        "step_time_trend",
+        f"Steps take longer and longer, without waiting for data: {show_ms(first)} at the start and {show_ms(last)} at "
+        f"the end, {show_factor(last / first)} times as long. That cost {show_percent(lost_frac)} of the steps' time.",
+        {"first_ms": first, "last_ms": last, "growth_factor": last / first},
+        lost_frac=lost_frac,
+        advice="Look for work that grows with each step: a list that the loss goes through, a graph that is never "
+        "detached, a log that is read again.",
     )
-    figures: Figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
-    if phase is not None:
-        figures["grows_in"] = phase
-    return Finding("step_time_trend", text, figures, lost_frac=lost_frac)
-
-
-def _growing_phase(evidence: Evidence, least_ms: float) -> str | None:
-    """Returns the phase of compute that grew by more than this; None if none did, or if they are unknown."""
-    for name, all_ms in evidence.steps.all_phases_ms.items():
-        parts = np.array_split(all_ms[evidence.steps.is_steady], _BLOCKS)
-        first_ms, last_ms = (part[np.isfinite(part)] for part in (parts[0], parts[-1]))
-        if len(first_ms) and len(last_ms) and np.median(last_ms) - np.median(first_ms) > least_ms:
-            return name
-    return None
 
 
 def _rising(times_ms: Series) -> Series | None:
@@ -338,69 +315,3 @@ def _others_rise(evidence: Evidence) -> bool:
         return False
     first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
     return last - first >= limits.OTHERS_FRAC * (evidence.cores or 1.0)
-
-
-def busy_thread(evidence: Evidence) -> Finding | None:
-    """Returns a finding if one thread takes a large part of a core while steps run."""
-    process = evidence.record.process
-    busy = [one for one in (process["busy_threads"] if process else []) if one["cores"] >= limits.BUSY_THREAD_CORES]
-    if not busy:
-        return None
-    first = max(busy, key=lambda one: one["cores"])
-    more = f" {len(busy) - 1} more threads are as busy." if len(busy) > 1 else ""
-    most = min(1.0, first["cores"])
-    text = (
-        f"The thread {first['name']!r} of the training process took {first['cores']:.2f} cores during training.{more} "
-        "Python runs one thread at a time, so the steps stand still while it runs Python code: up to "
-        f"{show_percent(most)} of the time. Do its work in another process, or between epochs."
-    )
-    figures: Figures = {"thread": first["name"], "thread_cores": first["cores"], "busy_threads": len(busy)}
-    return Finding("busy_thread", text, figures, lost_frac=0.5 * most)
-
-
-def few_threads(evidence: Evidence) -> Finding | None:
-    """Returns a note if torch has at most half of the cores, and others idle while steps compute."""
-    process, cores, cpu_pct = evidence.record.process, evidence.cores, evidence.telemetry.mean("cpu_pct")
-    if process is None or cores is None or cpu_pct is None or evidence.on_gpu or evidence.record.time is None:
-        return None
-    threads, own = process["torch_threads"], (cpu_pct - (evidence.telemetry.mean("loader_cpu_pct") or 0.0)) / 100
-    idle = cores - cpu_pct / 100 - (evidence.telemetry.mean_taken_cores or 0.0)
-    works = evidence.record.time["compute_frac"] >= limits.WORKS_FRAC and own >= limits.WORKS_FRAC * threads
-    if threads > cores / 2 or idle < limits.IDLE_CORES or not works:
-        return None
-    text = (
-        f"The steps compute on the CPU with {counted(threads, 'thread')}, and {idle:.1f} of {cores:g} cores stood "
-        "idle. The number is torch.set_num_threads in the code, or OMP_NUM_THREADS. More threads make large "
-        "operations faster, and small ones slower: measure it."
-    )
-    return Finding("few_threads", text, {"torch_threads": threads, "idle_cores": idle}, is_note=True)
-
-
-def many_tensors(evidence: Evidence) -> Finding | None:
-    """Returns a note if thousands of small tensors are trained, each of which costs a step some calls."""
-    process, time = evidence.record.process, evidence.record.time
-    if process is None or time is None or process["parameter_tensors"] < limits.MANY_TENSORS:
-        return None
-    number, mean = process["parameter_tensors"], process["parameter_values"] / process["parameter_tensors"]
-    if mean > limits.SMALL_TENSOR or time["compute_frac"] < limits.WORKS_FRAC:
-        return None
-    text = (
-        f"The model trains {number:,} tensors of {mean:,.0f} values on average. Gradients and optimizer handle each by "
-        "itself, at a cost that hardly depends on its size. Adam, AdamW and SGD of torch are fused, so they update all "
-        "in one call (unless workload.optimizer.fused=false); fewer and larger parameters save the gradients' share."
-    )
-    return Finding("many_tensors", text, {"parameter_tensors": number, "values_per_tensor": mean}, is_note=True)
-
-
-def wide_batches(evidence: Evidence) -> Finding | None:
-    """Returns a note if most of a batch is float64."""
-    sizes = evidence.record.loading.get("batch_dtypes") or {}
-    wide, total = sizes.get("float64", 0.0), sum(sizes.values())
-    if wide < limits.WIDE_MIB or wide < limits.WIDE_FRAC * total:
-        return None
-    text = (
-        f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. With "
-        "float32 there is half as much to build, to hand over and to copy, and with uint8 (made a float in on_device) "
-        "an eighth."
-    )
-    return Finding("wide_batches", text, {"float64_mib": wide, "batch_mib": total}, is_note=True)

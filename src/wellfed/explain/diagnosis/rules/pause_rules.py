@@ -9,14 +9,13 @@ import numpy as np
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding, Gain
+from wellfed.explain.diagnosis.finding import PROFILE, Finding, Gain
 from wellfed.explain.diagnosis.gains.pauses import MOST_RATIO, distance, gain_of, pauses, rarer
-from wellfed.explain.diagnosis.rules.feeding_rules import restarted_workers
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
+from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record import WallEntry
-from wellfed.units import counted, show_duration, show_ms, show_percent
+from wellfed.units import show_duration, show_percent
 
 _CHECKPOINT_KNOB, _VALIDATE_KNOB = "trainer.checkpoint_every_steps", "trainer.validate_every_steps"
 _MINUTES_KNOB = "trainer.checkpoint_minutes"
@@ -26,14 +25,12 @@ _CHECKPOINTS_FRAC, _VALIDATIONS_FRAC, _ROWS_FRAC = 0.01, 0.03, 0.01
 _MOST_OTHERS = 0.5
 """Maximum ratio of equally long steps that do not log to those that do."""
 _USUAL = 50
-_BETWEEN_PASSES_FRAC = 0.2
-"""Minimum share of a step between its passes (a proposal). A large loss outside of the model takes 10 %."""
 _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 """Minimum share of all hooks' time for a hook to be named beside the costliest, and maximum number of named hooks."""
-_FORWARD_UNSEEN, _ANY_UNSEEN = "forward pass", "not told apart"
-"""Words in the message of an `unseen` event if forward passes, or any passes, of a watched script were not seen."""
+_FORWARD_UNSEEN = "forward pass"
+"""Words in the message of an `unseen` event if forward passes of a watched script were not seen."""
 
 
 def frequent_checkpoints(evidence: Evidence, least_frac: float = limits.CHECKPOINT_FRAC) -> Finding | None:
@@ -152,10 +149,10 @@ def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
 
 
 def slow_callbacks(evidence: Evidence, least_frac: float = limits.HOOKS_FRAC) -> Finding | None:
-    """Returns a finding if they take ``least_frac`` of the wall time. If that is unknown, epochs are looked at."""
+    """Returns a finding if they take ``least_frac`` of the wall time."""
     wall = evidence.record.wall
     if wall is None:
-        return _between_epochs(evidence)
+        return None
     hooks, of_s = wall["callbacks"], wall["total_s"]
     spent_s = sum(hooks.values())
     lost_s = spent_s - _hidden_s(evidence, wall)
@@ -231,52 +228,6 @@ def check_between_steps(evidence: Evidence) -> Finding | None:
         gain=gain_of(frac, 0.5 * frac, frac),
         advice=PROFILE,
     )
-
-
-def _between_epochs(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much time passes at the starts of epochs, and no other rule names the starts of workers,
-    validations or checkpoints, around which more time passes than was timed. As many of these as there may be at each
-    start are subtracted. The first steps of a run say nothing on it, nor does a record without phases."""
-    wall, gap_ms, phases = evidence.wall.entry, evidence.steps.gap_ms, evidence.record.phases
-    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
-    if wall is None or not phases or evidence.record.status == "running" or len(starts) < limits.FEWEST_PAUSES:
-        return None
-    if any(rule(evidence) for rule in (restarted_workers, frequent_validation, frequent_checkpoints)):
-        return None
-    known_s = sum(
-        spent.each_s * np.ceil(spent.times / len(starts))
-        for phase in ("validate", "checkpoint")
-        if (spent := pauses(evidence, phase)) is not None
-    )
-    late_s = float(np.median(gap_ms[starts])) / 1e3 - known_s
-    frac = late_s * len(starts) / max(wall["total_s"], 1e-9)
-    if frac < limits.VALIDATION_FRAC:  # as for a validation, which may not have been recognised
-        return None
-    text = (
-        f"{show_percent(frac)} of the wall time of training passed between epochs: {show_duration(late_s)} before each "
-        f"of {counted(len(starts), 'epoch')}, beside the validations and checkpoints that were seen. Pictures, or a "
-        "validation without a DataLoader, are code of this kind. debug=profiler shows which."
-    )
-    figures: Figures = {"between_frac": frac, "pauses": len(starts), "pause_s": late_s}
-    return Finding("slow_callbacks", text, figures, gain=gain_of(frac, 0.5 * frac, frac))
-
-
-def check_between_passes(evidence: Evidence) -> Finding | None:
-    """Returns a finding if much of a step passes outside of forward, backward and optimizer. Needs a forward pass that
-    was seen: else its time counts as other compute."""
-    shares, step_ms = phase_shares(evidence.record.time), evidence.steps.mean_ms
-    frac = shares.get(OTHER, 0.0)
-    if evidence.record.wall is not None or step_ms is None or frac < _BETWEEN_PASSES_FRAC:
-        return None
-    if not shares["forward"] or _has_unseen(evidence, _ANY_UNSEEN):
-        return None
-    text = (
-        f"{show_ms(frac * step_ms)} of each step, {show_percent(frac)}, pass between forward pass, backward pass and "
-        "optimizer. The loss, statistics or clipping of gradients, and parts of a model that are called one by one may "
-        "run then. debug=profiler shows which."
-    )
-    figures: Figures = {"between_passes_frac": frac, "between_passes_ms": frac * step_ms}
-    return Finding("slow_callbacks", text, figures, gain=gain_of(0.5 * frac, 0.0, frac))
 
 
 def _has_unseen(evidence: Evidence, words: str) -> bool:

@@ -1,269 +1,268 @@
-"""Finds the rank that the others wait for, a slow link between the ranks, and a rank that needs more memory."""
+"""Finds the rank that all others wait for, and the part of its step that takes longer.
+
+Ranks that average gradients step together: a mean step takes the same time T on each rank. T is the sum of a rank's own
+work W and of the part S in which it waits for other ranks: T = W + S. So the rank with the most own work waits least,
+and each other rank waits for it by the difference of their W. All parts are timed on each rank anyway, and nothing is
+synchronised.
+
+A pause of one rank alone, such as a validation on rank 0, is part of none of its steps. The others may wait for it
+between theirs, so that their T and W are longer. This is no work that rank 0 waits for, so the difference of T is
+subtracted.
+
+- With DDP, S is the backward pass, in which gradients are averaged, and what belongs to no phase, in which ranks agree
+  on a flag (``memory.on_oom=retry``). W is the rest: wait for data, copy, forward pass, optimizer, host.
+- DDP sends rank 0's buffers in the forward pass, in which others may wait for rank 0. SyncBatchNorm exchanges there,
+  too. So ranks are also compared by wait, copy and host alone.
+- FSDP gathers weights in the forward pass, too. There wait, copy and host are the only own work that is seen, beside
+  the optimizer, which confirms a slow card.
+
+The straggler's own backward pass can't be told from S. If its forward pass takes longer than that of others, its
+backward pass is assumed to take longer by up to the same factor.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from statistics import NormalDist, median
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.gains.feeding import copies_ahead, knobs, may_copy_ahead, most_workers
-from wellfed.explain.diagnosis.ranks.rank_comparison import (
-    Cause,
-    Straggler,
-    card_of,
-    cause_of,
-    compared_ranks,
-    has_phases,
-    machine_of,
-    ms_of,
-    named_rank,
-    share_factor,
-    straggler_of,
-)
-from wellfed.explain.diagnosis.ranks.rank_troubles import clock_mhz, others_memory
 from wellfed.record import RankEntry
-from wellfed.units import MIB, show_bytes, show_count, show_gib, show_ms, show_percent
+from wellfed.units import MIB, show_bytes, show_count, show_ms, show_percent
 
-_BYTES = 4
-"""Bytes of a gradient of a weight in float32, for records without ``parameter_bytes``."""
-_PASSES = 3
-"""Own work of a step over its forward pass, where the backward pass takes twice as long."""
+Part = Literal["wait", "copy", "host", "forward", "optimizer"]
+_NAMES: dict[Part, str] = {
+    **{"wait": "waiting for data", "copy": "copy to the GPU", "host": "time between two steps"},
+    **{"forward": "forward pass", "optimizer": "optimizer"},
+}
+_ADVICE: dict[Part, str] = {
+    "wait": "Look at what builds its batches: its disk, its cores, its share of the data. Or set more "
+    "loader.num_workers.",
+    "copy": "Look at the link of its card (nvidia-smi topo -m). loader.pin_memory and loader.device_prefetch hide "
+    "copies.",
+    "host": "Make the callbacks, loggers and hooks cheaper that run on this rank alone.",
+    "forward": "Give all ranks samples of alike number and length, and look for work that the model does on it alone.",
+    "optimizer": "Look at its card, and at what else runs there.",
+}
+"""Part of the step -> what to do, if no figure of the rank names a cause."""
+_BETWEEN: tuple[Part, ...] = ("wait", "copy", "host")
+_PHASES: tuple[Part, ...] = ("forward", "optimizer")
+_ALIKE_FRAC = 0.5
+"""Share of the straggler's excess from which another rank counts as slow, too."""
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for, beside a typical other rank."""
+
+    rank: RankEntry
+    typical: RankEntry
+    alike: tuple[int, ...]
+    """Numbers of other ranks that are nearly as slow."""
+    part: Part
+    """Part of the step with most of its excess."""
+    step_ms: float
+    lost_ms: float
+    """Milliseconds of a step that it costs: the next rank waits for others that much longer."""
+    half_ms: float
+    """Half the 95 % interval of that difference."""
+    hidden_ms: float = 0.0
+    """Most that its longer backward pass may cost beside that."""
+
+    @property
+    def gain(self) -> Gain:
+        """Predicted gain if the straggler and ranks like it were like the others."""
+        low, mid, high = (
+            self.step_ms / max(self.step_ms - lost_ms, 0.02 * self.step_ms)
+            for lost_ms in (
+                max(0.0, self.lost_ms - self.half_ms),
+                self.lost_ms + self.hidden_ms / 2,
+                self.lost_ms + self.hidden_ms + self.half_ms,
+            )
+        )
+        return Gain(mid, min(low, mid), max(mid, high))
 
 
 def straggler(evidence: Evidence) -> Finding | None:
-    """Returns a finding if all other ranks wait for one, with why it is slow."""
+    """Returns a finding if all other ranks wait for one."""
     found = straggler_of(evidence)
-    return None if found is None else _BY_CAUSE[cause_of(evidence, found)](evidence, found)
-
-
-def _input_straggler(evidence: Evidence, found: Straggler) -> Finding:
-    """Returns the finding that one rank waits longer for its data than the others."""
-    (waits_ms, usual_ms), figures = found.ms("wait"), _building(found)
+    if found is None:
+        return None
+    rank, other, part = found.rank, found.typical, found.part
+    gpu, host = rank["gpu"], rank.get("host") or f"node {rank['node']}"
+    where = f"on {host}" if gpu is None else f"GPU {gpu.rpartition('/')[2]} of {host}"
+    slow_ms, usual_ms = ms_of(rank, part), ms_of(other, part)
+    waiting = f"Rank {other['rank']} waits" if len(evidence.record.ranks) == 2 else "All other ranks wait"
     text = (
-        f"in each step it waits {show_ms(waits_ms)} for data, and rank {found.typical['rank']} waits "
-        f"{show_ms(usual_ms)}"
+        f"{waiting} for rank {rank['rank']} ({where}): its {_NAMES[part]} takes {show_ms(slow_ms)} of a step, that of "
+        f"rank {other['rank']} {show_ms(usual_ms)}."
     )
-    if figures:
-        text += f". It builds a batch in {show_ms(float(figures['build_ms']))}"
-        if (other_ms := found.typical.get("build_ms")) is not None:
-            text += f", rank {found.typical['rank']} in {show_ms(other_ms)}"
-    change = _more_workers(evidence, found)
-    return found.finding("input_straggler", text, {"wait_ms": waits_ms, **figures}, change)
+    figures: Figures = {"rank": rank["rank"], "typical_rank": other["rank"], "part": part, "host": host}
+    figures |= {"gpu": gpu or "", "step_ms": found.step_ms, "lost_ms": found.lost_ms}
+    advice, cause = _ADVICE[part], _cause(evidence, found)
+    if cause is not None:
+        why, more, advice = cause
+        text += f" {why}."
+        figures |= more
+    if found.alike:
+        more_ranks = f" and {len(found.alike) - _MOST_NAMED} more" if len(found.alike) > _MOST_NAMED else ""
+        numbers = ", ".join(map(str, found.alike[:_MOST_NAMED]))
+        text += f" Nearly as slow: rank{'s' if len(found.alike) > 1 else ''} {numbers}{more_ranks}."
+    return Finding("straggler", text, figures, gain=found.gain, advice=advice)
 
 
-def _building(found: Straggler) -> Figures:
-    build_ms, cpu_frac = found.rank.get("build_ms"), found.rank.get("build_cpu_frac")
-    figures: Figures = {} if build_ms is None else {"build_ms": build_ms}
-    return figures if cpu_frac is None or build_ms is None else {**figures, "build_cpu_frac": cpu_frac}
-
-
-def _more_workers(evidence: Evidence, found: Straggler) -> tuple[str, ...]:
-    """Returns the override that lets this rank build batches as fast as steps use them, if workers can do it."""
-    build_ms, cpu_frac = found.rank.get("build_ms"), found.rank.get("build_cpu_frac")
-    waits = cpu_frac is not None and cpu_frac < limits.BUILD_WAITS_FRAC
-    fed_ms = limits.CAPACITY_FRAC * (found.step_ms - found.lost_ms)
-    if build_ms is None or fed_ms <= 0 or evidence.value("loader.backend") == "own":
-        return ()
-    needed = math.ceil(build_ms / fed_ms) + 1
-    if needed > most_workers(evidence):
-        return ()
-    more = needed - evidence.num_workers
-    if more <= 0 or not (waits or _has_cores(evidence, found.rank, more)):
-        return ()
-    own = {"backend": "auto"} if evidence.value("loader.backend") == "inline" else {}
-    return knobs(evidence, **own, num_workers=needed)
-
-
-def _has_cores(evidence: Evidence, rank: RankEntry, more: int) -> bool:
-    """Returns whether all ranks of this one's machine may have so many workers more, by quota and idle cores."""
-    here, quota = [one for one in evidence.record.ranks if host_of(one) == host_of(rank)], rank.get("cpu_quota_cores")
-    if quota is None:
-        return False
-    idle = rank.get("host_cores", 0) - (rank.get("machine_cores") or 0.0)
-    left = quota - sum(one.get("cores") or 0.0 for one in here)
-    return len(here) * more <= min(idle, left)
-
-
-def _copy_straggler(evidence: Evidence, found: Straggler) -> Finding:
-    """Returns the finding that one rank copies its batches to its GPU more slowly than the others."""
-    copy_ms, usual_ms = found.ms("copy")
-    text = f"each step waits {show_ms(copy_ms)} for its copy to the GPU, that of rank {found.typical['rank']} "
-    text += show_ms(usual_ms)
-    if not copies_ahead(evidence) and (size := found.rank.get("batch_mib")) and copy_ms > 0:
-        text += f", which is {size * MIB / 1e6 / copy_ms:.2g} GB/s"
-    change = []
-    if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
-        change.append("loader.pin_memory=true")
-    if may_copy_ahead(evidence):
-        change.append("loader.device_prefetch=2")
-    if not change:
-        text += ". The link of that card, or the memory that its process reads from, is slower: nvidia-smi topo -m"
-    return found.finding("copy_straggler", text, {"copy_ms": copy_ms}, tuple(change))
-
-
-def _host_straggler(_: Evidence, found: Straggler) -> Finding:
-    """Returns the finding that one rank spends more time between its steps."""
-    host_ms, usual_ms = found.ms("host")
-    text = (
-        f"between two steps it takes {show_ms(host_ms)}, rank {found.typical['rank']} {show_ms(usual_ms)}. Callbacks, "
-        "loggers and hooks run then: make those cheaper that run on this rank alone"
-    )
-    return found.finding("host_straggler", text, {"host_ms": host_ms})
-
-
-def _compute_straggler(evidence: Evidence, found: Straggler) -> Finding:
-    """Returns the finding that one rank computes longer, without a cause that its figures show."""
-    slow_ms, usual_ms = found.ms(found.part)
-    figures: Figures = {"slow_ms": slow_ms, "usual_ms": usual_ms}
-    remark = others_memory(evidence, found.rank, found.typical)
-    is_read = clock_mhz(evidence, found.rank) is not None and clock_mhz(evidence, found.typical) is not None
-    seen = "Its batches, its machine and its card show" if is_read else "Its batches and its machine show"
-    cause = f"{seen} no cause: look for work that the model does on this rank alone"
-    if not is_read and found.rank["gpu"] is not None:
-        cause += ", and at its card, which was not read"
-    if remark:
-        cause = f"{remark}. Or the model does work on this rank alone"
-    return found.finding("compute_straggler", f"{found.compared()}. {cause}", figures)
-
-
-def _uneven_shares(_: Evidence, found: Straggler) -> Finding:
-    """Returns the finding that more samples, or longer ones, make one rank slower than the others.
-
-    Where its time can't be told from waiting, the finding is a note.
-    """
+def _cause(evidence: Evidence, found: Straggler) -> tuple[str, Figures, str] | None:
+    """Returns the figure of the rank's batches, card or host that stands out, and what to do; None without one."""
     rank, other = found.rank, found.typical
+    usual_ms = ms_of(other, found.part)
+    least = 1 + limits.EXPLAINED_FACTOR * (ms_of(rank, found.part) / usual_ms - 1) if usual_ms > 0 else 1.0
+    clock, usual_clock = _clock_mhz(evidence, rank), _clock_mhz(evidence, other)
     samples, usual = rank.get("samples") or 0.0, other.get("samples") or 0.0
-    size, usual_size = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
-    shown = f"{show_bytes(size * MIB)}, those of rank {other['rank']} {show_bytes(usual_size * MIB)}"
-    if samples and usual and samples / usual >= share_factor(rank, other):
-        shown = f"{show_count(samples)} samples, those of rank {other['rank']} {show_count(usual)}"
-        cure = "give all ranks as many samples"
-    else:
-        cure = "group samples by length, so that all ranks of a step get alike ones"
-    figures: Figures = {"samples": samples, "usual_samples": usual, "batch_mib": size, "usual_batch_mib": usual_size}
-    if found.part == "compute":
-        text = (
-            f"The batches of {named_rank(rank)} have {shown} on average, so others may wait for it: {cure}. How long "
-            "they wait is unknown, since waiting can't be told from computing here."
+    mib, usual_mib = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
+    enough = max(least, limits.UNEVEN_FACTOR_OF_RANKS)
+    if found.part == "forward" and usual and samples >= enough * usual:
+        why = f"Its batches have {show_count(samples)} samples, those of rank {other['rank']} {show_count(usual)}"
+        return why, {"samples": samples, "usual_samples": usual}, "Give all ranks as many samples."
+    if found.part == "forward" and usual_mib and mib - (rank.get("batch_half_mib") or 0.0) >= enough * usual_mib:
+        shown, usual_shown = show_bytes(mib * MIB), show_bytes(usual_mib * MIB)
+        why = f"Its batches have {shown}, those of rank {other['rank']} {usual_shown}"
+        return why, {"batch_mib": mib, "usual_batch_mib": usual_mib}, "Group samples by length."
+    if found.part in _PHASES and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
+        why = f"Its GPU runs at {clock:.0f} MHz, that of rank {other['rank']} at {usual_clock:.0f} MHz"
+        return why, {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}, "Look at that card: heat, power, age."
+    waited, usual_waited = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
+    if waited - usual_waited >= limits.CORE_WAIT_FRAC and usual_waited < waited / 2:
+        none_pct, usual_pct = show_percent(waited), show_percent(usual_waited)
+        why = f"It had no core for {none_pct} of the time, rank {other['rank']} for {usual_pct}"
+        return why, {"core_wait_frac": waited}, "End what else runs there, or set fewer loader.num_workers."
+    waiting, usual_waiting = rank.get("iowait_cores") or 0.0, other.get("iowait_cores") or 0.0
+    if found.part == "wait" and waiting >= limits.IOWAIT_CORES and usual_waiting < waiting / 2:
+        why = (
+            f"{waiting:.1f} cores of its machine wait for its disk, {usual_waiting:.1f} on that of rank {other['rank']}"
         )
-        return Finding("uneven_shares", text, found.figures | figures, is_note=True)
-    return found.finding("uneven_shares", f"its batches have {shown} on average: {cure}", figures)
+        return why, {"iowait_cores": waiting}, "Look at that disk and what else uses it."
+    return None
 
 
-def _slow_gpu(evidence: Evidence, found: Straggler) -> Finding | None:
-    """Returns the finding that power, heat or something else holds down the clock of one rank's card."""
-    trouble = card_of(evidence, found)
-    if trouble is None:
+def waits_for_others_ms(evidence: Evidence) -> dict[int, float]:
+    """Returns the milliseconds of a step for which each rank waits for the slowest one; empty if unknown."""
+    ranks = _compared_ranks(evidence)
+    if not ranks or not _has_phases(evidence, ranks):
+        return {}
+    work_ms = {one["rank"]: sum(ms_of(one, part) for part in (*_BETWEEN, *_PHASES)) for one in ranks}
+    most_ms = max(work_ms.values())
+    sync_ms = {one["rank"]: ms_of(one, "compute") - sum(ms_of(one, part) for part in _PHASES) for one in ranks}
+    return {rank: min(most_ms - own_ms, max(0.0, sync_ms[rank])) for rank, own_ms in work_ms.items()}
+
+
+def straggler_of(evidence: Evidence) -> Straggler | None:
+    """Returns the rank that the others wait for, if that costs a good share of the step beyond noise."""
+    ranks = _compared_ranks(evidence)
+    if not ranks:
         return None
-    text, figures = trouble
-    if found.part != "compute":
-        text += f", so {found.compared()}"
-    return found.finding("slow_gpu", f"{text}. No setting of a run changes that: look at that card", figures)
+    if not _has_phases(evidence, ranks):
+        return _behind(ranks, _BETWEEN) or _by_clock(evidence, ranks, ("optimizer",))
+    # A card that gets hot in the first steps makes the interval of all steps wide.
+    found = _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
+    return found or _by_clock(evidence, ranks, _PHASES)
 
 
-def _slow_machine(evidence: Evidence, found: Straggler) -> Finding | None:
-    """Returns the finding that one rank has no core, or its machine's disk is slow."""
-    trouble = machine_of(evidence, found)
-    if trouble is None:
+def _compared_ranks(evidence: Evidence) -> list[RankEntry]:
+    """Returns the ranks that step together and have enough steps; empty without at least two."""
+    ranks = [
+        one
+        for one in evidence.record.ranks
+        if one["step_ms_mean"] > 0 and one.get("steps", limits.FEWEST_STEPS) >= limits.FEWEST_STEPS
+    ]
+    if len({one.get("parameter_values") for one in ranks}) > 1:
+        return []  # parts of a model, which receive from one another in their forward passes
+    steps_ms = [one["step_ms_mean"] for one in ranks]
+    if len(ranks) < 2 or max(steps_ms) - min(steps_ms) > limits.APART_FRAC * median(steps_ms):
+        return []
+    return ranks
+
+
+def _has_phases(evidence: Evidence, ranks: Sequence[RankEntry]) -> bool:
+    """Returns whether the forward pass of each rank is known and is its own work."""
+    is_sharded = "fsdp" in str(evidence.value("trainer.strategy"))
+    return not is_sharded and all(one.get("forward_frac") is not None for one in ranks)
+
+
+def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | None:
+    """Returns the rank with the most own work in these parts."""
+    work_ms = [sum(ms_of(one, part) for part in parts) for one in ranks]
+    top, is_slow = _slowest(ranks, work_ms)
+    if top is None:
         return None
-    text, figures, cure = trouble
-    return found.finding("slow_machine", f"{text}, so {found.compared()}. {cure}", figures)
+    rest = sorted((index for index, is_alike in enumerate(is_slow) if not is_alike), key=work_ms.__getitem__)
+    slow, nearest, typical = ranks[top], ranks[rest[-1]], ranks[rest[len(rest) // 2]]
+    step_ms, lost_ms = median(one["step_ms_mean"] for one in ranks), work_ms[top] - work_ms[rest[-1]]
+    excess_ms = {part: ms_of(slow, part) - ms_of(typical, part) for part in parts}
+    part = max(parts, key=excess_ms.__getitem__)
+    longer_ms = min(slow["step_ms_mean"] - nearest["step_ms_mean"], ms_of(slow, "host") - ms_of(nearest, "host"))
+    lost_ms -= max(0.0, longer_ms)
+    name = "work_half_ms" if "forward" in parts else "between_half_ms"
+    halves = [half for one in (slow, nearest) if isinstance(half := one.get(name), float | int)]
+    least_ms = max(limits.HOST_FRAC * step_ms, limits.HOST_MS) if part == "host" else limits.STRAGGLER_FRAC * step_ms
+    if len(halves) < 2 or lost_ms < max(least_ms, math.hypot(*halves)):
+        return None
+    hidden_ms = 0.0
+    if part == "forward":
+        backward_ms = ms_of(slow, "backward") * max(0.0, excess_ms[part] / ms_of(slow, part))
+        hidden_ms = min(backward_ms, limits.BACKWARD_FACTOR * excess_ms[part])
+    alike = tuple(one["rank"] for one, is_alike in zip(ranks, is_slow, strict=True) if is_alike and one is not slow)
+    return Straggler(slow, typical, alike, part, step_ms, lost_ms, math.hypot(*halves), hidden_ms)
 
 
-_BY_CAUSE: dict[Cause, Callable[[Evidence, Straggler], Finding | None]] = {
-    "input_straggler": _input_straggler,
-    "copy_straggler": _copy_straggler,
-    "host_straggler": _host_straggler,
-    "compute_straggler": _compute_straggler,
-    "uneven_shares": _uneven_shares,
-    "slow_gpu": _slow_gpu,
-    "slow_machine": _slow_machine,
-}
+def _slowest(ranks: Sequence[RankEntry], values: Sequence[float]) -> tuple[int | None, list[bool]]:
+    """Returns the index of the rank with the largest value, and which ranks are nearly as slow.
 
-
-def slow_link(evidence: Evidence) -> Finding | None:
-    """Returns a finding if the backward passes of all ranks, which contain the averaging, take very long.
-
-    The straggler's own pass, in which it waits for no rank, is the shortest. Own work is up to `BACKWARD_FACTOR` times
-    the forward pass in most models. It is more with gradients of a large embedding or of a gradient penalty, so the
-    finding is a note unless an override may help. If each rank's own work varies from step to step, the shortest pass
-    contains waiting, too: then it is a note as well.
+    The index is None if most ranks are, or half of more than two that share a machine with others: then it is unknown
+    which of them are the exception.
     """
-    ranks, process = compared_ranks(evidence), evidence.record.process
-    if not ranks or process is None or not has_phases(evidence, ranks):
-        return None
-    step_ms = sum(one["step_ms_mean"] for one in ranks) / len(ranks)
-    forward_ms = max(ms_of(one, "forward") for one in ranks)
-    most_ms = min(ms_of(one, "backward") for one in ranks) - limits.BACKWARD_FACTOR * forward_ms
-    num_bytes = process.get("parameter_bytes", _BYTES * process["parameter_values"])
-    if most_ms < limits.REDUCTION_FRAC * step_ms or num_bytes < limits.REDUCTION_MIB * MIB:
-        return None
-    gb_per_s = 2 * (len(ranks) - 1) / len(ranks) * num_bytes / 1e6 / most_ms
-    if gb_per_s > limits.SLOW_LINK_GB_S:
-        return None
-    text = (
-        f"All {len(ranks)} ranks spend up to {show_ms(most_ms)} of each step of {show_ms(step_ms)} "
-        f"({show_percent(most_ms / step_ms)}) on averaging {show_bytes(num_bytes)} of gradients ({gb_per_s:.2g} GB/s). "
-        "Their backward passes take that much longer than three forward passes. If the model does not explain it, the "
-        "link between them limits the run. More samples a step, or a faster link, make its share smaller"
-    )
-    figures: Figures = {"reduction_ms": most_ms, "step_ms": step_ms, "gradient_mib": num_bytes / MIB}
-    figures["gb_per_s"] = gb_per_s
-    varies = _varies(ranks, most_ms)
-    if varies:
-        text += ". So do steps of alike length: here each rank's work varies, and all wait for the longest"
-    if varies is not False or evidence.value("memory.on_oom") != "retry":
-        return Finding("slow_link", f"{text}.", figures, is_note=True)
-    hidden_ms = min(most_ms, (limits.BACKWARD_FACTOR - 1) * forward_ms)
-    high = step_ms / (step_ms - hidden_ms)
-    text += ". With memory.on_oom=fail, gradients are averaged while the backward pass still computes"
-    return Finding(
-        "slow_link",
-        f"{text}.",
-        figures,
-        ("memory.on_oom=fail",),
-        gain=Gain((1 + high) / 2, 1.0, high),
-        lost_frac=most_ms / step_ms / 2,  # in the middle between none and all
-    )
+    quick = median(sorted(values)[: max(1, len(values) // 2)])
+    top = max(range(len(values)), key=values.__getitem__)
+    is_slow = [value - quick > _ALIKE_FRAC * (values[top] - quick) for value in values]
+    hosts = [{host_of(one) for one, slow in zip(ranks, is_slow, strict=True) if slow == kind} for kind in (True, False)]
+    most = len(ranks) if len(ranks) == 2 or hosts[0].isdisjoint(hosts[1]) else len(ranks) - 1
+    return top if 0 < 2 * sum(is_slow) <= most else None, is_slow
 
 
-def _varies(ranks: Sequence[RankEntry], most_ms: float) -> bool | None:
-    """Returns whether waiting for whichever rank takes longest in a step may take as long as averaging seems to.
+def _by_clock(evidence: Evidence, ranks: Sequence[RankEntry], own: Sequence[Part]) -> Straggler | None:
+    """Returns the rank with a slow card, where its compute time contains waiting for others.
 
-    None if that is unknown.
-
-    The expected maximum of normal values is their mean and some standard deviations more (Blom 1958). Those of the
-    passes are estimated from the own work that is timed.
+    The clock counts if the phases in which a rank waits for no other one take longer, too.
     """
-    number = len(ranks)
-    above = NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
-    for one in ranks:
-        half_ms, steps = one.get("work_half_ms"), one.get("phase_steps") or one.get("steps")
-        if half_ms is None or steps is None:
-            return None
-        if above * _PASSES * half_ms / 2 * math.sqrt(steps) >= most_ms:
-            return True
-    return False
+    clocks = [_clock_mhz(evidence, one) for one in ranks]
+    slowness = [1 / clock if clock else 0.0 for clock in clocks]
+    top, _ = _slowest(ranks, slowness)
+    if top is None:
+        return None
+    *others, _ = sorted(range(len(ranks)), key=slowness.__getitem__)
+    typical = others[(len(others) - 1) // 2]
+    factor = slowness[top] / slowness[typical] if slowness[typical] else 1.0
+    usual_ms = {part: median(ms_of(one, part) for one in ranks if one is not ranks[top]) for part in own}
+    longer = min(ms_of(ranks[top], part) / usual_ms[part] if usual_ms[part] > 0 else 1.0 for part in own)
+    if limits.CLOCK_FRAC * factor <= 1 or longer - 1 < limits.EXPLAINED_FACTOR * (factor - 1):
+        return None
+    step_ms, most_ms = ranks[top]["step_ms_mean"], ms_of(ranks[top], "compute") * (1 - 1 / factor)
+    if most_ms < limits.STRAGGLER_FRAC * step_ms:
+        return None
+    return Straggler(ranks[top], ranks[typical], (), own[-1], step_ms, most_ms / 2, most_ms / 2)
 
 
-def uneven_memory(evidence: Evidence) -> Finding | None:
-    """Returns a note on the rank whose peak of memory is far above that of the others."""
-    peaks = {one["rank"]: one["peak_gib"] for one in evidence.record.ranks if one["peak_gib"] is not None}
-    if len(peaks) < 2:
-        return None
-    highest = max(peaks, key=lambda rank: peaks[rank])
-    peak, usual = peaks.pop(highest), median(peaks.values())
-    if peak < limits.UNEVEN_MEMORY_FACTOR * usual or peak - usual < limits.UNEVEN_MEMORY_GIB:
-        return None
-    rank = next(one for one in evidence.record.ranks if one["rank"] == highest)
-    named = named_rank(rank)
-    text = (
-        f"{named[0].upper()}{named[1:]} needs {show_gib(peak)} of memory, the others {show_gib(usual)}. All ranks have "
-        "one micro-batch, so memory runs out on this rank first: look for tensors that it alone keeps, or for longer "
-        "samples."
-    )
-    figures: Figures = {"rank": highest, "host": rank.get("host", ""), "peak_gib": peak, "usual_gib": usual}
-    return Finding("uneven_memory", text, figures, is_note=True)
+def ms_of(rank: RankEntry, part: str) -> float:
+    """Returns the mean milliseconds of a part of a rank's step; 0 if unknown."""
+    share = rank.get(f"{part}_frac")
+    return rank["step_ms_mean"] * share if isinstance(share, float | int) else 0.0
+
+
+def _clock_mhz(evidence: Evidence, rank: RankEntry) -> float | None:
+    """Returns the mean clock of a rank's card; None if it was not read."""
+    found = evidence.record.gpus.get(rank["gpu"] or "", {}).get("sm_clock_mhz")
+    return found.get("mean") if isinstance(found, dict) else None

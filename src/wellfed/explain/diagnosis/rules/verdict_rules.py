@@ -112,7 +112,8 @@ def unexplained(evidence: Evidence) -> Finding | None:
 def _largest_beside(evidence: Evidence) -> tuple[str, float]:
     """Returns the largest kind of wall time beside steps and callbacks, with its share. A run starts and ends once,
     whatever its length, so that is left out."""
-    wall = evidence.record.wall
+    has_ended = evidence.record.status != "running" and evidence.record.phases
+    wall = evidence.wall.entry if evidence.record.wall is not None or has_ended else None
     if wall is None or wall["total_s"] <= 0:
         return "", 0.0
     shares = {name: wall[key] / wall["total_s"] for key, name in WALL_NAMES.items() if name not in ("start", "end")}  # type: ignore[literal-required]

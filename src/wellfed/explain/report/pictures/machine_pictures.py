@@ -8,7 +8,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.ranks.rank_comparison import ms_of, waits_for_others_ms
+from wellfed.explain.diagnosis.rules.rank_rules import ms_of, waits_for_others_ms
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import (
     SERIES,

@@ -24,7 +24,6 @@ from wellfed.explain.report.pictures.machine_pictures import (
 )
 from wellfed.explain.report.pictures.picture_parts import PAUSES, TimeAxis, binned
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, histogram, step_time
-from wellfed.explain.report.pictures.timeline_picture import timeline
 from wellfed.explain.report.run_lines import own_files, show_figure
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
@@ -48,7 +47,7 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "life": list(life(evidence)),
         "utilisation": [*utilisation(evidence, axis), *host],
         "beside_utilisation": list(side_by_side(evidence)),
-        "time": [*step_time(evidence, axis), *timeline(evidence), *ranks_side_by_side(evidence)],
+        "time": [*step_time(evidence, axis), *ranks_side_by_side(evidence)],
         "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
         "small_memory": list(card(evidence, axis)),

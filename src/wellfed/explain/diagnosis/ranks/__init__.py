@@ -1,1 +1,0 @@
-"""Compares the ranks of a run, for the rules on them. Start from ``rank_comparison.py``."""

@@ -1,0 +1,149 @@
+"""Pages show values as text, whatever they hold; charts have their figures, and a scatter plot is drawn."""
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+from markupsafe import Markup
+
+import wellfed.explain.pages
+from tests.kit.page_reader import Page
+from wellfed.explain.pages.chart import (
+    Axis,
+    Bar,
+    Chart,
+    ChartCurve,
+    LevelLine,
+    Note,
+    Stretch,
+    bars,
+    limits,
+    nice_ticks,
+    show_tick,
+)
+from wellfed.explain.pages.html_page import code_span, fill_in, plain_line
+
+PAGES = Path(wellfed.explain.pages.__file__).parent
+TEMPLATE = (
+    '{% extends "base.html.j2" %}{% block title %}{{ name }}{% endblock %}{% block main %}{{ more }}{% endblock %}'
+)
+NAN = np.nan
+CHART = Chart("%", Axis(0.0, 10.0, "step"), [], 100.0)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    path = tmp_path / "one.html.j2"
+    path.write_text(TEMPLATE)
+    return path
+
+
+def curve(y: list[float], **more: Any) -> ChartCurve:
+    return ChartCurve("a curve", "accent", np.linspace(0.0, 10.0, len(y)), np.array(y, dtype=float), **more)
+
+
+def test_a_value_is_text_and_html_of_our_own_stays_html(template: Path) -> None:
+    html = fill_in(template, {"name": "<script>", "more": "\x1b[31mred\x00\udc80 & \u202e"})
+    assert "<title>&lt;script&gt;</title>" in html
+    assert r"\x1b[31mred\x00\udc80 &amp; \u202e" in html
+    html.encode("utf-8")
+    assert "<svg></svg>" in fill_in(template, {"name": "", "more": Markup("<svg></svg>")})
+    with pytest.raises(UndefinedError):
+        fill_in(template, {"name": ""})
+
+
+def test_a_page_has_the_script_of_charts_if_it_has_one(template: Path) -> None:
+    assert "<script" not in fill_in(template, {"name": "", "more": "<!--script-->"})
+    html = fill_in(template, {"name": "", "more": replace(CHART, curves=[curve([1, 2])]).html})
+    assert "uPlot" in html
+    assert "The MIT License (MIT)" in html
+
+
+def test_markdown_is_not_rendered() -> None:
+    assert code_span("a`b|c\nd") == "`a'b\\|c d`"
+    assert plain_line("<b> *x* [y]") == "&lt;b&gt; &#42;x&#42; &#91;y&#93;"
+
+
+def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
+    chart = replace(
+        CHART,
+        curves=[curve([0.0, NAN, 63.2712]), curve([1, 2, 3], low=np.zeros(3), high=np.ones(3), kind="area")],
+        levels=[LevelLine("most", 75.0, "bad", "dashed", "75 %")],
+        spans=[Stretch(2.0, 4.0, "validate")],
+        notes=[Note(5.0, 50.0, "<b>", "bad", until=7.0), Note(5.0, NAN, "nowhere")],
+        told='<b> & "quoted"\x1b',
+    )
+    page = Page(str(chart.html))
+    (found,) = page.charts
+    assert [one[5] for one in found["c"]] == [[0, None, 63.3], [1, 2, 3]]
+    assert found["l"] == [[75, "bad", "dashed", "75 %"]]
+    assert found["s"] == [[2, 4, "validate"]]
+    assert found["n"] == [[5.0, 50.0, "<b>", "bad", "above", 7.0]]
+    assert ("aria-label", '<b> & "quoted"\\x1b') in page.attributes
+
+
+def test_a_scatter_plot_is_drawn() -> None:
+    dots = ChartCurve("a", "one", np.array([5.0, 0.0, 10.0]), np.array([50.0, 100.0, NAN]), kind="dots")
+    line = ChartCurve("b", "two", np.array([10.0, 0.0]), np.array([0.0, 100.0]))
+    html = str(replace(CHART, curves=[dots, line], notes=[Note(5.0, 50.0, "<here>")]).html)
+    assert re.findall(r'class="(d big|l)" [^>]*d="([^"]*)"', html) == [
+        ("l", "M1000 250L0 0"),
+        ("d big", "M500 125h0M0 0h0"),
+    ]
+    assert "&lt;here&gt;" in html
+
+
+@pytest.mark.parametrize("y", [[], [NAN], [np.inf, -np.inf]])
+@pytest.mark.parametrize("kind", ["line", "area", "dots"])
+def test_nothing_to_draw_is_an_empty_chart(y: list[float], kind: Any) -> None:
+    assert "nan" not in str(replace(CHART, curves=[curve(y, kind=kind)]).html).lower()
+
+
+@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.integers(3, 8))
+def test_ticks_are_few_even_and_within(low: float, span: float, most: int) -> None:
+    ticks = nice_ticks(low, low + span, most)
+    assert len(ticks) <= most
+    if span > 1e-6 * abs(low):
+        assert all(low - 1e-6 * span - 1e-3 <= tick <= low + span * (1 + 1e-6) + 1e-3 for tick in ticks)
+        assert len(ticks) <= 2 or np.ptp(np.diff(ticks)) <= 1e-3 * span
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (0.25, "0.25"), (1500, "1500"), (25_000, "25k"), (3e6, "3M"), (2.5e9, "2.5G")]
+)
+def test_a_number_of_an_axis_is_short(value: float, text: str) -> None:
+    assert show_tick(value) == text
+
+
+def test_a_logarithmic_axis_has_powers_of_ten() -> None:
+    axis = Axis(1e-5, 1e-1, "lr", "log")
+    assert [text for _, text in axis.ticks()] == ["1e-05", "0.0001", "0.001", "0.01", "0.1"]
+    assert axis.placed(np.array([1e-3])) == pytest.approx([0.5])
+
+
+def test_limits_hold_all_that_is_finite() -> None:
+    assert limits(np.array([1.0, NAN, 3.0, np.inf]), 0.5) == (0.0, 4.0)
+    assert limits(np.array([NAN])) == (0.0, 1.0)
+    low, high = limits(np.array([2.0]))
+    assert low < 2 < high
+
+
+def test_bars_share_a_scale() -> None:
+    html = bars(
+        [Bar("A<", [("one", 3.0, "wait"), ("two", 1.0, "copy")], "4 ms"), Bar("B", [("one", 2.0, "wait")])], "told"
+    )
+    assert re.findall(r"width:([\d.]+)%", html) == ["75", "25", "50"]
+    assert "A&lt;" in html
+
+
+def test_the_library_is_what_its_notice_says() -> None:
+    folder = PAGES / "uplot"
+    digest = hashlib.sha256((folder / "uPlot.js").read_bytes()).hexdigest()
+    assert digest in (folder / "README.md").read_text()
