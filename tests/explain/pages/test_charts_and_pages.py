@@ -28,7 +28,7 @@ from wellfed.explain.pages.chart import (
     nice_ticks,
     show_tick,
 )
-from wellfed.explain.pages.html_page import code_span, fill_in, plain_line
+from wellfed.explain.pages.html_page import fill_in
 
 PAGES = Path(wellfed.explain.pages.__file__).parent
 TEMPLATE = (
@@ -64,11 +64,6 @@ def test_a_page_has_the_script_of_charts_if_it_has_one(template: Path) -> None:
     html = fill_in(template, {"name": "", "more": replace(CHART, curves=[curve([1, 2])]).html})
     assert "uPlot" in html
     assert "The MIT License (MIT)" in html
-
-
-def test_markdown_is_not_rendered() -> None:
-    assert code_span("a`b|c\nd") == "`a'b\\|c d`"
-    assert plain_line("<b> *x* [y]") == "&lt;b&gt; &#42;x&#42; &#91;y&#93;"
 
 
 def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
