@@ -48,7 +48,7 @@ def test_where_other_ranks_would_wait_the_rest_of_a_failed_pass_is_padding_that_
     assert (first.index, first.failure) == (0, None)
     for padding in (second, third):
         assert padding.is_padding
-        assert "evaluation sample 10 could not be loaded" in str(padding.failure)
+        assert "evaluation batch 2 of epoch 0" in str(padding.failure)
     other = EvalLoader(sets.Failing(10), 4, seed=1, rank=1, world_size=2)
     assert [(one.index, one.failure) for one in other] == [(1, None), (3, None), (5, None)]
 
@@ -107,7 +107,7 @@ def test_a_split_of_one_sample_or_none() -> None:
 
 @pytest.mark.parametrize(
     ("plan", "kind"),
-    [(None, sets.Breaking), (PLANS["threads"], sets.Breaking), (PLANS["processes"], sets.BreakingItems)],
+    [(None, sets.BreakingItems), (PLANS["processes"], sets.BreakingItems)],
 )
 def test_a_sample_that_fails_is_named_with_its_cause(plan: LoaderSettings | None, kind: Any) -> None:
     made = EvalLoader(kind("raise", 6), 4, seed=1, settings=plan)

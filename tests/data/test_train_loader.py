@@ -268,8 +268,6 @@ def test_a_fetch_that_lacks_an_argument_is_refused_before_it_is_called():
 
 
 def test_what_makes_no_step_is_refused_with_the_way_out():
-    with pytest.raises(DataError, match="A generator can be read once only.*whose __iter__ begins anew"):
-        loader(x for x in range(3))
     with pytest.raises(DataError, match=r"WithoutItems gives no samples: it has no __getitem__ of its own\. Give it"):
         loader(WithoutItems())
     with pytest.raises(DataError, match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\), beside fetch"):

@@ -126,7 +126,9 @@ class LoaderConfig:
         "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
     skip_ids: list[int] = knob("Indices of training samples to skip, such as known bad ones.", [], at_least=0)
-    max_skipped: int = knob("Failing samples to leave out, each with a warning; one more stops the run.", 0, at_least=0)
+    max_skipped: int = knob(
+        "Failing samples of `__getitem__` to leave out, each with a warning; one more stops the run.", 0, at_least=0
+    )
 
 
 @dataclass

@@ -10,7 +10,6 @@ import torch
 
 from wellfed import batches
 from wellfed.contract import Batch
-from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 
@@ -48,19 +47,20 @@ def first_non_finite(
         value = _value(builder(request).batch)
         num_bad += value is not None
         if found is None and value is not None:
-            found = _sample_of(builder, request, value)
+            found = _sample_of(builder, request)
         if found is not None and not is_usual_allowed:
             break
     return None if is_usual_allowed and num_bad > max(1, num // 2) else found
 
 
-def _sample_of(builder: BatchBuilder, request: BatchRequest, value: str) -> NonFiniteSample | None:
-    try:
-        bad = failing_samples(request.indices, value, lambda part: _value(builder(request.only(part)).batch), most=1)
-    except NoSampleAtFaultError:  # only the whole batch has such values
-        return None
-    index, value = bad[0]
-    return NonFiniteSample(index, request.epoch, request.batch, value)
+def _sample_of(builder: BatchBuilder, request: BatchRequest) -> NonFiniteSample | None:
+    """Bisects a batch. Returns None if only the whole of it has such values."""
+    indices = request.indices
+    while len(indices) > 1:
+        half, other = indices.tensor_split(2)
+        indices = other if _value(builder(request.only(half)).batch) is None else half
+    value = _value(builder(request.only(indices)).batch)
+    return None if value is None else NonFiniteSample(int(indices), request.epoch, request.batch, value)
 
 
 def _value(batch: Batch) -> str | None:

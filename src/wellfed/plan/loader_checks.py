@@ -116,6 +116,11 @@ def loader_warnings(
             f"loader.num_workers={asked.num_workers}{on_each} is more than the {cores:g} CPU cores this process "
             f"may use; workers will take turns. Set loader.num_workers={own_cores}."
         )
+    if asked.max_skipped and data.has_fetch and section.backend != "torch":
+        yield (
+            f"loader.max_skipped={asked.max_skipped} is not used: the data have fetch, which loads whole batches. Set "
+            "loader.skip_ids=[...], or loader.backend=torch, which reads by __getitem__."
+        )
     if section.num_workers == 0 and asks_for_timeout(asked, choices):
         unused = f"loader.timeout_s={asked.timeout_s} is not used"
         workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"

@@ -20,7 +20,6 @@ from wellfed import project
 from wellfed.batches import named_tensors, num_bytes
 from wellfed.config.compose import compose
 from wellfed.config.quoting import assigned
-from wellfed.data.backends.picklable import failure, where_it_fails
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import is_stream
@@ -246,13 +245,13 @@ class WorkloadContract:
             for split, dataset in ((name, getattr(data, name)) for name in SPLITS):
                 if dataset is None or is_stream(dataset):
                     continue
-                if (error := failure(dataset)) is not None:
+                try:
+                    again, indices = pickle.loads(pickle.dumps(dataset)), torch.arange(min(3, len(dataset)))
+                except Exception as error:  # noqa: BLE001  whatever __reduce__ and __getstate__ raise
                     one.fail(
-                        f"{split} can't be sent to worker processes: "
-                        f"{type(dataset).__name__}{where_it_fails(dataset)}: {first_line(error)}. Use a function or "
-                        "class of a module instead of a lambda, a local function or an open file."
+                        f"{split} can't be sent to worker processes: {type(dataset).__name__}: {first_line(error)}. "
+                        "Use a function or class of a module instead of a lambda, a local function or an open file."
                     )
-                again, indices = pickle.loads(pickle.dumps(dataset)), torch.arange(min(3, len(dataset)))
                 if len(again) != len(dataset):
                     one.fail(f"{split} has {len(dataset)} samples, and {len(again)} in a worker process.")
                 if callable(getattr(dataset, "fetch", None)):

@@ -145,9 +145,8 @@ def test_an_error_whose_text_fails_is_named_by_its_type():
     assert not is_of_the_machine(caught.value)
 
 
-@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
-def test_an_exit_in_the_data_is_an_error_of_its_sample(kind):
-    class Exiting(kind):
+def test_an_exit_in_the_data_is_an_error_of_its_sample():
+    class Exiting(sets.BreakingItems):
         def breaks(self):
             sys.exit(3)
 

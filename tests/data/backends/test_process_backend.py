@@ -18,8 +18,7 @@ import wellfed
 from tests.kit import sets
 from tests.kit.required_tools import may_mount
 from wellfed import batches, process
-from wellfed.data.backends import picklable, process_backend
-from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends import process_backend
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
@@ -179,15 +178,9 @@ def main():
         assert sum(1 for _ in made) == 4
         sizes += private_bytes(made)
         made.close()
-    faults = []
-    for kind in (sets.WithLambda, sets.WithLock):
-        try:
-            train_loader(kind(), batch_size=4, seed=1, settings=plan)
-        except DataError as error:
-            faults.append(str(error))
     weights = [learned(LoaderSettings()), learned(plan)]
     print(json.dumps({"inline": inline, "spawned": spawned, "told": told, "sizes": sizes,
-                      "faults": faults, "weights": weights}))
+                      "weights": weights}))
 
 if __name__ == "__main__":
     main()
@@ -217,8 +210,7 @@ def test_spawned_workers_change_nothing_that_is_learned(spawned):
 
 @pytest.mark.slow
 def test_a_spawned_worker_that_is_killed_is_reported(spawned):
-    assert spawned["told"].startswith("A loader worker process was killed by SIGKILL. It was asked for training batch ")
-    assert "training batch 1 of epoch 0 (samples 4, 5, 6, 7)" in spawned["told"]
+    assert spawned["told"].startswith("A loader worker process was killed by SIGKILL.")
 
 
 @pytest.mark.slow
@@ -227,34 +219,10 @@ def test_spawned_workers_share_the_datas_tensors(spawned):
     assert large - small < 8 * MIB  # the tensor alone is 40 MB
 
 
-@pytest.mark.slow
-def test_data_that_can_not_be_sent_is_refused_before_training_naming_the_attribute(spawned):
-    (fault,) = spawned["faults"]  # a lock is handed on when a process starts: no fault
-    assert fault.startswith("WithLambda.options['flip'] can't be sent to worker processes")
-    assert "multiprocessing's spawn" in fault
-    assert "set loader.backend=inline (threads, for data with fetch)" in fault
-
-
 def test_what_does_not_pickle_is_no_matter_with_fork():
     made = train_loader(sets.WithLambda(), batch_size=4, seed=1, settings=LoaderSettings("processes", 1, 1))
     assert len(list(made)) == 6
     made.close()
-
-
-def test_a_collate_that_does_not_pickle_is_named():
-    builder = BatchBuilder(sets.Fetching(), 1, collate=lambda samples: samples)
-    with pytest.raises(DataError, match="^collate can't be sent"):
-        picklable.check_picklable(builder)
-    picklable.check_picklable(BatchBuilder(sets.Fetching(), 1))
-
-
-def test_looking_whether_data_pickles_copies_none_of_it():
-    class Huge(torch.Tensor):
-        def __reduce_ex__(self, protocol):
-            raise AssertionError("was copied")
-
-    assert picklable.failure([torch.zeros(3).as_subclass(Huge)]) is None
-    assert picklable.where_it_fails({"a": [1, (lambda: 1)]}) == "['a'][1]"
 
 
 BY_BACKEND = {

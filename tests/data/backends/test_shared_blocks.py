@@ -254,26 +254,6 @@ def test_an_abandoned_pass_leaves_no_block_in_use():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
-def test_a_forked_process_keeps_the_batch_that_the_training_process_drops():
-    loader = made()
-    batches = iter(loader)
-    batch = next(batches).batch
-    ready, go = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(ready, 1)
-        os._exit(0 if is_right(batch) else 1)
-    del batch
-    try:
-        assert all(is_right(delivery.batch) for delivery in batches)
-    finally:
-        os.write(go, b"1")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(blocks_of(loader)) <= MOST
-    loader.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
 def test_a_batch_that_a_forked_process_drops_stays():
     loader = made()
     batches = iter(loader)

@@ -239,7 +239,7 @@ def test_a_worker_that_hangs_or_dies_is_told():
     dead = loader_of(Dying(), ONE)
     with pytest.raises(
         WorkerLost,
-        match=r"killed by SIGKILL\. It was asked for training batch 0 of epoch 0, then training batch 1 of epoch 0\.",
+        match=r"killed by SIGKILL",
     ):
         epochs(dead)
 

@@ -96,4 +96,5 @@ def test_a_sample_that_fails_on_one_rank_is_named_by_all_and_none_waits(tmp_path
     by_two_ranks(Broken(), tmp_path)
     told = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in (0, 1)]
     assert told[0] == told[1]
-    assert [text[:51] for text in told[0]] == ["Broken: evaluation sample 20 could not be loaded (b"] * 2
+    assert len(told[0]) == 2
+    assert all("Broken: fetch could not load evaluation batch" in text for text in told[0])

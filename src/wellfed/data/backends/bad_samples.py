@@ -1,21 +1,21 @@
-"""Finds the samples that make a batch fail. They are named in an error, or left out up to loader.max_skipped."""
+"""Names samples and batches that fail in errors. Failing samples are left out up to loader.max_skipped."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import traceback
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellfed.data.backends.batch_request import BatchRequest, LostSample
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import DataError
+from wellfed.errors import DataError, reason_of
 from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
-Failure = TypeVar("Failure")
 _LISTED = 20
 """Maximum number of indices that advice spells out."""
 _OF_CODE = (TypeError, NameError, AttributeError)
@@ -119,6 +119,22 @@ def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
     )
 
 
+def fetch_error(dataset: Any, request: BatchRequest, purpose: str, error: Exception) -> DataError:
+    """Returns the error of a batch whose ``fetch`` raised, with its indices."""
+    name, reason = type(dataset).__name__, reason_of(error)
+    if _FORKED in reason:
+        return _cuda_in_worker(name)
+    way_out = "repair it"
+    if purpose == "training":
+        way_out += ", or add it to loader.skip_ids. loader.max_skipped leaves out failing samples of data without fetch"
+    fault = DataError(
+        f"{name}: fetch could not load {request.described(purpose)}: {reason}. dataset[index] shows which sample "
+        f"fails: {way_out}."
+    )
+    fault.add_note("".join(traceback.format_exception(error)).rstrip())  # a worker sends no cause
+    return fault
+
+
 def _cuda_in_worker(name: str) -> DataError:
     return DataError(
         f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
@@ -152,32 +168,3 @@ def log_indices(request: BatchRequest, purpose: str) -> None:
     if len(request.indices) > 1:
         _LOG.info("%s batch %d of epoch %d was to be made of the samples %s.",
                   purpose.capitalize(), request.batch, request.epoch, request.indices.tolist())  # fmt: skip
-
-
-class NoSampleAtFaultError(Exception):
-    """Raised if a part of the batch fails and neither of its halves does, so that no single sample is the cause."""
-
-
-def failing_samples(
-    indices: Tensor, failure: Failure, ask: Callable[[Tensor], Failure | None], *, most: int
-) -> list[tuple[int, Failure]]:
-    """Returns the first ``most`` indices that fail, in the order of ``indices``, each with its failure.
-
-    Bisects; one bad index among n takes about 2 log2(n) calls.
-
-    Args:
-        ask: returns the failure of a part of the indices, or None.
-
-    Raises:
-        NoSampleAtFaultError: a part fails and neither of its halves does.
-    """
-    if len(indices) == 1:
-        return [(int(indices[0]), failure)]
-    middle = len(indices) // 2
-    found: list[tuple[int, Failure]] = []
-    for half in (indices[:middle], indices[middle:]):
-        if len(found) < most and (of_half := ask(half)) is not None:
-            found += failing_samples(half, of_half, ask, most=most - len(found))
-    if not found:
-        raise NoSampleAtFaultError
-    return found

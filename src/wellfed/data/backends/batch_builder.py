@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from wellfed import batches, generators
 from wellfed.batches import BuildTime, shapes_of
 from wellfed.contract import Batch
-from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
+from wellfed.data.backends.bad_samples import fetch_error
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import rng_of_batch, seed_from
@@ -53,7 +52,7 @@ class BatchBuilder:
     """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
 
     Args:
-        most_lost: maximum number of samples that a batch may lose before building stops.
+        most_lost: maximum number of samples that a batch may lose before building stops; none with ``fetch``.
         by_item: whether to read samples although the dataset has ``fetch``.
         worker_init: called in each worker process with its number.
     """
@@ -111,9 +110,9 @@ class BatchBuilder:
         try:
             return BuiltBatch(self._fetch(request))
         except Exception as error:
-            if is_of_the_machine(error):
+            if is_of_the_machine(error) or isinstance(error, WellfedError):
                 raise
-            return self._without_failing(request, error)
+            raise fetch_error(self.dataset, request, self.purpose, error) from error
 
     def _fetch(self, request: BatchRequest) -> Batch:
         rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
@@ -123,39 +122,6 @@ class BatchBuilder:
             return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
-
-    def _without_failing(self, request: BatchRequest, error: Exception) -> BuiltBatch:
-        """Returns the batch without the samples that make ``fetch`` raise, found by bisecting."""
-
-        def trouble(indices: Tensor) -> Exception | None:
-            try:
-                self._fetch(request.only(indices))
-            except Exception as again:
-                if is_of_the_machine(again):
-                    raise
-                return again
-            return None
-
-        place = f"{self.purpose} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
-        distinct = torch.tensor(list(dict.fromkeys(request.indices.tolist())))
-        try:
-            causes = dict(failing_samples(distinct, error, trouble, most=self.most_lost + 1))
-        except NoSampleAtFaultError:
-            error.add_note(f"while fetching {place}; parts of it could be fetched, so no one sample is at fault")
-            raise error from None
-        lost = tuple(
-            LostSample(index, reason_of(causes[index]), causes[index])
-            for index in request.indices.tolist()
-            if index in causes
-        )
-        rest = request.indices[~torch.isin(request.indices, torch.tensor(list(causes)))]
-        if len(causes) > self.most_lost or len(rest) == 0:
-            return BuiltBatch(None, lost)
-        try:
-            return BuiltBatch(self._fetch(request.only(rest)), lost)
-        except Exception as again:
-            again.add_note(f"while fetching {place} without samples {list(causes)}")
-            raise
 
     def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
         if self._takes_rng:

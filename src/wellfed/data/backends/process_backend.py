@@ -28,10 +28,9 @@ from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from wellfed.data.backends.bad_samples import log_indices, too_late
+from wellfed.data.backends.bad_samples import too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
-from wellfed.data.backends.picklable import check_picklable
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
@@ -76,19 +75,13 @@ class _NotSent:
 
 
 class ProcessBackend:
-    """A DataLoader that is sent one request a batch; persistent workers serve epoch after epoch.
-
-    Raises:
-        DataError: workers start empty, and the dataset or its collate function can't be pickled.
-    """
+    """A DataLoader that is sent one request a batch; persistent workers serve epoch after epoch."""
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._requests, self._inbox = _Requests(), Inbox()
         self._processes: list[Any] = []
         """Workers by number."""
-        if settings.num_workers and multiprocessing.get_start_method() != "fork":
-            check_picklable(builder)
         self._loader = self._make_loader()
 
     def __call__(self, requests: Iterable[BatchRequest]) -> Generator[BuiltBatch]:
@@ -122,7 +115,7 @@ class ProcessBackend:
             except (RuntimeError, OSError, EOFError) as error:
                 # OSError and EOFError: the batch's worker died while sending it.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
-                    raise self._worker_lost(iterator) or error from None
+                    raise self._worker_lost() or error from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
                 if timeout_s and time.monotonic() - asked_at_s >= timeout_s:
@@ -134,34 +127,19 @@ class ProcessBackend:
                     raise built.batch
                 return built  # type: ignore[no-any-return]
 
-    def _worker_lost(self, iterator: Any) -> WorkerLost | None:
-        """Returns the error of a worker that ended, with its requested batches; None if all live."""
-        for number, process in enumerate(self._processes):
+    def _worker_lost(self) -> WorkerLost | None:
+        """Returns the error of a worker that ended; None if all live."""
+        for process in self._processes:
             process.join(_ENDING_S)
             if process.is_alive():
                 continue
-            purpose, asked = self._builder.purpose, self._asked_of(number, iterator)
-            for request in asked:
-                log_indices(request, purpose)
-            # A worker may die before its previous batch was sent, so either of the first two may be the cause.
-            named = [request.described(purpose) for request in asked[:2]] + ["more"] * (len(asked) > 2)
-            at = f"It was asked for {', then '.join(named)}." if named else "It was at no batch."
             is_by_itself = process.exitcode >= 0
             advice = ENDED_WORKER if is_by_itself else KILLED_WORKER
-            how = _how_it_ended(process.exitcode)
-            error = WorkerLost(f"A loader worker {how}. {at} {advice[0].upper()}{advice[1:]}")
+            error = WorkerLost(f"A loader worker {_how_it_ended(process.exitcode)}. {advice[0].upper()}{advice[1:]}")
             if is_by_itself:
                 error.kind = "data"
             return error
         return None
-
-    def _asked_of(self, worker: int, iterator: Any) -> list[BatchRequest]:
-        first = iterator._rcvd_idx
-        return [
-            self._requests.asked[number - first]
-            for number, (asked_of, *built) in sorted(iterator._task_info.items())
-            if asked_of == worker and not built
-        ]
 
     def _end_workers(self, iterator: Any) -> None:
         """Kills the workers of a DataLoader's iterator, and marks the iterator as ended.

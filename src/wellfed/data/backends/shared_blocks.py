@@ -4,9 +4,6 @@ torch sends each tensor in new shared memory, which costs a file descriptor, hal
 worker copies a batch into one of its blocks and marks the block as in use. The training process builds the members of
 the batch as views of one numpy array over the block. That array lives as long as any of them, and its end marks the
 block as free.
-
-A process that the training process forks may read a batch that the training process has dropped. So each fork gives up
-the blocks that hold batches. Their workers never write to them again, and make others.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import logging
 import math
 import os
 import pickle
-import time
 import weakref
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -31,7 +27,7 @@ from torch import Tensor, UntypedStorage
 from wellfed.data.backends.batch_request import BuiltBatch
 
 _LOG = logging.getLogger(__name__)
-_FREE, _IN_USE, _GIVEN_UP = 0, 1, 2
+_FREE, _IN_USE = 0, 1
 """States of a block, in its first byte. Its worker marks it as in use; the training process ends that."""
 _ALIGNMENT = 64
 """Bytes to which the start of a member is aligned. The state takes the first of them."""
@@ -41,7 +37,6 @@ _SMALL = 2**14
 """Bytes below which a member goes through the pipe. A small member that a user keeps does not keep a block in use."""
 _LARGER_STORAGE = 4
 """Maximum ratio of storage to tensor. Of a larger storage, which may be the whole dataset, the tensor alone is sent."""
-_NO_ROOM_S = 60.0
 _HELD = 4
 """Blocks of a worker beyond the batches that it builds ahead, for batches that training still holds."""
 
@@ -60,8 +55,8 @@ class Sender:
         """
         self._inbox, self._most = inbox, prefetch_factor + _HELD
         self._blocks: dict[int, Bytes] = {}
-        self._room_at_s = 0.0
-        """When making a block is tried again after it failed: rarely, since torch leaves an empty file each time."""
+        self._has_room = True
+        """False once no block could be made. torch leaves an empty file each time, so it is not tried again."""
 
     def packed(self, built: BuiltBatch) -> Any:
         """Returns an object that arrives in the training process as ``built``.
@@ -77,7 +72,7 @@ class Sender:
         starts = list(itertools.accumulate(map(_aligned, members), initial=_ALIGNMENT))
         number, new = self._take(starts[-1])
         if number is None:
-            return _Packed(self._inbox, _pickled(built, math.inf)[0]) if not self._may_have_room() else built
+            return built if self._has_room else _Packed(self._inbox, _pickled(built, math.inf)[0])
         block = self._blocks[number]
         block[0] = _IN_USE
         places = [(start, start + len(each)) for start, each in zip(starts, members, strict=False)]
@@ -85,21 +80,15 @@ class Sender:
             block[start:end] = member
         return _Packed(self._inbox, pickled, (os.getpid(), number), new, places)
 
-    def _may_have_room(self) -> bool:
-        return time.monotonic() >= self._room_at_s
-
     def _take(self, size: int) -> tuple[int | None, Tensor | None]:
         """Returns the number of a free block, and the block if it is new; None if there is none."""
         too_small: int | None = None
-        for number, block in list(self._blocks.items()):
-            state = block[0]
-            if state == _GIVEN_UP:
-                del self._blocks[number]
-            elif state == _FREE and len(block) >= size:
+        for number, block in self._blocks.items():
+            if block[0] == _FREE and len(block) >= size:
                 return number, None
-            elif state == _FREE:
+            if block[0] == _FREE:
                 too_small = number
-        if not self._may_have_room() or (too_small is None and len(self._blocks) >= self._most):
+        if not self._has_room or (too_small is None and len(self._blocks) >= self._most):
             return None, None
         if too_small is not None:
             del self._blocks[too_small]
@@ -108,7 +97,7 @@ class Sender:
         try:
             new.share_memory_()  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError) as error:
-            self._room_at_s = time.monotonic() + _NO_ROOM_S
+            self._has_room = False
             _LOG.warning("A worker has no shared memory for its batches, and sends them through a pipe: %s", error)
             return None, None
         self._blocks[number] = new.numpy()
@@ -185,7 +174,7 @@ class Inbox:
         self.number = next(_INBOX_NUMBERS)
         self._blocks: dict[Key, Tensor] = {}
         self._lent: dict[Key, weakref.ref[Bytes]] = {}
-        """The array over each block that holds a batch."""
+        """The array over each block that holds a batch; its end marks the block as free."""
         _INBOXES[self.number] = self
 
     def clear(self) -> None:
@@ -206,13 +195,6 @@ class Inbox:
         whole: Bytes = block.numpy()  # a new array each time
         self._lent[key] = weakref.ref(whole, partial(_free, block.numpy(), os.getpid()))
         return whole
-
-    def give_up(self) -> None:
-        """Gives up the blocks that hold batches."""
-        for key, lent in list(self._lent.items()):
-            if (whole := lent()) is not None:
-                whole[0] = _GIVEN_UP
-                del self._blocks[key], self._lent[key]  # a dead weak reference calls nothing
 
 
 _INBOX_NUMBERS = itertools.count()
@@ -238,12 +220,3 @@ def _opened(
 def _free(block: Bytes, process: int, lent: object) -> None:
     if os.getpid() == process:  # a forked process has a copy of the batch, which ends with it
         block[0] = _FREE
-
-
-def _before_fork() -> None:
-    for inbox in list(_INBOXES.values()):
-        inbox.give_up()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
