@@ -128,5 +128,5 @@ def test_a_search_leaves_no_secret(user: Path) -> None:
     done = run("train.py", *typed, cwd=user, PYTHONPATH=str(user), MY_API_TOKEN=VARIABLE)
     assert (user / "logs" / "leaky" / "searches").exists(), done.text
     (folder,) = (user / "logs" / "leaky" / "searches").iterdir()
-    assert (folder / "optuna.journal").exists(), done.text
+    assert (folder / "ledger.jsonl").exists(), done.text
     assert leaks(user / "logs") == []

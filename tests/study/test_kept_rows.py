@@ -79,11 +79,6 @@ def test_the_baseline_of_the_first_is_measured_again_too(tmp_path: Path) -> None
     assert set(other.to_confirm(IDS, baselines)) == set(IDS[1:])
 
 
-def test_a_round_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
-    again = [replace(row, kind="confirm") for row in ROWS[1:]]
-    assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
-
-
 def test_a_round_with_a_run_to_retry_is_measured_again(tmp_path: Path) -> None:
     again = [replace(row, kind="confirm") for row in ROWS[1:]]
     again[1] = replace(again[1], status="killed", device="", machine="")
@@ -110,20 +105,6 @@ def test_a_trial_that_ended_when_a_command_was_killed_has_the_code_of_that_comma
     ledger = Ledger(tmp_path, kept(tmp_path, []).objective, "now", adopted_code="then")
     assert ledger.adopt(SLOW) is not None
     assert [(row.point, row.code) for row in read(tmp_path).rows] == [(SLOW.id, "then")]
-
-
-def test_failures_of_points_that_the_grid_lacks_are_not_counted(tmp_path: Path) -> None:
-    failed = [replace(row, status="oom") for row in ROWS[:2]]
-    assert kept(tmp_path, [*failed, replace(failed[0], point="gone")]).not_retried() == {"oom": 2}
-
-
-def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = kept(tmp_path, [], objective="peak_memory")
-    shown(ledger).add(ROWS[0])
-    assert capsys.readouterr().out == "ok 1.00 GiB in 41.5 s: loader=baseline\n"
-    assert read(tmp_path).rows == (ROWS[0],)
 
 
 def test_a_refusal_takes_no_measured_row_away_and_is_written_once(tmp_path: Path) -> None:

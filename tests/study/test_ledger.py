@@ -72,12 +72,6 @@ def test_what_is_written_is_read_in_order(
     assert len(lines) == len(rows) + len(more)
 
 
-def test_there_is_none_yet(tmp_path: Path) -> None:
-    append(tmp_path, [])
-    assert list(tmp_path.iterdir()) == []
-    assert read(tmp_path) == Read(())
-
-
 def test_a_figure_that_is_no_number_is_left_open(tmp_path: Path) -> None:
     append(tmp_path, [row(samples_per_s=float("nan"), readiness_frac=float("inf"))])
     (found,) = read(tmp_path).rows
@@ -106,12 +100,6 @@ def test_what_a_later_version_has_added_is_left_out(tmp_path: Path) -> None:
     assert read(tmp_path) == Read((row(),))
 
 
-def test_what_an_earlier_version_lacked_has_its_default(tmp_path: Path) -> None:
-    first = {"point": "a", "kind": "trial", "overrides": ["seed=a"], "status": "ok", "attempt": 1}
-    file_of(tmp_path).write_text(json.dumps(first) + "\n")
-    assert read(tmp_path) == Read((row(),))
-
-
 def test_the_last_row_of_a_point_counts() -> None:
     found = Read((row("a", "oom"), row("b"), row("a", attempt=2), row("b", kind="confirm", status="failed")))
     assert {point: row.status for point, row in found.latest.items()} == {"a": "ok", "b": "ok"}
@@ -132,12 +120,6 @@ def test_what_the_same_command_runs_again(tmp_path: Path, status: Status) -> Non
     never_ran = status in ("invalid", "infeasible", "interrupted")
     assert missing(tmp_path, ["a"]) == (["a"] if never_ran else [])
     assert missing(tmp_path, ["a"], status) == ["a"]
-
-
-def test_what_is_missing_comes_in_the_grids_order(tmp_path: Path) -> None:
-    append(tmp_path, [row("d", "oom"), row("b"), row("a", "interrupted"), row("old"), row("e", kind="confirm")])
-    assert missing(tmp_path, ["a", "b", "c", "d", "e"]) == ["a", "c", "e"]
-    assert missing(tmp_path, ["d", "c", "b", "a"], "oom") == ["d", "c", "a"]
 
 
 def test_a_row_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

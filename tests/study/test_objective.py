@@ -17,8 +17,8 @@ from wellfed.errors import ConfigError
 from wellfed.study.board.columns import columns
 from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.board.terminal import show
-from wellfed.study.ledger import Read, append, read
-from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
+from wellfed.study.ledger import Read
+from wellfed.study.objective import OBJECTIVES
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
@@ -85,22 +85,6 @@ def test_a_row_without_the_figure_has_no_rank_and_says_why(objective: str, missi
         chosen(found, FAST.id)
 
 
-def test_one_run_tells_no_interval_of_memory_and_runs_of_it_do() -> None:
-    once = board("peak_memory")
-    assert [entry.label for entry in once.ranked] == ["1?", "2?", "3?"]
-    assert any("one run tells no interval of its peak" in note for note in once.notes)
-    again = [
-        replace(row, kind="confirm", attempt=number, peak_memory_gib=peak * (1 + number / 100))
-        for row, (_, _, peak) in zip(rows(), FIGURES, strict=True)
-        for number in (1, 2)
-    ]
-    thrice = board("peak_memory", [*rows(), *again])
-    assert [entry.label for entry in thrice.ranked] == ["1", "2", "3"]
-    assert thrice.ranked[0].score == pytest.approx(2.02)
-    low, high = thrice.ranked[0].ci95
-    assert low < 2.02 < high < thrice.ranked[1].ci95[0]
-
-
 def test_peaks_that_overlap_share_a_rank_and_the_fastest_of_them_is_named() -> None:
     alike = rows((100.0, 0.05, 2.0), (200.0, 0.01, 2.02), (400.0, 0.02, 8.0))
     again = [replace(row, kind="confirm", peak_memory_gib=row.peak_memory_gib * 1.02) for row in alike]
@@ -142,16 +126,6 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["objective"] == objective
 
 
-def test_the_picture_is_of_the_objective_and_memory_or_of_rate_and_memory() -> None:
-    assert SAMPLES_PER_JOULE.against_memory is SAMPLES_PER_JOULE
-    assert PEAK_MEMORY.against_memory is SAMPLES_PER_S.against_memory is SAMPLES_PER_S
-    fronts = {name: {e.point for e in board(name).ranked if e.on_front} for name in OBJECTIVES}
-    assert fronts["samples_per_s"] == fronts["peak_memory"] == {BASELINE.id, THRIFTY.id, FAST.id}
-    assert fronts["samples_per_joule"] == {BASELINE.id, THRIFTY.id}
-    assert "Samples per joule against memory" in to_html(board("samples_per_joule"))
-    assert "Throughput against memory" in to_html(board("peak_memory"))
-
-
 def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path) -> None:
     made.sweep_file(AXES, objective="peak_memory").write(tmp_path)
     assert SweepFile.read(tmp_path).objective == "peak_memory"
@@ -159,8 +133,3 @@ def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path)
     before = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in before.items() if key != "objective"}))
     assert SweepFile.read(tmp_path).objective == "samples_per_s"
-
-
-def test_energy_is_a_figure_of_a_row(tmp_path: Path) -> None:
-    append(tmp_path, rows())
-    assert [row.energy_per_sample_j for row in read(tmp_path).rows] == [0.05, 0.01, 0.02]

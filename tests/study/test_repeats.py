@@ -47,11 +47,6 @@ def test_the_noise_of_others_widens_a_point_that_was_measured_once() -> None:
     assert mean_with_interval([Run(100.0, 5.0)], noise)[1] == (95.0, 105.0)
 
 
-def test_own_intervals_of_two_runs_go_down_by_root_two() -> None:
-    _, interval = mean_with_interval([Run(99.0, 4.0), Run(101.0, 4.0)], None)
-    assert interval == pytest.approx((100 - 4 / math.sqrt(2), 100 + 4 / math.sqrt(2)))
-
-
 def test_own_intervals_of_four_runs_are_halved_unless_the_runs_agree_better() -> None:
     apart = [Run(rate, 4.0) for rate in (95.0, 98.0, 102.0, 105.0)]
     assert mean_with_interval(apart, None) == (100.0, (98.0, 102.0))
@@ -86,15 +81,6 @@ def test_noise_of_known_runs() -> None:
     assert noise is not None
     assert noise.degrees == 3
     assert noise.relative_sd == pytest.approx(math.sqrt((2e-4 + 2 * 4e-4) / 3))
-
-
-@given(st.lists(RUNS, max_size=5), st.floats(1e-3, 1e3))
-def test_noise_is_relative_so_units_do_not_matter(points: list[list[Run]], factor: float) -> None:
-    noise = pooled_noise(points)
-    scaled = pooled_noise([[Run(run.figure * factor, None) for run in runs] for runs in points])
-    assert (noise is None) == (scaled is None) == all(len(runs) < 2 for runs in points)
-    if noise is not None and scaled is not None:
-        assert scaled.relative_sd == pytest.approx(noise.relative_sd, rel=1e-6, abs=1e-6)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:

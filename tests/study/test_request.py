@@ -74,18 +74,6 @@ def test_an_option_that_sets_other_groups_is_refused(
     assert [*tmp_path.iterdir()] == [tmp_path / "mine"]
 
 
-def test_values_that_follow_an_option_are_not_set_by_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("wellfed.study.request.MAY_FORK", False)  # what is checked last
-    follows = ["logger.group='${hydra:runtime.choices.sweep}'", "trainer.max_steps=${sweep.trial_steps}"]
-    assert main("train", lambda composed: 0, ["-m", "sweep=full", "~hydra.sweeper.params.memory", *follows]) == 2
-    err = capsys.readouterr().err
-    assert "Add hydra/launcher=basic" in err
-    assert "may set only" not in err
-
-
 @pytest.mark.parametrize("option", ["optuna", "grid"])
 def test_a_search_option_needs_multirun(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert main("train", lambda composed: 0, [f"search={option}"]) == 2

@@ -12,10 +12,8 @@ import pytest
 
 from wellfed.errors import ConfigError
 from wellfed.process import STOPS
-from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.row import Row
-from wellfed.study.study import Study, Trials, scratch_folder
+from wellfed.study.study import Study, scratch_folder
 from wellfed.study.study_screen import StudyScreen
 
 ANY: Any = None
@@ -61,11 +59,6 @@ def raises(error: BaseException) -> Callable[[], None]:
     return work
 
 
-def test_a_study_that_comes_to_its_end_is_finished_once(tmp_path: Path) -> None:
-    study = tiny(tmp_path / "new")
-    assert (study.go(), study.finished) == (0, 1)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ranks_what_is_there_and_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
@@ -103,21 +96,6 @@ def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_p
     with pytest.raises(ConfigError):
         tiny(tmp_path / "old", refused).go()
     assert (tmp_path / "old" / "ledger.jsonl").exists()
-
-
-def test_a_refusal_after_a_trial_ended_well_keeps_a_new_folder(tmp_path: Path) -> None:
-    study = tiny(tmp_path / "new")
-
-    def refused_late() -> None:
-        ledger = Ledger(study.folder, SAMPLES_PER_S, "abc")
-        study.trials = Trials(ledger, study.screen, lambda overrides, folder: ANY)
-        study.trials.add(Row("p", "trial", (), "ok", 1, samples_per_s=1.0, exit_code=0))
-        raise ConfigError.of("a=b", "is wrong.", "Leave it out.")
-
-    study.work = refused_late
-    with pytest.raises(ConfigError):
-        study.go()
-    assert (tmp_path / "new" / "ledger.jsonl").exists()
 
 
 def test_scratch_is_empty_and_goes_whatever_a_killed_sweep_has_left(tmp_path: Path) -> None:

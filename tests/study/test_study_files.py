@@ -49,13 +49,6 @@ def test_a_folder_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find("quick", Path("logs"), SWEEP).resolve() == here
 
 
-def test_a_folder_without_a_sweep_does_not_hide_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    named = sweep_of(tmp_path / "logs", "recsys", "quick")
-    (tmp_path / "quick").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert find("quick", Path("logs"), SWEEP).resolve() == named
-
-
 @pytest.mark.parametrize("asked", [None, "last", "f", "ful"])
 def test_the_newest_and_a_beginning_are_shown(tmp_path: Path, asked: str | None, capsys: pytest.CaptureFixture[str]):
     sweep_of(tmp_path, "recsys", "quick")
@@ -96,24 +89,12 @@ def test_a_folder_that_is_no_sweeps_is_told_so(tmp_path: Path):
     assert f"{tmp_path}: is a folder without sweep.json, so no sweep's." in refusal(str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("asked", ["", ".", "..", "*", "a\0b", "x" * 300])
-def test_words_that_are_no_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str):
-    monkeypatch.chdir(tmp_path)
-    sweep_of(tmp_path / "logs", "recsys", "quick")
-    assert "quick" in refusal(asked, Path("logs"))
-
-
 def test_what_is_loaded_is_what_was_written(tmp_path: Path):
     sweep = made.sweep_file()
     rows = made.rows(sweep)
     file, found = load(made.write(tmp_path, sweep, rows))
     assert file == sweep
     assert found == ledger.Read(tuple(rows))
-
-
-def test_a_sweep_that_has_no_ledger_yet_is_empty(tmp_path: Path):
-    made.sweep_file().write(tmp_path)
-    assert load(tmp_path)[1] == ledger.Read(())
 
 
 @pytest.mark.parametrize(
@@ -126,10 +107,3 @@ def test_a_damaged_sweep_file_is_told(tmp_path: Path, text: str):
     with pytest.raises(ConfigError, match=r"can't be read: .*sweep\.json is not the file of a sweep") as raised:
         load(tmp_path)
     assert "Start the sweep again with the same command" in str(raised.value)
-
-
-def test_a_ledger_that_can_not_be_read_is_told(tmp_path: Path):
-    made.sweep_file().write(tmp_path)
-    (tmp_path / ledger.FILE_NAME).mkdir()
-    with pytest.raises(ConfigError, match="can't be read: .*Is a directory"):
-        load(tmp_path)

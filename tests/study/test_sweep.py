@@ -98,20 +98,6 @@ def test_fail_fast_begins_nothing_after_the_first_failure(tmp_path: Path) -> Non
     assert loaders(played.ran, "confirm") == []
 
 
-@pytest.mark.parametrize("status", ["invalid", "infeasible", "failed"])
-def test_fail_fast_says_that_a_point_was_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: Any
-) -> None:
-    def refused(trial: Trial) -> Row:
-        error = {"kind": "config", "message": "is too large", "advice": ""}
-        return replace(trial.row, status=status, folder="", error=error)
-
-    swept(tmp_path, refused, fail_fast=True)
-    out = capsys.readouterr().out
-    assert "sweep.fail_fast=true, and 1 point can't be run: none is started." in out
-    assert f"{status}: loader=baseline: is too large" in out
-
-
 def test_machines_that_are_lost_end_the_sweep_and_keep_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

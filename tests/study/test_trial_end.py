@@ -1,7 +1,6 @@
 """Rows of trials that ended in every way there is."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wellfed import record
 from wellfed.record import RunRecord
@@ -86,13 +83,6 @@ def test_a_trial_on_the_cpu_has_no_figures_of_the_gpus_that_others_use(tmp_path:
     assert (row.util_pct, row.energy_per_sample_j) == (None, None)
 
 
-def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
-    left(tmp_path, status="ok", exit_code=0)
-    row = ended(tmp_path, 0)
-    assert (row.samples_per_s, row.ci95, row.ceiling_samples_per_s, row.util_pct) == (None, None, None, None)
-    assert (row.predicted_peak_gib, row.device) == (1.5, "a cpu")  # as it was planned
-
-
 @pytest.mark.parametrize(("status", "exit_code"), [("oom", 3), ("failed", 1), ("interrupted", 143)])
 def test_a_trial_that_could_tell_is_believed(tmp_path: Path, status: str, exit_code: int) -> None:
     error = {"kind": "code", "message": "went wrong", "advice": "Mend it."}
@@ -150,46 +140,6 @@ def test_one_that_took_too_long_is_a_timeout_though_it_was_killed(tmp_path: Path
     assert record.read(folder)["status"] == "timeout"
 
 
-def test_one_that_said_nothing_is_told_by_its_exit_code(tmp_path: Path) -> None:
-    left(tmp_path)
-    row = ended(tmp_path, 5)
-    assert row.error is not None
-    assert row.error["message"] == "ended with exit code 5"
-
-
-def test_a_long_stderr_is_told_by_its_last_lines(tmp_path: Path) -> None:
-    left(tmp_path, stderr="".join(f"line {number}\n" for number in range(20_000)))
-    assert ended(tmp_path, 1).stderr == tuple(f"line {number}" for number in range(19_980, 20_000))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 99, "status": "ok"}', "\x00\xff"])
-def test_a_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    folder = left(tmp_path, stderr="last words\n")
-    (folder / "run.json").write_bytes(text.encode("latin-1"))
-    row = ended(tmp_path, 1)
-    assert row.error is not None
-    assert (row.status, row.error["message"]) == ("failed", "last words")
-    assert (folder / "run.json").read_bytes() == text.encode("latin-1")
-
-
-@given(st.integers(-64, 255), st.booleans(), st.sampled_from([None, "running", "ok", "failed"]))
-def test_every_end_makes_a_row_that_can_be_written(
-    tmp_path_factory: pytest.TempPathFactory, exit_code: int, timed_out: bool, status: str | None
-) -> None:
-    sweep = tmp_path_factory.mktemp("ends")
-    (sweep / "p").mkdir()
-    if status is not None:
-        made = RunRecord.start("p")
-        made.status = status
-        made.pid = 2**22 + 1  # above what Linux gives
-        made.write(sweep / "p")
-    row = ended(sweep, exit_code, timed_out=timed_out)
-    append(sweep, [row])
-    assert read(sweep).rows == (row,)
-    assert row.status not in ("running", "interrupted")
-    assert (row.error is None) == (row.status == "ok" or (status == "failed" and exit_code >= 0 and not timed_out))
-
-
 @pytest.mark.parametrize("status", ["ok", "oom", "failed"])
 def test_a_complete_record_that_no_row_tells_of_becomes_one(tmp_path: Path, status: str) -> None:
     codes = {"ok": 0, "oom": 3, "failed": 1}
@@ -203,17 +153,6 @@ def test_a_complete_record_that_no_row_tells_of_becomes_one(tmp_path: Path, stat
 @pytest.mark.parametrize("status", ["running", "killed", "interrupted"])
 def test_a_trial_that_did_not_end_by_itself_becomes_none(tmp_path: Path, status: str) -> None:
     left(tmp_path, status=status)
-    assert recorded_row(BEGUN, tmp_path) is None
-
-
-def test_no_record_becomes_no_row(tmp_path: Path) -> None:
-    assert recorded_row(BEGUN, tmp_path) is None
-    left(tmp_path)
-    assert recorded_row(BEGUN, tmp_path) is None
-
-
-def test_a_trial_that_still_runs_becomes_no_row(tmp_path: Path) -> None:
-    left(tmp_path, status="running", pid=os.getpid())
     assert recorded_row(BEGUN, tmp_path) is None
 
 

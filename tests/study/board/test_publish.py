@@ -7,7 +7,6 @@ import pytest
 
 from tests.kit import made
 from tests.kit.wandb_files import Stored, stored
-from wellfed import record
 from wellfed.config.schema import LoggerConfig, LoggerMode
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import TIME_AXIS
@@ -106,39 +105,12 @@ def test_the_figures_of_a_trial_are_its_summary_and_telemetry(folder: Path):
 
 
 @pytest.mark.slow
-def test_the_record_says_where_its_run_is(folder: Path):
-    put(folder)
-    found = record.read(folder / FAST.id)
-    (path,) = runs_in(folder / FAST.id)
-    assert found["wandb"]["mode"] == "offline"
-    assert found["wandb"]["parts"] == [str(path)]
-    assert path.name.endswith(found["wandb"]["id"])
-    assert found["plan"]["loader.num_workers"]["value"] == 6
-
-
-@pytest.mark.slow
 def test_a_second_call_adds_no_trial_that_is_there(folder: Path):
     put(folder, ROWS[:2])
     before = {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
     put(folder)
     assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [1, 1, 1]
     assert before == {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
-
-
-@pytest.mark.slow
-def test_a_trial_without_a_record_is_left_out(folder: Path):
-    (folder / SLOW.id / "run.json").unlink()
-    (folder / FAILED.id / "run.json").write_text("{")
-    put(folder)
-    assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [0, 0, 1]
-
-
-@pytest.mark.slow
-def test_the_group_of_the_logger_goes_before(folder: Path):
-    put(folder, ROWS[:1], group="mine", project="other")
-    for path in (*runs_in(folder), *runs_in(folder / SLOW.id)):
-        facts = about(stored(path))
-        assert (facts["run_group"], facts["project"]) == ("mine", "other")
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.browser import opened
 from tests.kit.page_reader import read_page
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
@@ -78,12 +77,6 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
         ("killed", "ended by signal 9"),
     ]
     assert made.counts == {"complete": 1, "pruned": 1, "failed": 3}
-
-
-def test_a_point_is_known_by_its_last_trial():
-    rows = (row(0, None, "failed", status="killed"), row(1, 0.5), row(7, 0.7, point="p0", folder="p0"))
-    made = search_board(file(), Read(rows), {})
-    assert [(entry.point, entry.row.value) for entry in made.entries] == [("p0", 0.7), ("p1", 0.5)]
 
 
 def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
@@ -178,13 +171,3 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):
         board_of(folder)
-
-
-@pytest.mark.slow
-def test_its_learning_curves_are_live_on_a_phone(chromium: Path, tmp_path: Path):
-    (tmp_path / "page.html").write_text(to_html(made_board()), encoding="utf-8")
-    found = opened(chromium, tmp_path / "page.html", tmp_path / "browser", width=390)
-    assert found["scrolls"] <= 390
-    assert (found["wide"], found["cut"], found["overlaps"], found["console"]) == ([], [], [], [])
-    page = read_page(to_html(made_board()))
-    assert [chart["u"] for chart in page.charts] == [["optimizer steps", ""]]

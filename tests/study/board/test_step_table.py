@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from wellfed.record import FindingEntry
-from wellfed.study.board.step_table import gain_text, show, table
+from wellfed.study.board.step_table import gain_text, show
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
@@ -100,18 +100,6 @@ def test_where_nothing_was_written_it_says_why(search: GuidedPoints) -> None:
     ]
 
 
-def test_a_start_that_stays_is_told(search: GuidedPoints) -> None:
-    said = list(lines(found(search)))
-    assert "Nothing that was tried is better than the start beyond noise: the start stays." in said
-    assert said[-1] == "Use it: python src/train.py"
-
-
-def test_a_result_that_lost_in_turns_leaves_the_start(search: GuidedPoints) -> None:
-    comparison = TurnsMeasured([1.0], [None], None, 9.0, "The result did not end well in round 1: oom, full")
-    said = list(lines(found(search, comparison=comparison)))
-    assert said[-4:-2] == ["The result did not end well in round 1: oom, full", "So the start stays."]
-
-
 def test_each_trial_is_a_line(search: GuidedPoints, capsys: pytest.CaptureFixture[str]) -> None:
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     for number, step in enumerate(search.steps, 1):
@@ -154,13 +142,6 @@ def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:
     assert shown[4].split()[:4] == ["gpu.compile=default", "1,500", "-", "-"]
     assert shown[4].endswith("dropped: failed: no compiler here")
     assert len({line.index("1,") for line in (shown[2], shown[4])}) == 1
-
-
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_a_narrow_terminal_breaks_no_word(width: int) -> None:
-    wide, narrow = (" ".join(line.plain for line in table(TURNED).lines(some)).split() for some in (None, width))
-    assert {word.rstrip(",") for word in wide} - {"kept", "or", "dropped"} <= {word.rstrip(",") for word in narrow}
-    assert max(line.cell_len for line in table(TURNED).lines(width)) <= width
 
 
 def test_the_gain_is_told_with_its_interval_and_a_verdict() -> None:

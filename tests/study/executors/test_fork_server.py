@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -25,7 +24,6 @@ from tests.kit.watched import until
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
-from wellfed.study.trial_end import last_lines
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
@@ -120,49 +118,9 @@ def test_what_a_job_and_its_children_print_goes_to_its_folder(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_the_parent_has_not_written_yet_is_not_written_twice(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from wellfed.study.executors.fork_server import ForkServer, Job
-print("before", end=" ")
-sys.stderr.write("warned ")
-def work(prepared, study):
-    print("worked")
-    return 0
-server = ForkServer(lambda: print("prepared"), Path("log"), 60)
-server.wait_ready()
-server.start(Job("a", Path("."), work))
-server.take()
-server.close()
-print("after")
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=SOURCE, capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("before after\n", "warned ", 0)
-    assert (tmp_path / "log").read_text() == "prepared\n"
-    assert (tmp_path / "stdout.txt").read_text() == "worked\n"
-
-
-def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
-    cpu = min(os.sched_getaffinity(0))
-
-    def work(prepared: Any, task: Any) -> int:
-        print(os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)))
-        return 0
-
-    _, out, _ = servers.run(work, environment={"CUDA_VISIBLE_DEVICES": "GPU-7"}, cpus=frozenset({cpu}))
-    assert out == f"GPU-7 [{cpu}]\n"
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
-
-
 @pytest.mark.parametrize("code", [0, 3, *map(slow, (1, 130, 255))])
 def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
     assert servers.run(lambda prepared, task: task, code)[0].code == code
-
-
-@pytest.mark.parametrize(("given", "code"), [(None, 0), (7, 7), ("words", 1)])
-def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, code: int) -> None:
-    assert servers.run(lambda prepared, task: sys.exit(task), given)[0].code == code
 
 
 @pytest.mark.parametrize(
@@ -180,15 +138,6 @@ def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Si
         return 0
 
     assert servers.run(work, int(number))[0].code == -number
-
-
-def test_a_crash_is_told_and_the_next_job_runs(servers: Servers) -> None:
-    server = servers.ready(lambda prepared, task: crash() if task == "crash" else 5)
-    codes = []
-    for task in ("crash", "go on"):
-        server.start(servers.job(task))
-        codes.append(server.take().code)
-    assert codes == [-signal.SIGSEGV, 5]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd value"), KeyboardInterrupt()])
@@ -264,24 +213,6 @@ def test_what_takes_too_long_is_killed_with_what_it_has_started_and_leaves_its_n
     until(lambda: is_gone(spared))
 
 
-def test_what_a_job_leaves_behind_ends_with_it(servers: Servers) -> None:
-    assert servers.run(grandchild, str(servers.folder))[0].code == 0
-    until(lambda: is_gone(number_in(servers.folder / "pid")))
-
-
-def test_a_job_ends_though_a_process_that_it_has_forked_lives_on(servers: Servers) -> None:
-    def work(prepared: Any, task: Path) -> int:
-        if os.fork() == 0:
-            time.sleep(600)
-        task.write_text("done")
-        return 3
-
-    server, job = servers.ready(work), servers.job(servers.folder / "done")
-    server.start(job)
-    assert server.connection.poll(LONG_S)
-    assert server.take().code == 3
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a job may tell."""
@@ -299,44 +230,6 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
     server = servers.ready(work, lambda: [3, 1, 2])
     assert server.ask(servers.job(3)) == [Answer(number, bytes(10**6)) for number in (3, 1, 2)]
     assert server.ask(servers.job(0)) == []
-
-
-@pytest.mark.parametrize("end", ["kill", *map(slow, ("raise", "hang"))])
-def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
-    def work(prepared: Any, task: str, study: Connection) -> int:
-        study.send(Answer(1))
-        if task == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        while task == "hang":
-            time.sleep(0.01)
-        raise ValueError("odd value")
-
-    server = servers.ready(work)
-    assert server.ask(servers.job(end, limit_s=2)) == [Answer(1)]
-
-
-@pytest.mark.slow
-def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
-    def work(prepared: Any, task: int, study: Connection) -> int:
-        for number in range(50):
-            study.send(Answer(100 * task + number))
-        return 0
-
-    server = servers.ready(work)
-    jobs = {(job := servers.job(task)).key: (job, task) for task in range(4)}
-    for job, _ in jobs.values():
-        server.start(job)
-    answers: dict[str, list[Answer]] = {key: [] for key in jobs}
-    ended = set()
-    while ended != set(jobs):
-        told = server.take()
-        if isinstance(told, JobEnd):
-            ended.add(told.key)
-        else:
-            assert told.key not in ended
-            answers[told.key].append(told.what)
-    for key, (_, task) in jobs.items():
-        assert answers[key] == [Answer(100 * task + number) for number in range(50)]
 
 
 def fail(error: BaseException) -> None:
@@ -376,20 +269,6 @@ def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> No
     with pytest.raises(ForkServerFailed, match="were not there after 0.2 s; see .*server0.log") as caught:
         server.wait_ready()
     assert caught.value.status == "timeout"
-
-
-def test_imports_do_not_count_as_preparing(tmp_path: Path) -> None:
-    with closing(ForkServer(lambda: None, tmp_path / "log", 0.5, imports=lambda: time.sleep(1.5))) as server:
-        server.wait_ready()
-
-
-def test_imports_that_fail_are_told(tmp_path: Path) -> None:
-    def fail() -> None:
-        raise ModuleNotFoundError("No module named 'torch'")
-
-    failed = pytest.raises(ForkServerFailed, match="ModuleNotFoundError: No module named 'torch'")
-    with closing(ForkServer(lambda: None, tmp_path / "log", LONG_S, imports=fail)) as server, failed:
-        server.wait_ready()
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -452,15 +331,6 @@ def test_a_parent_that_is_killed_takes_server_and_job_along(tmp_path: Path) -> N
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_server_holds_no_connection_to_another(servers: Servers) -> None:
-    """Else closing the first would have to wait, and then to kill it."""
-    first = servers.ready(lambda prepared, task: 0)
-    link = os.readlink(f"/proc/self/fd/{first.connection.fileno()}")
-    servers.ready(lambda prepared, task: 0, lambda: print(os.getpid()))
-    second = Path(f"/proc/{number_in(servers.folder / 'server1.log')}/fd")
-    assert link not in [os.readlink(path) for path in second.iterdir() if path.is_symlink()]
-
-
 def test_closing_ends_what_is_busy_and_may_be_done_twice(servers: Servers) -> None:
     def work(prepared: Any, task: Any) -> int:
         time.sleep(600)
@@ -470,33 +340,6 @@ def test_closing_ends_what_is_busy_and_may_be_done_twice(servers: Servers) -> No
     server.start(servers.job())
     server.close()
     server.close()
-
-
-def test_closing_ends_one_that_is_stuck_in_preparing(servers: Servers) -> None:
-    def prepare() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("stuck", flush=True)
-        time.sleep(600)
-
-    server = servers(prepare=prepare)
-    until(lambda: last_lines(servers.folder / "server0.log", 1) == ["stuck"])
-    server.close()
-
-
-def test_the_terminals_ctrl_c_does_not_reach_it(servers: Servers) -> None:
-    _, out, _ = servers.run(lambda prepared, task: print(os.getpgid(0), os.getsid(0)) or 0)
-    group, session = map(int, out.split())
-    assert group != os.getpgid(0)
-    assert session != os.getsid(0)
-
-
-def test_last_lines(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    assert last_lines(path, 3) == []
-    path.write_bytes(b"a\n\n  \nb \xff \r\nc")
-    assert last_lines(path, 2) == ["b \ufffd", "c"]
-    path.write_bytes(b"y" * 10**6 + b"\nend\n")
-    assert last_lines(path, 1) == ["end"]
 
 
 def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:
@@ -518,20 +361,3 @@ def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:
             ends[told.key] = told.code
     assert [ends[key] for key in jobs] == [133, 163]
     assert sorted(heard) == [(key, task, number) for key, (_, task) in jobs.items() for number in range(3)]
-
-
-def test_a_job_that_is_killed_while_it_asks_is_told_and_the_reply_goes_nowhere(servers: Servers) -> None:
-    def work(prepared: Any, task: Any, study: Connection) -> int:
-        return int(ask(study, "what now?"))
-
-    server, lost, kept = servers.ready(work), servers.job(limit_s=1), servers.job()
-    server.start(lost)
-    assert server.take() == Said(lost.key, "what now?")
-    ended = server.take()
-    assert isinstance(ended, JobEnd)
-    assert ended.code == -signal.SIGKILL
-    server.reply(Said(lost.key, 1))
-    server.start(kept)
-    assert server.take() == Said(kept.key, "what now?")
-    server.reply(Said(kept.key, 7))
-    assert server.take().code == 7

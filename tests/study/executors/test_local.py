@@ -158,35 +158,10 @@ def test_what_is_shared_and_can_not_be_prepared_fails_its_trials_alone(local: Ma
     assert (runs.codes, opened) == ({"c": 0}, ["c"])
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_when_told_so_it_starts_no_more(local: Make, goes_on: bool) -> None:
-    runs = local(lambda prepared, task, ask: 1)
-    runs.goes_on = goes_on
-    assert runs.go(runs.trial("a"), runs.trial("b")) == (["a", "b"] if goes_on else ["a"])
-    assert runs.go(runs.trial("c")) == (["c"] if goes_on else [])
-
-
 def test_a_server_that_is_killed_costs_the_trial_that_runs_alone(local: Make) -> None:
     runs = local(lambda prepared, task, ask: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(600) if task else 0)
     runs.go(runs.trial("a"), runs.trial("b", "kill"), runs.trial("c"))
     assert runs.codes == {"a": 0, "b": -signal.SIGKILL, "c": 0}
-
-
-def test_a_server_that_is_killed_between_two_trials_costs_none(local: Make) -> None:
-    others = set(psutil.Process().children())
-
-    def kill_server(key: str) -> None:
-        if key == "b":
-            runs.on_start = lambda key: None
-            (server,) = set(psutil.Process().children()) - others
-            server.kill()
-            while server.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.01)
-
-    runs = local(lambda prepared, task, ask: 0)
-    runs.on_start = kill_server
-    assert runs.go(runs.trial("a"), runs.trial("b"), runs.trial("c")) == ["a", "b", "c"]
-    assert runs.codes == {"a": 0, "b": 0, "c": 0}
 
 
 @pytest.mark.slow
@@ -287,13 +262,6 @@ def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(local: Make, 
     assert sorted(runs.go(more=more)) == ["1", "2", "3", "4", "5", "6"]
     assert all(begun - over < most for begun, over in known if begun < 6)
     assert max(begun - over for begun, over in known if begun < 6) == most - 1
-
-
-def test_one_that_needs_more_gpus_than_are_free_waits_for_them(local: Make) -> None:
-    runs = local(lambda prepared, task, ask: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")), gpus=2)
-    left = [runs.trial("one"), runs.trial("both", num_gpus=2), runs.trial("last")]
-    assert runs.go(more=lambda: left.pop(0) if left else None) == ["one", "both", "last"]
-    assert runs.codes == {"one": 1, "both": 2, "last": 1}
 
 
 def test_a_trial_that_asks_is_replied_to(local: Make) -> None:

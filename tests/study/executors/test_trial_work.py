@@ -163,14 +163,6 @@ def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatc
     assert len(built) == 2
 
 
-def test_batches_that_can_not_be_held_are_told_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    huge = FirstBatches(1.0, 2**50, 100)
-    monkeypatch.setattr(loaders, "look_at_first_batches", lambda *given: huge)
-    point = composed("loader.backend=torch", "loader.num_workers=2")
-    (plan,) = planned([point], parts_of())
-    assert "the batches kept ready don't fit" in plan.problem
-
-
 def test_a_point_that_the_model_refuses_is_invalid_and_one_that_the_machine_refuses_infeasible() -> None:
     refused, impossible = composed(), composed("gpu.precision=16-mixed")
     refused.config.workload.metrics = {"_target_": "torch.nn.ReLU"}

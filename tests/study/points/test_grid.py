@@ -1,9 +1,7 @@
 """Points and their ids, and the file that says which sweep a folder holds."""
 
-import json
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -46,11 +44,6 @@ def test_other_overrides_make_another_point(one: list[str], other: list[str]) ->
     assert (point_id(one) == point_id(other)) == (sorted(one) == sorted(other))
 
 
-def test_ids_are_the_same_tomorrow() -> None:
-    """Else a ledger of today would not be gone on with."""
-    assert point_id(["loader=baseline", "seed=3"]) == "4b9d5b3fc4"
-
-
 @pytest.mark.parametrize(
     ("override", "group"),
     [
@@ -80,11 +73,6 @@ def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str,
         assert all(value in axes[axis] for axis, value in point.values.items())
         assert point.overrides == (*fixed, *(f"{axis}={value}" for axis, value in point.values.items()))
         assert point.id == point_id(point.overrides)
-
-
-def test_the_last_axis_turns_fastest() -> None:
-    points = Grid({"loader": ("a", "b"), "seed": ("1", "2")}).points()
-    assert [" ".join(point.values.values()) for point in points] == ["a 1", "a 2", "b 1", "b 2"]
 
 
 def test_points_are_counted_without_making_any(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,37 +105,3 @@ def test_what_a_folder_says_of_its_sweep_is_read_again(
     assert found == made
     assert found.points == Grid(axes, fixed).points()
     assert [path.name for path in folder.iterdir()] == ["sweep.json"]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    """A folder with a file that can be read."""
-    SweepFile(
-        name="quick",
-        workload="recsys",
-        sample_unit="users",
-        axes={"seed": ("1", "2")},
-        fixed=(),
-        ids=("a", "b"),
-        code="abc",
-    ).write(tmp_path)
-    return tmp_path / "sweep.json"
-
-
-def test_a_file_cut_anywhere_is_no_sweeps(written: Path) -> None:
-    whole = written.read_bytes().rstrip()
-    for end in range(len(whole)):
-        written.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=r"sweep\.json is not the file of a sweep: "):
-            SweepFile.read(written.parent)
-
-
-def test_a_later_schema_is_named(written: Path) -> None:
-    written.write_text(json.dumps({**json.loads(written.read_text()), "schema": 2}))
-    with pytest.raises(ValueError, match="has schema 2; this version of wellfed reads schema 1"):
-        SweepFile.read(written.parent)
-
-
-def test_no_file_is_no_damage(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        SweepFile.read(tmp_path)

@@ -107,11 +107,6 @@ def test_all_faults_are_told_at_once():
     assert len(caught.value.faults) == 2
 
 
-def test_a_grid_takes_no_interval():
-    with pytest.raises(ConfigError, match="has no end of values.*search=optuna takes an interval"):
-        typed(f"{LR}=interval(0.1,1)", may_be_interval=False)
-
-
 @given(st.tuples(FINITE, FINITE), st.sampled_from([(), ("log",), ("linear",)]), st.booleans())
 def test_an_interval_is_an_axis_with_its_bounds_or_a_fault(bounds, tags, is_whole):
     low, high = (math.floor(bound) if is_whole else bound for bound in bounds)
@@ -124,20 +119,6 @@ def test_an_interval_is_an_axis_with_its_bounds_or_a_fault(bounds, tags, is_whol
     assert (axis.low, axis.high, axis.step) == (low, high, 1 if is_whole else None)
     wide = low > 0 and high / low >= LOG_FROM
     assert axis.is_log is ("log" in tags or (wide and "linear" not in tags))
-
-
-@given(st.integers(-50, 50), st.integers(1, 9), st.integers(3, 9))
-def test_a_range_is_all_its_numbers(start, step, number):
-    values = tuple(str(start + step * place) for place in range(number))
-    space = space_of({"x": Varied("x=range()", values, is_range=True)})
-    assert grid_values(space)["x"] == values
-    assert size(space) == number
-
-
-@given(FINITE.filter(bool))
-def test_a_number_is_typed_as_what_it_is(number):
-    assert float(Numbers(-1e9, 1e9).text(number)) == number
-    assert int(Numbers(-1e9, 1e9, step=1).text(round(number))) == round(number)
 
 
 AXES = st.one_of(

@@ -53,19 +53,6 @@ def test_a_real_sweep_has_one_entry_a_point_and_ends_of_each_kind() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_nothing_has_run_yet() -> None:
-    found = board()
-    assert found.counts == {"pending": 4}
-    assert found.ranked == found.unranked == []
-    assert found.notes == ()
-
-
-def test_the_fastest_comes_first_and_those_apart_have_ranks_of_their_own() -> None:
-    found = board(*rated(100, 400, 200, 300))
-    assert [entry.samples_per_s for entry in found.entries] == [400, 300, 200, 100]
-    assert [entry.label for entry in found.entries] == ["1", "2", "3", "4"]
-
-
 def test_intervals_that_overlap_the_leaders_share_its_rank() -> None:
     found = board(*rated(1000, 985, 970, 900))
     assert [entry.label for entry in found.entries] == ["1=", "1=", "3", "4"]
@@ -130,12 +117,6 @@ def test_confirms_by_other_code_do_not_count() -> None:
     assert found.noise is None
 
 
-def test_confirms_of_an_earlier_trial_do_not_count() -> None:
-    first, *_ = rated(1000)
-    found = board(first, confirm(first, 10), replace(first, attempt=2))
-    assert (of(found, 0).samples_per_s, of(found, 0).runs, of(found, 0).row.attempt) == (1000, 1, 2)
-
-
 def test_a_retry_that_fails_takes_the_rate_away() -> None:
     first, *_ = rated(1000)
     found = board(first, made.failed_row(FOUR.points[0], "oom", attempt=2))
@@ -154,20 +135,6 @@ def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader()
         ("fast", "1"): (0.75, 3.0),
         ("fast", "2"): (1.0, 2.0),
     }
-
-
-def test_without_the_baseline_there_is_nothing_to_compare_with() -> None:
-    found = board(*rated(None, 200, 300))
-    assert {entry.of_baseline for entry in found.entries} == {None}
-    sweep = made.sweep_file({"size": ("1", "2")})
-    assert {entry.of_baseline for entry in board(*rated(1, 2, sweep=sweep), sweep=sweep).entries} == {None}
-
-
-def test_the_front_is_what_no_other_beats_in_rate_and_memory() -> None:
-    rows = rated(400, 300, 200, 100)
-    peaks = (8.0, 2.0, 4.0, None)
-    found = board(*(replace(row, peak_memory_gib=peak) for row, peak in zip(rows, peaks, strict=True)))
-    assert [entry.on_front for entry in found.ranked] == [True, True, False, False]
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))

@@ -57,15 +57,6 @@ def test_a_point_that_failed_is_told_why():
     assert ".." not in text
 
 
-def test_a_point_that_has_not_run_is_told_so():
-    assert "has no rate; it is pending. Leave" in refusal(board_of([made.row(FAST)]), SLOW.id)
-    assert "has no rate; it is pending. No point has one." in refusal(board_of([]), SLOW.id)
-
-
-def test_ok_without_a_rate_is_no_winner():
-    assert "no point has a rate (1 ok, 2 pending)" in refusal(board_of([made.row(SLOW, None)]))
-
-
 def test_a_tie_names_the_one_that_needs_least_memory():
     board = three(99.8, 99.9, 100, peaks=(9.0, 5.0, 8.0))
     told = tie_text(board, chosen(board))
@@ -74,25 +65,10 @@ def test_a_tie_names_the_one_that_needs_least_memory():
     assert f"{MIDDLE.id} needs the least memory of them, 5.00 GiB instead of 8.00 GiB: --point {MIDDLE.id}." in told
 
 
-@pytest.mark.parametrize("peaks", [(9.0, 8.0, 8.0), (None, None, 8.0), (5.0, 5.0, None), (None, None, None)])
-def test_a_tie_in_which_none_needs_less_memory(peaks: Sequence[float | None]):
-    board = three(99.8, 99.9, 100, peaks=peaks)
-    assert tie_text(board, chosen(board)) == (
-        "2 other points can't be told apart from it (rank 1=); none is known to need less memory."
-    )
-
-
 def test_no_tie_is_told_where_there_is_none():
     apart, unknown = three(100, 200, 300), three(99, 99.9, 100, own=None)
     assert tie_text(apart, chosen(apart)) is None
     assert tie_text(unknown, chosen(unknown)) is None
-
-
-def test_a_tie_below_the_first_rank_is_among_its_own():
-    board = three(99.9, 100, 300)
-    told = tie_text(board, chosen(board, SLOW.id))
-    assert told is not None
-    assert told.startswith("1 other point can't be told apart from it (rank 2=)")
 
 
 def test_rate_interval_and_place_in_words():

@@ -13,7 +13,7 @@ from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.grid import Grid
-from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
+from wellfed.study.points.optuna_study import OptunaStudy
 from wellfed.study.points.space import Choices, Numbers, Space
 from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
@@ -35,7 +35,7 @@ def opened(
 ) -> tuple[AskedPoints, Ledger]:
     """As a command opens the search of a folder."""
     ledger = kept(folder, retry)
-    study = OptunaStudy(folder, space, mode="max", sampler="tpe", pruner="none", seed=seed)
+    study = OptunaStudy(space, mode="max", sampler="tpe", pruner="none", seed=seed + len(ledger.found.rows))
     return AskedPoints(study, space, ("seed=1",), ledger, **{"most": 99, "pruner": "none", **more}), ledger
 
 
@@ -86,11 +86,14 @@ def test_it_ends_with_the_most_trials_and_goes_on_with_more(tmp_path: Path) -> N
     assert [row.trial for row in ledger.found.rows] == [0, 1, 2, 3, 4]
 
 
-def test_those_that_run_count(tmp_path: Path) -> None:
-    points, _ = opened(tmp_path, ENDLESS, most=2)
-    assert points.has_more
-    assert [points.next() is None for _ in range(3)] == [False, False, True]
-    assert not points.has_more
+def begun(folder: Path, proposal: Proposal, status: Any = "running") -> RunRecord:
+    """The record of a trial that was running, or had just ended, when its command was killed."""
+    made = RunRecord.start(proposal.point.id)
+    made.overrides, made.status = [*proposal.point.overrides], status
+    made.exit_code = None if status == "running" else 1
+    (folder / proposal.point.id).mkdir()
+    made.write(folder / proposal.point.id)
+    return made
 
 
 def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Path) -> None:
@@ -99,23 +102,12 @@ def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Pat
     assert done is not None
     assert lost is not None
     ended(points, ledger, done)
+    begun(tmp_path, lost)
     points, ledger = opened(tmp_path, ENDLESS)
     again = points.next()
     assert again is not None
-    assert (again.point, again.number) == (lost.point, 2)
-
-
-def test_a_row_that_was_written_just_before_the_kill_is_told(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, ENDLESS)
-    proposal = points.next()
-    assert proposal is not None
-    row = replace(ledger.begin(proposal.point, "trial", 0), status="ok", outcome="complete", value=0.5)
-    ledger.append(row)  # and Optuna was not told
-    points, ledger = opened(tmp_path, ENDLESS)
-    following = points.next()
-    assert following is not None
-    assert following.point != proposal.point
-    assert len(ledger.found.rows) == 1
+    assert again.point == lost.point
+    assert again.number > done.number
 
 
 def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
@@ -140,6 +132,7 @@ def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: P
     assert other is not None
     for each in (failed, other):
         ended(points, ledger, each, status="killed", outcome="failed", value=None)
+    begun(tmp_path, lost)
     points, ledger = opened(tmp_path, ENDLESS, retry=("killed",), most=3)
     again = all_of(points, ledger)
     assert sorted(map(str, again)) == sorted(str(each.point.values) for each in (failed, lost, other))
@@ -148,60 +141,19 @@ def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: P
     assert len(all_of(points, ledger)) == 1
 
 
-def test_a_retry_that_is_killed_is_tried_again_by_the_same_command(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, FINITE, most=1)
-    proposal = points.next()
-    assert proposal is not None
-    ended(points, ledger, proposal, status="oom", outcome="failed", value=None)
-    for _ in range(2):  # killed while it runs
-        points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
-        again = points.next()
-        assert again is not None
-        assert again.point == proposal.point
-    points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
-    assert len(all_of(points, ledger)) == 1
-    points, ledger = opened(tmp_path, FINITE)
-    assert len(all_of(points, ledger)) == 5
-
-
-def test_the_record_of_an_earlier_attempt_is_no_second_row(tmp_path: Path) -> None:
-    """The command was killed between asking Optuna and opening the folder anew."""
+def test_a_trial_that_ended_just_when_the_command_was_killed_is_a_row_once(tmp_path: Path) -> None:
     points, ledger = opened(tmp_path, FINITE)
     proposal = points.next()
     assert proposal is not None
-    folder = tmp_path / proposal.point.id
-    folder.mkdir()
-    made = RunRecord.start(folder.name)
-    made.status, made.exit_code = "failed", 1
-    made.write(folder)
-    _, ledger = opened(tmp_path, FINITE)  # that of a trial without a row is one
-    (row,) = ledger.found.rows
-    assert (row.status, row.started_at) == ("failed", made.started_at)
+    made = begun(tmp_path, proposal, "failed")
+    for _ in range(2):
+        _, ledger = opened(tmp_path, FINITE)
+        (row,) = ledger.found.rows
+        assert (row.status, row.started_at) == ("failed", made.started_at)
     retried, _ = opened(tmp_path, FINITE, retry=("failed",))
     again = retried.next()
     assert again is not None
     assert again.point == proposal.point
-    retried, ledger = opened(tmp_path, FINITE, retry=("failed",))
-    assert len(ledger.found.rows) == 1
-    again = retried.next()
-    assert again is not None
-    assert again.point == proposal.point
-
-
-def test_a_study_that_begins_anew_beside_a_ledger_takes_no_row_of_another_point(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, ENDLESS)
-    first = points.next()
-    assert first is not None
-    ended(points, ledger, first)
-    (tmp_path / JOURNAL).unlink()
-    points, ledger = opened(tmp_path, ENDLESS, seed=2)
-    other = points.next()  # and the command is killed
-    assert other is not None
-    assert (other.number, other.point == first.point) == (first.number, False)
-    points, ledger = opened(tmp_path, ENDLESS, seed=2)
-    again = points.next()
-    assert again is not None
-    assert again.point == other.point
 
 
 def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
@@ -232,17 +184,3 @@ def test_a_grid_that_grows_gives_no_number_twice(tmp_path: Path) -> None:
     points = GridPoints(grown, kept(tmp_path, retry=("killed",)))
     left = [points.next(), points.next(), points.next()]
     assert [(each.point.values["dim"], each.number) for each in left if each] == [("1", 2), ("3", 1), ("4", 3)]
-
-
-def test_a_trial_that_was_interrupted_is_tried_again(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, FINITE, most=1)
-    proposal = points.next()
-    assert proposal is not None
-    ended(points, ledger, proposal, status="interrupted", outcome="failed", value=None)
-    points, ledger = opened(tmp_path, FINITE, most=1)
-    again = points.next()
-    assert again is not None
-    assert again.point == proposal.point
-    ended(points, ledger, again)
-    points, _ = opened(tmp_path, FINITE, most=1)
-    assert points.next() is None

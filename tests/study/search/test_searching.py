@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ pytest.importorskip("optuna")
 
 from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
-from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
+from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, TrainerConfig
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
-from wellfed.study.executors.executor import ExecutorLost, Trial
+from wellfed.study.executors.executor import Trial
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
 from wellfed.study.request import StudyRequest
@@ -145,31 +145,12 @@ def test_a_point_that_does_not_compose_is_a_row_and_the_rest_runs(
     assert any(f"invalid: {LR}=-1" in line and "is negative" in line for line in lines(capsys))
 
 
-def test_trials_that_failed_are_run_again_on_request_only(tmp_path: Path) -> None:
-    assert Searching(tmp_path, failed, ("0.1", "0.2")).run() == 1
-    assert Searching(tmp_path, values=("0.1", "0.2")).run() == 1
-    retried = Searching(tmp_path, values=("0.1", "0.2"), retry=[SweepStatus.failed])
-    assert retried.run() == 0
-    assert [row.attempt for row in retried.played.ran] == [2, 2]
-
-
 def test_a_sampler_whose_first_trials_all_fail_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     searching = Searching(tmp_path, failed, space={LR: Numbers(0.1, 0.9)})
     assert searching.run() == 1
     assert len(searching.rows) == 5
     said = "Stopped: all of the first 5 trials failed, the last with: KeyError: 'x'"
     assert said in lines(capsys)
-
-
-def test_a_sampler_goes_on_where_one_trial_ended_well(tmp_path: Path) -> None:
-    ends: Iterator[Callable[[Trial], Row]] = iter([failed, good, *[failed] * 9])
-
-    def play(trial: Trial) -> Row:
-        return next(ends)(trial)
-
-    searching = Searching(tmp_path, play, space={LR: Numbers(0.1, 0.9)}, max_trials=9)
-    assert searching.run() == 0
-    assert len(searching.rows) == 9
 
 
 def test_without_the_metric_nothing_can_be_ranked_and_the_names_are_listed(
@@ -251,26 +232,6 @@ def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Pa
     assert again.played.ran == []
 
 
-def test_a_search_that_was_killed_trains_what_ran_then_first(tmp_path: Path) -> None:
-    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
-    searching = Searching(tmp_path, space=space, max_trials=4)
-
-    def killed_in_the_third(trial: Trial) -> Row:
-        if len(searching.played.ran) == 3:
-            raise KeyboardInterrupt
-        return good(trial)
-
-    searching.played = PlayedTrials(killed_in_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        searching.run()
-    lost = searching.played.ran[-1]
-    again = Searching(tmp_path, space=space, max_trials=4)
-    assert again.run() == 0
-    assert again.played.ran[0].point == lost.point
-    assert len(again.played.ran) == 2
-    assert len({row.point for row in ledger.read(tmp_path).rows}) == 4
-
-
 @pytest.mark.parametrize(
     ("space", "options", "told"),
     [
@@ -299,55 +260,6 @@ def test_the_folder_of_a_sweep_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "search.json").exists()
 
 
-def test_sampler_pruner_and_the_most_trials_may_change(tmp_path: Path) -> None:
-    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
-    assert Searching(tmp_path, space=space, max_trials=2).run() == 0
-    options = {"sampler": SearchSampler.tpe, "pruner": SearchPruner.asha, "max_trials": 3}
-    longer = Searching(tmp_path, space=space, **options)
-    assert longer.run() == 0
-    assert len(longer.played.ran) == 1
-
-
-def test_a_grid_with_more_values_goes_on(tmp_path: Path) -> None:
-    assert Searching(tmp_path, values=("0.1", "0.2")).run() == 0
-    grown = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
-    assert grown.run() == 0
-    assert [row.overrides[-1] for row in grown.played.ran] == [f"{LR}=0.3"]
-
-
-def test_equal_metrics_share_a_rank_on_every_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def equal(trial: Trial) -> Row:
-        return replace(good(trial), value=0.25) if trial.overrides[-1].endswith(("0.2", "0.3")) else good(trial)
-
-    assert Searching(tmp_path, equal, ("0.1", "0.2", "0.3")).run() == 0
-    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
-        assert [(row["rank"], row["trial"]) for row in csv.DictReader(stream)] == [("1", "1"), ("1", "2"), ("3", "0")]
-    assert [line.split()[:2] for line in lines(capsys) if line.split()[:1] in (["1"], ["3"])] == [
-        ["1", "1"],
-        ["1", "2"],
-        ["3", "0"],
-    ]
-
-
-def test_a_point_that_does_not_fit_is_a_row_and_the_rest_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = {"kind": "config", "message": "needs 30 GiB of 20.", "advice": ""}
-
-    def refused(trial: Trial) -> Row:
-        if trial.overrides[-1].endswith("0.1"):
-            return failed(trial, status="infeasible", exit_code=None, folder="", error=error)
-        return good(trial)
-
-    for _ in range(2):  # and the same command again writes no second row
-        assert Searching(tmp_path, refused, ("0.1", "0.2")).run() == 0
-    assert Searching(tmp_path, values=("0.1", "0.2")).rows == [
-        ("0.1", "infeasible", "failed"),
-        ("0.2", "ok", "complete"),
-    ]
-    assert f"infeasible: {LR}=0.1: needs 30 GiB of 20." in lines(capsys)
-
-
 def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_path: Path) -> None:
     def second_fails(trial: Trial) -> Row:
         return failed(trial) if trial.overrides[-1].endswith("0.2") else good(trial)
@@ -358,18 +270,6 @@ def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_pat
         text = (tmp_path / name).read_text().replace("&#39;", "'").replace("\\", "")
         assert "KeyError: 'x'" in text
         assert f"{row.folder}/stderr.txt" in text
-
-
-def test_machines_that_are_lost_end_the_search_with_what_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def lost(trial: Trial) -> Row:
-        if trial.overrides[-1].endswith("0.2"):
-            raise ExecutorLost("No machine is left.")
-        return good(trial)
-
-    assert Searching(tmp_path, lost, ("0.1", "0.2")).run() == 0
-    assert "No machine is left. The same command again runs what is missing." in lines(capsys)
 
 
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:

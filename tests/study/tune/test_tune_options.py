@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.kit.few import few, slow
 from tests.kit.machines import card, machine
@@ -80,13 +79,6 @@ def test_options_are_named_after_workload_and_card(workload: str, name: str, dev
     check_name(found, "tune.name=")
 
 
-def test_without_a_card_they_have_its_cores() -> None:
-    config = RunConfig(workload=WorkloadConfig(name="recsys"))
-    facts = machine(card(24))
-    assert name_of(config, replace(facts, cpu_quota_cores=1.5), on_gpu=False) == "recsys_cpu_1_5"
-    assert name_of(config, replace(facts, gpus=(), cpu_quota_cores=8.0), on_gpu=True) == "recsys_cpu_8"
-
-
 # -- when they are written -------------------------------------------------------------------------------------------
 
 
@@ -114,13 +106,6 @@ def test_they_are_written_where_the_gain_is_sure_or_by_wish(
     if why_not is not None:
         tuned, start = (f"--config-path={configs}", *TURNED), (f"--config-path={configs}",)
         assert (found.use, found.unproven) == ((tuned, ()) if gain is SURE else (start, tuned))
-
-
-def test_the_start_itself_is_written_by_wish(configs: Path) -> None:
-    assert written(configs, (), gain=None).why_not is not None
-    found = written(configs, (), "loader=baseline", gain=None, write=TuneWrite.always)
-    assert yaml.safe_load((configs / "loader" / "mine.yaml").read_text())["backend"] == "torch"
-    assert found.use[1:] == ("loader=mine", "memory=mine")
 
 
 # -- what they hold, and the command ---------------------------------------------------------------------------------
@@ -163,18 +148,7 @@ def test_the_command_runs_what_was_measured(
     assert not (configs / "gpu" / "mine.yaml").exists()
 
 
-def test_a_secret_is_not_shown() -> None:
-    told = train_command(("callbacks.mine.api_key=hush", "seed=2"))
-    assert told == "python src/train.py 'callbacks.mine.api_key='\"'\"'***'\"'\"'' seed=2"
-
-
 # -- files that are there --------------------------------------------------------------------------------------------
-
-
-def test_what_a_tune_has_written_the_next_replaces(configs: Path) -> None:
-    written(configs, TURNED)
-    written(configs, ("loader.backend=threads", "loader.num_workers=2"))
-    assert yaml.safe_load((configs / "loader" / "mine.yaml").read_text())["backend"] == "threads"
 
 
 def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:

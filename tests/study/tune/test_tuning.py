@@ -121,14 +121,6 @@ def test_a_result_that_fails_in_its_comparison_is_not_recommended(
         assert "; the start. On 2 cores; no GPU." in written.read_text()
 
 
-def test_a_loser_gives_its_verdict_to_no_file(tmp_path: Path) -> None:
-    turns = [(ended(100.0 + number), ended(50.0)) for number in range(3)]
-    tuned(tmp_path, Played(faster, turns), write=TuneWrite.always)
-    text = (tmp_path / "configs" / "loader" / "mine.yaml").read_text()
-    assert "100 triplets/s; the start. On" in text
-    assert "worse" not in text
-
-
 def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     turns = [(ended(100.0), ended(rate)) for rate in (150.0, 80.0, 120.0)]
     tuned(tmp_path, Played(faster, turns))
@@ -157,12 +149,6 @@ def test_a_start_that_failed_is_stopped_in_its_file(tmp_path: Path) -> None:
     file = found(tmp_path)
     assert (file["status"], file["ended_because"]) == ("stopped", "the start could not be measured: failed: boom")
     assert file["steps"][0]["status"] == "failed"
-
-
-def test_a_start_that_is_too_slow_may_be_measured_for_fewer_steps(tmp_path: Path) -> None:
-    slow = ended(None, status="timeout", error={"kind": "code", "message": "had not ended", "advice": "Raise it."})
-    with pytest.raises(_StartFailedError, match=r"Raise it\. Or measure fewer steps: sweep.trial_steps=50\."):
-        made(tmp_path)._run_steps(Played(lambda _: slow))  # type: ignore[arg-type]
 
 
 def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

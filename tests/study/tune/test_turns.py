@@ -39,20 +39,9 @@ def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
     assert found == [(rows[0], rows[1]), (rows[3], rows[2]), (rows[4], rows[5])]
 
 
-def test_what_was_cut_short_is_no_round(tmp_path: Path) -> None:
-    rows = [row(point, attempt=number) for number, point in enumerate("aabbba")]
-    found = rounds_of(kept(tmp_path, A, B, *rows), "a", "b")
-    assert found == [(rows[1], rows[2]), (rows[5], rows[4])]
-
-
 def test_a_run_that_failed_counts_as_one_of_its_round(tmp_path: Path) -> None:
     failed = row("b", status="failed", device="")
     assert rounds_of(kept(tmp_path, A, B, row("a"), failed), "a", "b") == [(row("a"), failed)]
-
-
-def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
-    ledger = kept(tmp_path, A, B, row("a"), row("b"), A)
-    assert rounds_of(ledger, "a", "b") == []
 
 
 def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -113,16 +102,6 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert not again.trials.ledger.not_retried()
 
 
-def test_a_start_that_failed_is_run_again(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.ends = {START: ["killed"]}
-    trials = machine.trials
-    assert trials.measure(()).status == "killed"
-    again = Machine(tmp_path).trials
-    assert not again.ledger.not_retried(but=[again.point(()).id])
-    assert again.measure(()).status == "ok"
-
-
 def test_repeats_of_an_earlier_trial_and_those_to_retry_are_measured_anew(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.ends = {OTHER: ["ok", "ok", "killed"]}
@@ -164,12 +143,3 @@ def test_a_result_that_fails_ends_the_comparison_for_good(tmp_path: Path) -> Non
         assert [second.status for _, second in rounds] == ["ok", "oom"]
         assert trials.rounds_missing((OTHER,), 5) == 0
     assert len(machine.ran) == 2 + 4
-
-
-def test_a_start_that_fails_in_a_round_does_not_end_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.ends = {START: ["ok", "killed"]}
-    trials = machine.trials
-    for words in ((), (OTHER,)):
-        trials.measure(words)
-    assert len(trials.compare((OTHER,), 3)) == 3

@@ -66,13 +66,6 @@ def test_a_name_that_will_not_do_is_refused(tmp_path: Path, name: str, told: str
         )
 
 
-def test_a_file_that_may_be_replaced_is_no_fault(tmp_path: Path):
-    (tmp_path / "loader").mkdir()
-    (tmp_path / "loader" / "mine.yaml").write_text("num_workers: 1\n")
-    paths = free_paths("mine", ["loader"], tmp_path, flag="--name", may_replace=lambda path: path.stem == "mine")
-    assert paths == {"loader": tmp_path / "loader" / "mine.yaml"}
-
-
 def test_all_shipped_options_are_known():
     assert set(written_options._SHIPPED) == {"loader", "memory"}
     for group, names in written_options._SHIPPED.items():
@@ -105,8 +98,3 @@ def test_settings_that_only_a_plan_has_are_left_to_the_next_plan(tmp_path: Path)
         (configs / group / "mine.yaml").write_text(option_text(group, {"plan": entries, "config": wanted}, ""))
     found = compose(["loader=mine", "memory=mine"], config_dir=configs).resolved
     assert (found["loader"], found["memory"]) == (wanted["loader"], wanted["memory"])
-
-
-@pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])
-def test_a_record_that_tells_nothing_gives_nothing(record: dict[str, object]):
-    assert option_values("loader", record) == {}

@@ -1,33 +1,24 @@
 """Asks Optuna which values to try next and gives it the results: the one file that imports it.
 
-The state is in the journal file of the search's folder, which no other process writes to. The same command after a kill
-goes on from there.
+The study is in memory. A command feeds it with the trials of the ledger.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState, create_trial
 
-from wellfed.errors import ConfigError
 from wellfed.study.points import space as spaces
 from wellfed.study.points.space import Choices, Space
 from wellfed.study.row import Outcome
 
-JOURNAL = "optuna.journal"
-_NAME = "search"
 _STARTUP = 5
 """Trials trained to their end before the median pruner starts."""
 _FIRST_PRUNED = 2
@@ -40,63 +31,40 @@ class AskedTrial:
     """A trial that has begun and has no result yet."""
 
     number: int
+    """Number within the study."""
     values: dict[str, str]
     """Axis -> value, as typed."""
 
 
 class OptunaStudy:
-    """One study of Optuna, in a folder that only this process writes to.
+    """One study of Optuna.
 
     Args:
         parallel: trials that run at a time.
-
-    Raises:
-        ConfigError: the file is no journal.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        space: Space,
-        *,
-        mode: str,
-        sampler: str,
-        pruner: str,
-        seed: int,
-        parallel: int = 1,
-    ) -> None:
+    def __init__(self, space: Space, *, mode: str, sampler: str, pruner: str, seed: int, parallel: int = 1) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._distributions = {name: _distribution(axis) for name, axis in space.items()}
-        self._path = folder / JOURNAL
         self._running: dict[int, Trial] = {}
-        try:
-            _mend(self._path)
-            storage = JournalStorage(JournalFileBackend(str(self._path)))
-            names = [study.study_name for study in storage.get_all_studies()]
-        except (ValueError, KeyError, TypeError) as error:
-            problem = f"can't be read as a journal of Optuna: {error}."
-            way_out = f"Give this one a folder of its own: search.name={folder.name}_2. What is there stays as it is."
-            raise ConfigError.of(str(self._path), problem, way_out) from error
         direction: Literal["minimize", "maximize"] = "maximize" if mode == "max" else "minimize"
-        if _NAME in names:
-            self._study = optuna.load_study(study_name=_NAME, storage=storage)
-        else:
-            self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
-        known = len(self._study.get_trials(deepcopy=False))
-        # The same seed would draw the same values once more after a restart.
-        self._study.sampler = _sampler(sampler, seed + known, parallel)
-        self._study.pruner = _pruner(pruner)
+        self._study = optuna.create_study(
+            direction=direction, sampler=_sampler(sampler, seed, parallel), pruner=_pruner(pruner)
+        )
 
-    def unfinished(self) -> list[AskedTrial]:
-        """Returns the trials that an earlier command began and did not end."""
-        found = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [asked for trial in found if (asked := self._of(trial)) is not None]
-
-    def give_up(self, asked: AskedTrial) -> None:
-        """Marks a killed trial as failed and queues its values again."""
-        self.ask_later(asked.values)  # first, so that a kill between the two loses no values
-        self.end(asked.number, "failed")
+    def add(self, values: Mapping[str, str], outcome: Outcome, value: float | None, curve: Sequence[float]) -> None:
+        """Adds a trial of an earlier command, with the metric at its validations."""
+        state = _state(outcome, value)
+        self._study.add_trial(
+            create_trial(
+                state=state,
+                value=value if state is TrialState.COMPLETE else None,
+                params=self._params(values),
+                distributions=self._distributions,
+                intermediate_values=dict(enumerate(curve, start=1)),
+            )
+        )
 
     def ask(self) -> AskedTrial:
         """Returns the next trial; queued values come first."""
@@ -108,8 +76,7 @@ class OptunaStudy:
 
     def ask_later(self, values: Mapping[str, str]) -> None:
         """Queues values: `ask` returns them before any new ones."""
-        params = {name: _number(self._distributions[name], text) for name, text in values.items()}
-        self._study.enqueue_trial(params)
+        self._study.enqueue_trial(self._params(values))
 
     def report(self, number: int, validation: int, value: float) -> bool:
         """Reports the metric at a validation, counted from 1; returns whether the trial is to end."""
@@ -120,24 +87,22 @@ class OptunaStudy:
         return trial.should_prune()
 
     def end(self, number: int, outcome: Outcome, value: float | None = None) -> None:
-        """Gives the result of a trial; of a pruned one the last report counts. A result that is known stays."""
-        if outcome == "complete" and value is not None:
-            self._study.tell(number, value, skip_if_finished=True)
-        else:
-            state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
-            self._study.tell(number, state=state, skip_if_finished=True)
+        """Gives the result of a trial; of a pruned one the last report counts."""
+        state = _state(outcome, value)
+        self._study.tell(number, value if state is TrialState.COMPLETE else None, state=state)
 
-    def _of(self, trial: FrozenTrial) -> AskedTrial | None:
-        """Returns the trial; None if a kill came before all its values were written, so nothing was run."""
-        params = trial.params
-        if set(params) != set(self._space):
-            self.end(trial.number, "failed")
-            return None
-        return AskedTrial(trial.number, {name: self._text(name, value) for name, value in params.items()})
+    def _params(self, values: Mapping[str, str]) -> dict[str, Any]:
+        return {name: _number(self._distributions[name], text) for name, text in values.items()}
 
     def _text(self, name: str, value: Any) -> str:
         axis = self._space[name]
         return str(value) if isinstance(axis, Choices) else axis.text(value)
+
+
+def _state(outcome: Outcome, value: float | None) -> TrialState:
+    if outcome == "complete" and value is not None:
+        return TrialState.COMPLETE
+    return TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
 
 
 def _distribution(axis: spaces.Axis) -> BaseDistribution:
@@ -169,19 +134,3 @@ def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(**_ASHA)
     return optuna.pruners.NopPruner()
-
-
-def _mend(path: Path) -> None:
-    """Removes a last line and a lock that a kill has left.
-
-    Raises:
-        ValueError: a whole line is not one of a journal.
-    """
-    for left in path.parent.glob(f"{path.name}.lock*"):
-        left.unlink(missing_ok=True)
-    with suppress(FileNotFoundError), path.open("rb+") as stream:
-        content = stream.read()
-        end = content.rfind(b"\n") + 1
-        for line in content[:end].splitlines():
-            json.loads(line)
-        stream.truncate(end)

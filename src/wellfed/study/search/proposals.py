@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from wellfed.study.learning_curve import read_curve
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import GridPoint, point_of
 from wellfed.study.points.space import Space, size
 from wellfed.study.row import Row
+from wellfed.study.trial_end import record_of
 
 if TYPE_CHECKING:
-    from wellfed.study.points.optuna_study import AskedTrial, OptunaStudy
+    from wellfed.study.points.optuna_study import OptunaStudy
 
 _MOST_REPEATS = 200
 """Known points that Optuna may ask for in a row before the space counts as tried."""
@@ -68,49 +71,59 @@ class AskedPoints:
     ) -> None:
         self._study, self._space, self._fixed, self._ledger = study, space, tuple(fixed), ledger
         self._most, self._pruner = most, pruner
-        self._running: set[str] = set()
+        self._running: dict[str, int] = {}
+        """Id of each point that runs -> number of its trial in Optuna's study."""
         self._is_tried = False
         """Whether Optuna asks for known points only."""
         self._again: set[str] = set()
         """Points that have a row and are run once more; their values wait in Optuna's queue."""
-        # By both: after the journal was removed, trials are counted from 0 again.
-        by_trial = {(row.trial, row.point): row for row in ledger.found.rows}
-        for asked in study.unfinished():
-            proposal = self._proposal(asked)
-            row = by_trial.get((asked.number, proposal.point.id)) or ledger.adopt(proposal.point, asked.number)
-            if row is None:
-                study.give_up(asked)
-            else:
-                self._study.end(asked.number, row.outcome, row.value)
+        taken = (row.trial for row in ledger.found.rows if row.trial is not None)
+        self._numbers = count(max(taken, default=-1) + 1)
+        self._keep_unfinished()
+        for row in ledger.found.rows:
+            curve = () if ledger.metric is None else read_curve(ledger.folder / row.folder, ledger.metric.name)
+            finite = [point.value for point in curve if math.isfinite(point.value)]
+            study.add(self._values(row.overrides), row.outcome, row.value, finite)
         for row in ledger.latest.values():
             if row.status in {"interrupted", *ledger.retry}:
-                typed = dict(text.partition("=")[::2] for text in row.overrides)
-                values = {axis: typed[axis] for axis in space}
-                self._again.add(point_of(values, self._fixed).id)
-                study.ask_later(values)
+                self._again.add(row.point)
+                study.ask_later(self._values(row.overrides))
+
+    def _keep_unfinished(self) -> None:
+        """Writes the rows of trials that ended when the search was killed, and queues those that had not ended."""
+        for path in sorted(self._ledger.folder.glob("*/run.json")):
+            found = record_of(path.parent)
+            if path.parent.name in self._ledger.latest or found is None:
+                continue
+            point = point_of(self._values(found.overrides), self._fixed)
+            if point.id == path.parent.name and self._ledger.adopt(point, next(self._numbers)) is None:
+                self._study.ask_later(point.values)
+
+    def _values(self, overrides: Sequence[str]) -> dict[str, str]:
+        typed = dict(text.partition("=")[::2] for text in overrides)
+        return {axis: typed[axis] for axis in self._space if axis in typed}
 
     @property
     def has_more(self) -> bool:
         """Whether points are to be run again, or new ones are allowed and left."""
-        number, points = len(self._ledger.latest.keys() | self._running), size(self._space)
+        number, points = len(self._ledger.latest.keys() | self._running.keys()), size(self._space)
         return bool(self._again) or (number < min(self._most, points or self._most) and not self._is_tried)
 
     def next(self) -> Proposal | None:
         """Returns an untried point; a point that Optuna asks for twice is answered with its row."""
         if not self.has_more:
             return None
-        proposal = self._proposal(self._study.ask())
-        repeats = 0
-        while self._is_taken(proposal.point.id):
-            row = self._ledger.latest.get(proposal.point.id)
-            self._study.end(proposal.number, *(("failed", None) if row is None else (row.outcome, row.value)))
-            if (repeats := repeats + 1) == _MOST_REPEATS:
-                self._is_tried = True
-                return None
-            proposal = self._proposal(self._study.ask())
-        self._again.discard(proposal.point.id)
-        self._running.add(proposal.point.id)
-        return proposal
+        for _ in range(_MOST_REPEATS):
+            asked = self._study.ask()
+            point = point_of(asked.values, self._fixed)
+            if not self._is_taken(point.id):
+                self._again.discard(point.id)
+                self._running[point.id] = asked.number
+                return Proposal(next(self._numbers), point)
+            row = self._ledger.latest.get(point.id)
+            self._study.end(asked.number, *(("failed", None) if row is None else (row.outcome, row.value)))
+        self._is_tried = True
+        return None
 
     def _is_taken(self, point: str) -> bool:
         """Returns whether a point runs, or has run and is not to be run again."""
@@ -118,18 +131,13 @@ class AskedPoints:
 
     def prune(self, begun: Row, validation: int, value: float) -> str | None:
         """Returns the pruner's reason to end a trial."""
-        if begun.trial is None or not self._study.report(begun.trial, validation, value):
+        if not self._study.report(self._running[begun.point], validation, value):
             return None
         return f"search.pruner={self._pruner} after validation {validation}"
 
     def ended(self, row: Row) -> None:
         """Gives Optuna the result; the ledger has it already."""
-        assert row.trial is not None
-        self._running.discard(row.point)
-        self._study.end(row.trial, row.outcome, row.value)
-
-    def _proposal(self, asked: AskedTrial) -> Proposal:
-        return Proposal(asked.number, point_of(asked.values, self._fixed))
+        self._study.end(self._running.pop(row.point), row.outcome, row.value)
 
 
 Points = GridPoints | AskedPoints

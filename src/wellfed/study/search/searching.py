@@ -140,7 +140,7 @@ class SearchStudy(MultirunStudy):
         for name, was in earlier.identity.items() if earlier is not None else ():
             if was != (now := file.identity[name]):
                 raise self._another(f"{name} {was or 'none'}", f"{name} {now or 'none'}")
-        file.write(self.folder)  # before the journal, which does not hold what is searched
+        file.write(self.folder)
         self.screen.objective = file.ranked_by
         was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
         kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric, was)
@@ -155,12 +155,11 @@ class SearchStudy(MultirunStudy):
         from wellfed.study.points.optuna_study import OptunaStudy
 
         study = OptunaStudy(
-            self.folder,
             file.space,
             mode=file.mode,
             sampler=options.sampler.value,
             pruner=options.pruner.value,
-            seed=options.seed,
+            seed=options.seed + len(trials.ledger.found.rows),  # the same seed would draw the same values again
             parallel=max(1, parallel),
         )
         most, pruner = options.max_trials, options.pruner.value

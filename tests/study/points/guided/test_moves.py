@@ -49,15 +49,6 @@ def test_feeding_can_win_no_more_than_the_time_that_data_takes() -> None:
     assert {move.bound for move in listed(trial(0.0, 1.0, ceiling=1.05)) if move.kind == "data"} == {1.0}
 
 
-def test_where_nothing_waits_more_ahead_wins_nothing() -> None:
-    """The ceiling may be higher for want of cores, which fewer workers would leave to the step."""
-    knobs = {"loader.backend": "threads", "loader.num_workers": 2, "loader.prefetch_factor": 2}
-    fed = {move.settings: move.bound for move in listed(trial(0.0, 1.0, ceiling=1.5, **knobs), CARD)}
-    assert fed["loader.num_workers=1",] == 1.5
-    assert {fed[word,] for word in ("loader.num_workers=7", "loader.prefetch_factor=8")} == {1.0}
-    assert fed["loader.device_prefetch=4",] == 1.0
-
-
 def test_a_step_that_only_computes_is_not_expected_to_win_without_end() -> None:
     found = {
         move.settings[0]: move.bound for move in listed(trial(0.0, 1.0, **{"memory.checkpoint_activations": True}))
@@ -91,10 +82,6 @@ def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_w
     assert "loader.num_workers=8" in counts(fed)
     fed.loading["most_workers"] = 3
     assert not {"loader.num_workers=4", "loader.num_workers=8"} & {*counts(fed)}
-
-
-def test_a_loader_of_the_users_own_is_left_alone() -> None:
-    assert all(move.kind != "data" for move in listed(trial(0.9, 0.1, **{"loader.backend": "own"})))
 
 
 def test_only_a_card_is_copied_to() -> None:

@@ -94,19 +94,6 @@ def test_it_ends_within_its_budget_and_leaves_alone_what_is_fixed(
     assert all(later >= 1.02 * earlier for earlier, later in pairwise(kept))
 
 
-@given(SEEDS, STARTS)
-@settings(max_examples=15)
-def test_a_plan_is_measured_twice_only_where_nothing_but_the_plan_could_tell(seed: int, start: int) -> None:
-    made = MadeMachine.draw(seed)
-    earlier: list[object] = []
-    for step in searched(made, [*made.starts()][start]).steps:
-        plan = {knob: entry["value"] for knob, entry in step.trial.plan.items()}
-        if plan and plan in earlier:
-            assert not step.is_kept
-            assert any(word.endswith(("=auto", "=null")) for word in step.change.turned)
-        earlier.append(plan)
-
-
 def finding(*change: str, learns: bool = False, name: str = "too_few_workers") -> FindingEntry:
     return {
         **{
@@ -156,18 +143,6 @@ def test_findings_lead_in_their_order_and_those_of_what_was_kept_come_next() -> 
     assert search.ended_because
 
 
-def test_what_won_nothing_is_not_tried_again_behind_little_more() -> None:
-    kept = finding("memory.features=cache", name="memory_unused")
-    for figure, is_tried_again in ((110, False), (150, True)):
-        search = begun(measured(100, kept, finding("loader.num_workers=2")))
-        assert tell_next(search, measured(100)).turned == ("memory.features=cache",)
-        tell_next(search, measured(figure, kept))
-        assert search.steps[-1].is_kept
-        change = search.next()
-        assert (change is not None) is is_tried_again
-        assert change is None or change.turned == ("memory.features=cache",)
-
-
 def test_what_looked_better_within_noise_is_tried_again_behind_what_was_kept() -> None:
     doubtful = finding("memory.features=cache", name="memory_unused")
     search = begun(measured(100, doubtful, finding("loader.num_workers=2"), half=0.03))
@@ -176,6 +151,13 @@ def test_what_looked_better_within_noise_is_tried_again_behind_what_was_kept() -
     change = search.next()
     assert change is not None
     assert change.turned == ("memory.features=cache",)
+
+
+def changes_to_come(search: GuidedPoints) -> Iterator[Change]:
+    """All that would be tried if nothing of it ran."""
+    while (change := search.next()) is not None:
+        yield change
+        search.ended(change, TuneTrial("failed", seconds=1.0))
 
 
 def test_what_leaves_the_loader_to_the_plan_comes_first_of_all_about_it_and_takes_what_belongs_to_it_along() -> None:
@@ -193,91 +175,6 @@ def test_what_leaves_the_loader_to_the_plan_comes_first_of_all_about_it_and_take
     ]
     search = begun(measured(100, *findings, config=config), fixed=frozenset({"loader.pin_memory"}))
     assert "loader.pin_memory=null" not in [*changes_to_come(search)][1].turned
-
-
-@pytest.mark.parametrize(("figure", "comes"), [(105, False), (101, True)])
-def test_where_nearly_all_that_could_be_won_looks_won_no_more_of_the_kind_is_tried(figure: float, comes: bool) -> None:
-    """5 % of a step waits: what has won as much, though within noise, leaves nothing for another number of workers."""
-    plan = plan_of(loader__backend="threads", loader__num_workers=2, loader__prefetch_factor=8)
-    time: Any = {"wait_frac": 0.05, "copy_frac": None, "compute_frac": 0.9, "host_frac": 0.05}
-    pinned = finding("loader.pin_memory=true", name="slow_copy")
-    search = begun(measured(100, pinned, plan=plan, time=time, loading={"has_fetch": True}, half=0.1))
-    tell_next(search, measured(figure, half=0.1))
-    change = search.next()
-    data = []
-    while change is not None and not search.steps[-1].is_kept:
-        data += [word for word in change.turned if word.startswith("loader.num_workers")]
-        search.ended(change, TuneTrial("failed", seconds=1.0))
-        change = search.next()
-    assert bool(data) is comes
-
-
-def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
-    plan = plan_of(loader__backend="torch", loader__num_workers=4)
-    plan["loader.backend"]["source"] = "set"
-    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
-    start = measured(100, plan=plan, time=time, config={"loader": {"backend": "torch"}}, loading={"has_fetch": True})
-    search = begun(start)
-    assert tell_next(search, TuneTrial("failed", seconds=1.0)).turned[0] == "loader.backend=auto"
-    without = [word for change in changes_to_come(search) for word in change.turned if "backend" in word]
-    search = begun(start)
-    timed = plan_of(loader__backend="inline", loader__num_workers=0)
-    timed["loader.backend"]["source"] = "measured"
-    tell_next(search, measured(100, plan=timed))
-    assert without == ["loader.backend=threads", "loader.backend=processes"]
-    after = [word for change in changes_to_come(search) for word in change.turned if "backend" in word]
-    assert after == ["loader.backend=threads"]
-
-
-@pytest.mark.parametrize(("first", "is_kept"), [(106, True), (101, False)])
-def test_a_plan_that_looked_better_within_noise_and_comes_again_is_measured_twice(first: float, is_kept: bool) -> None:
-    """What was no better is the same as before."""
-    features = finding("memory.features=null", name="memory_unused")
-    config = {"memory": {"features": "dynamic"}}
-
-    def planned(backend: str, mode: str) -> Any:
-        plan = plan_of(loader__backend=backend, loader__num_workers=int(backend == "threads"), memory__features=mode)
-        plan["memory.features"]["source"] = "set" if mode == "dynamic" else "predicted"
-        return plan
-
-    inline = finding("loader.backend=inline")
-    search = begun(measured(100, features, inline, plan=planned("threads", "dynamic"), config=config, half=0.1))
-    assert tell_next(search, measured(first, plan=planned("inline", "cache"), half=0.1)).turned == (
-        "memory.features=null",
-    )
-    after = measured(150, features, plan=planned("inline", "dynamic"), config=config)
-    assert tell_next(search, after).turned == ("loader.backend=inline",)
-    assert tell_next(search, measured(160, plan=planned("inline", "cache"), half=0.1)).turned == (
-        "memory.features=null",
-    )
-    while (change := search.next()) is not None:
-        search.ended(change, TuneTrial("failed", seconds=1.0))
-    assert search.steps[3].is_kept is is_kept
-    assert search.best is search.steps[3 if is_kept else 2]
-
-
-def test_what_the_plan_has_chosen_by_itself_is_not_asked_for_again() -> None:
-    plan = plan_of(loader__backend="torch", loader__num_workers=1, loader__prefetch_factor=2)
-    plan["loader.backend"]["source"] = plan["loader.prefetch_factor"]["source"] = "set"
-    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
-    config = {"loader": {"backend": "torch", "prefetch_factor": 2}}
-    chosen = plan_of(loader__backend="threads", loader__num_workers=1, loader__prefetch_factor=8)
-
-    def later(of_plan: Any) -> list[tuple[str, ...]]:
-        search = begun(measured(100, plan=plan, time=time, config=config, loading={"has_fetch": True}))
-        assert tell_next(search, measured(100, plan=of_plan)).turned[0] == "loader.backend=auto"
-        return [change.turned[:2] for change in changes_to_come(search)]
-
-    threads = ("loader.backend=threads", "loader.num_workers=1")
-    assert threads not in later(chosen)
-    assert threads in later({**chosen, "loader.num_workers": {**chosen["loader.num_workers"], "value": 2}})
-
-
-def changes_to_come(search: GuidedPoints) -> Iterator[Change]:
-    """All that would be tried if nothing of it ran."""
-    while (change := search.next()) is not None:
-        yield change
-        search.ended(change, TuneTrial("failed", seconds=1.0))
 
 
 @pytest.mark.parametrize(
@@ -340,52 +237,6 @@ def test_a_fixed_knob_is_not_changed_by_way_of_another(fixed: str, change: str) 
     assert freely is not None
 
 
-@pytest.mark.parametrize("fixed", ["loader.num_workers", "memory.micro_batch"])
-def test_no_move_of_the_table_does_so_either(fixed: str) -> None:
-    plan = plan_of(loader__backend="threads", loader__num_workers=4, memory__accumulate=1, memory__micro_batch=64)
-    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
-    config = {"loader": {"num_workers": 4}, "memory": {"micro_batch": 64}}
-    search = begun(measured(100, plan=plan, time=time, config=config), fixed=frozenset({fixed}))
-    other = {"loader.num_workers": "loader.backend", "memory.micro_batch": "memory.accumulate"}[fixed]
-    tried = []
-    while (change := search.next()) is not None:
-        tried += map(knob_of, change.turned)
-        search.ended(change, TuneTrial("failed", seconds=1.0))
-    assert tried
-    assert not {fixed, other} & set(tried)
-
-
-def test_what_the_users_own_option_has_beside_speed_stays() -> None:
-    config = {"loader": {"backend": "torch", "num_workers": 0, "skip_ids": [3], "prefetch_factor": None}}
-    search = begun(measured(100, finding("loader=auto"), config=config))
-    change = search.next()
-    assert change is not None
-    assert change.overrides == ("loader.backend=auto", "loader.num_workers=null")
-
-
-def test_what_the_plan_changes_though_it_is_fixed_is_never_kept() -> None:
-    before, after = plan_of(loader__backend="inline", loader__num_workers=0), plan_of(loader__backend="threads")
-    search = begun(measured(100, finding("loader.num_workers=2"), plan=before), fixed=frozenset({"loader.backend"}))
-    tell_next(search, measured(200, plan=after))
-    assert search.next() is None
-    assert search.best is search.start
-    assert search.steps[1].why == "the plan changed loader.backend, which is fixed"
-
-
-def test_a_compile_that_failed_never_rides_along() -> None:
-    """Its figure is that of the start again, and noise may make it look better."""
-    plan: Any = plan_of(gpu__compile="none", loader__num_workers=1)
-    search = begun(measured(100, *map(finding, ("gpu.compile=default", "loader.num_workers=2")), half=0.03, plan=plan))
-    tell_next(search, measured(104, half=0.03, plan=plan, error="gpu.compile failed (no g++)"))
-    assert search.steps[1].why == "gpu.compile failed (no g++): the same as before"
-    tell_next(search, measured(103, half=0.03, plan=plan_of(gpu__compile="none", loader__num_workers=2)))
-    while (change := search.next()) is not None:
-        assert "gpu.compile=default" not in change.overrides
-        search.ended(change, measured(103, half=0.03, plan=plan))
-    assert search.best is not None
-    assert search.best.change.overrides == ("loader.num_workers=2",)
-
-
 def test_a_change_that_fails_is_taken_back_with_its_reason() -> None:
     search = begun(measured(100, finding("memory.micro_batch=64"), finding("loader.num_workers=2")))
     tell_next(search, TuneTrial("oom", seconds=3.0, error="CUDA out of memory"))
@@ -425,35 +276,6 @@ def test_what_the_overrides_show_to_be_the_same_plan_is_not_measured_again() -> 
     assert search.measured_alike({"loader.backend": "threads", "loader.num_workers": 3}) is None
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_features_are_not_left_to_the_plan_when_keeping_them_was_of_no_use(is_told: bool) -> None:
-    plan: Any = {"memory.features": {"value": "dynamic", "because": "", "source": "set"}}
-    told = [finding("memory.features=cache", name="memory_unused")] if is_told else []
-    search = begun(measured(100, *told, plan=plan, config={"memory": {"features": "dynamic"}}))
-    tried = tell_next(search, measured(90)).turned
-    assert tried == (("memory.features=cache",) if is_told else ("memory.features=null",))
-    assert search.next() is None
-
-
-def test_what_looked_better_within_noise_is_tried_together_at_last() -> None:
-    search = begun(measured(100, finding("loader.num_workers=2"), finding("gpu.compile=default"), half=0.03))
-    tell_next(search, measured(103, half=0.03))
-    tell_next(search, measured(104, half=0.03))
-    change = tell_next(search, measured(107, half=0.03))
-    assert set(change.overrides) == {"loader.num_workers=2", "gpu.compile=default"}
-    assert search.best is search.steps[-1]
-    assert search.next() is None
-
-
-def test_what_failed_when_it_was_tried_again_is_not_tried_a_third_time() -> None:
-    search = begun(measured(100, finding("loader.num_workers=2"), finding("gpu.compile=default"), half=0.03))
-    tell_next(search, measured(103, half=0.03))
-    tell_next(search, measured(200, finding("loader.prefetch_factor=4"), half=0.03))
-    tell_next(search, measured(300, half=0.03))
-    assert tell_next(search, measured(250)).turned == ("loader.num_workers=2",)
-    assert search.next() is None
-
-
 def test_what_looked_better_most_is_gone_on_with_when_nothing_is_left_to_try() -> None:
     search = begun(measured(100, finding("loader.num_workers=2"), finding("loader.num_workers=3"), half=0.5))
     tell_next(search, measured(130, finding("gpu.compile=default"), half=0.5))
@@ -465,13 +287,6 @@ def test_what_looked_better_most_is_gone_on_with_when_nothing_is_left_to_try() -
     assert "within noise" in search.steps[1].why
     assert search.next() is None
     assert search.best is search.steps[3]
-
-
-def test_nothing_is_gone_on_with_that_did_not_even_look_better() -> None:
-    search = begun(measured(100, finding("loader.num_workers=2"), half=0.5))
-    tell_next(search, measured(101, finding("gpu.compile=default"), half=0.5))
-    assert search.next() is None
-    assert search.best is search.start
 
 
 # -- noise between runs -----------------------------------------------------------------------------------------------
@@ -524,14 +339,3 @@ def test_a_real_gain_is_found_in_that_noise_and_mostly_claimed() -> None:
     assert tried >= 20
     assert found >= 0.9 * tried
     assert claimed >= 0.4 * tried
-
-
-def test_a_large_gain_takes_one_run_more() -> None:
-    search = searched_in_noise(3, 0.002, lambda change: 2.0 if change.overrides else 1.0)
-    step = search.steps[1]
-    assert step.is_kept
-    assert len(step.figures) + len(search.steps[0].figures) <= 4
-    noise = search.noise()
-    assert noise is not None
-    assert noise.relative_sd < 0.02
-    assert search.noise_text.startswith("Noise between runs of one configuration: 0.")
