@@ -18,7 +18,6 @@ from tests.fake_cuda.machine import FakeCuda
 from tests.kit.tables import rows_of
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
-from wellfed.study.learning_curve import read_curve
 from wellfed.study.row import Row
 
 pytest.importorskip("optuna")
@@ -89,22 +88,6 @@ def test_it_finds_what_learns_best_and_ranks_by_it(found: Searched) -> None:
     assert [int(entry["rank"]) for entry in found.table if entry["rank"]] == list(range(1, len(values) + 1))
     assert float(found.table[0][TOP]) > 0.6
     assert f"val/score (most is best): {len(complete)} complete, {14 - len(complete)} pruned" in found.done.out
-
-
-def test_trials_that_fall_behind_are_ended_early_and_cleanly(found: Searched) -> None:
-    pruned = [row for row in found.rows if row.outcome == "pruned"]
-    assert pruned
-    median = sorted(float(entry[TOP]) for entry in found.table)[7]
-    for row in pruned:
-        record = record_of(found.folder / row.folder)
-        assert (row.status, row.exit_code, record["status"]) == ("ok", 0, "ok")
-        assert 2 <= row.validations < 5
-        assert row.trained_steps == 4 * row.validations
-        assert record["ended_by"] == f"search.pruner=median after validation {row.validations}"
-        assert [event["step"] for event in record["events"] if event["kind"] == "pruned"] == [row.trained_steps]
-        assert "test/score" not in record["metrics"]
-        assert (found.folder / row.folder / "checkpoints" / "best.ckpt").exists()
-        assert float(dict(text.split("=") for text in row.overrides)[TOP]) < median
 
 
 def test_the_pages_show_ranks_and_curves(found: Searched) -> None:
@@ -188,18 +171,6 @@ def test_a_signal_keeps_what_is_there_and_says_how_to_go_on(tmp_path: Path, sign
 
 
 # -- grids of whole trainings ----------------------------------------------------------------------------------------
-
-
-def test_a_plain_multirun_ends_with_a_comparison(tmp_path: Path) -> None:
-    searched = search(tmp_path, f"{TOP}=0.3,0.7,0.5", "trainer.max_epochs=2")
-    assert searched.done.code == 0, searched.done.text
-    (folder,) = (tmp_path / "logs" / "planted" / "searches").iterdir()
-    mine = Searched(searched.done, folder)
-    assert [entry[TOP] for entry in mine.table] == ["0.7", "0.5", "0.3"]
-    for row in mine.rows:
-        curve = read_curve(folder / row.folder, "score")
-        assert [(point.step, point.value) for point in curve][-1] == (row.value_step, row.value)
-    assert "Train it again: python src/train.py" in searched.done.out
 
 
 def test_whatever_becomes_of_a_trial_is_a_row(tmp_path: Path) -> None:

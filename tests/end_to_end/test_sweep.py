@@ -67,15 +67,6 @@ def sweeping(cwd: Path, *more: str) -> AbstractContextManager[subprocess.Popen[s
     return started("train.py", arguments(cwd, *more), cwd=cwd, python_path=PATH)
 
 
-def faults(cwd: Path, *more: str) -> Done:
-    """A command that runs nothing, and leaves nothing."""
-    swept = sweep(cwd, *more)
-    assert swept.done.code == 2, swept.done.text
-    assert "Traceback" not in swept.done.err
-    assert not (swept.folder / "ledger.jsonl").exists()
-    return swept.done
-
-
 # -- what becomes of trials ------------------------------------------------------------------------------------------
 
 # Fault: status, exit code of its process, kind of error, words of its message, words of its last lines of stderr.
@@ -124,27 +115,6 @@ def test_each_trial_that_went_wrong_is_a_row(failures: Swept) -> None:
             line for line in failures.done.out.splitlines() if line.endswith(f"{FAULT}={fault}") or f"{fault}: " in line
         ]
         assert any(line.startswith(status) for line in lines), failures.done.out
-
-
-@pytest.mark.slow
-def test_a_trial_has_its_figures(failures: Swept) -> None:
-    row = failures.row(f"{FAULT}=none")
-    record = record_of(failures.folder / row.folder)
-    assert row.samples_per_s == record["throughput"]["samples_per_s"] > 0
-    assert 10 <= row.steps <= 20
-    assert row.warmup_steps >= 3
-    assert row.ceiling_samples_per_s == record["ceiling"]["samples_per_s"] > 0
-    assert row.seconds > record["duration_s"] * 0.5
-    assert record["overrides"] == list(row.overrides)
-    assert not (failures.folder / row.folder / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_no_record_of_a_dead_trial_says_that_it_runs(failures: Swept) -> None:
-    for row in failures.rows:
-        path = failures.folder / row.folder / "run.json"
-        if row.folder and path.exists():
-            assert record_of(path.parent)["status"] == row.status
 
 
 # -- the same command again ------------------------------------------------------------------------------------------
@@ -226,24 +196,6 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_from_elsewhere_and_impatient_ones_end_it_too(tmp_path: Path, number: int, code: int) -> None:
-    with sweeping(tmp_path, f"{FAULT}=none,hang") as process:
-        until(lambda: hanging(tmp_path), process)
-        for _ in range(3):
-            process.send_signal(number)
-            time.sleep(0.02)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert "Traceback" not in out + err
-    end_s = time.monotonic() + 10
-    while left_in(tmp_path) and time.monotonic() < end_s:  # an impatient one does not wait for those that end
-        time.sleep(0.05)
-    assert left_in(tmp_path) == []
-    assert [row.status for row in ledger.read(folder_of(tmp_path)).rows] == ["ok"]
-
-
-@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> None:
     rates = ",".join(f"0.{number}" for number in range(1, 9))
     axes = [f"{FAULT}=slow", f"{LR}={rates}"]
@@ -283,19 +235,6 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["loader=baseline,fast"], "loader=baseline,fast: there is no option fast."),
-        (["sweep.trial_steps=1"], "sweep.trial_steps"),
-        (["workload=planted,recsys"], "are no comparison. Sweep one after the other: workload=planted"),
-    ],
-)
-def test_what_can_not_be_swept_is_refused(tmp_path: Path, more: list[str], words: str) -> None:
-    assert words in faults(tmp_path, *more).err
 
 
 # -- elsewhere and in parallel ---------------------------------------------------------------------------------------

@@ -118,22 +118,6 @@ def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned)
 
 
 @pytest.mark.slow
-def test_its_file_has_what_it_told(tuned: Tuned) -> None:
-    file = tuned.file
-    assert (file["status"], file["workload"], file["trial_steps"]) == ("done", "planted", 40)
-    assert file["steps"][0]["overrides"] == []
-    assert len(file["steps"]) == 2
-    kept = [step for step in file["steps"] if step["is_kept"]][-1]
-    comparison = file["comparison"]
-    assert comparison is not None, file["steps"]
-    assert len(comparison["before"]) == len(comparison["after"]) == 3
-    low, high = comparison["gain"]["ci95"]
-    assert low < comparison["gain"]["factor"] < high
-    assert file["result"] == kept["overrides"] != []
-    assert file["use"] == tuned.command
-
-
-@pytest.mark.slow
 def test_the_line_to_use_runs_what_was_measured(tuned: Tuned) -> None:
     words = [*tuned.command, "trainer.max_steps=5", "logger=none", "hydra.run.dir=used"]
     done = run("train.py", *words, cwd=tuned.cwd, PYTHONPATH=PATH)
@@ -216,23 +200,6 @@ def test_a_start_that_can_not_run_ends_it_as_training_would(tmp_path: Path, faul
 
 
 # -- refused before anything is measured -------------------------------------------------------------------------------
-
-REFUSED = {
-    "another primary": (["--config-name=train"], "a tune starts from train.yaml"),
-    "no such knob to hold": (["tune.fixed=[workload]"], "no knob or group that tune turns"),
-    "a device that is not here": (["trainer.accelerator=gpu"], "trainer.accelerator: gpu was asked for"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_can_not_be_done_is_refused_and_leaves_nothing(tmp_path: Path, case: str) -> None:
-    words, told = REFUSED[case]
-    found = tune(tmp_path, *words, CUDA_VISIBLE_DEVICES="")
-    assert found.done.code == 2, found.done.text
-    assert told in found.done.err
-    assert "Traceback" not in found.done.text
-    assert not (tmp_path / "logs").exists()
 
 
 # -- on a card ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end import test_search, test_tune
+from tests.end_to_end import test_tune
 from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run_folders
 from tests.end_to_end.many_processes import started, until
 from tests.kit.bench_project import git, make_project
@@ -156,31 +156,6 @@ def test_of_two_sweeps_of_one_name_one_runs_each_point_once(tmp_path: Path, host
     assert {number for (_, kind), number in counted.items() if kind == "trial"} == {1}
     assert {row.status for row in found.rows} == {"ok"}
     assert not list((tmp_path / folder).glob("*.attempt*"))
-
-
-SAME_NAME = """
-import runpy, sys
-from tests.kit.meeting import meet_before
-from wellfed.study import request
-names, new_name = ["same"], request.new_name
-request.new_name = lambda: names.pop() if names else new_name()
-meet_before("wellfed.study.request.StudyRequest.claim", "claim")
-sys.argv = %r
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_two_plain_multiruns_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
-    axis = f"{test_search.TOP}=0.2,0.4"
-    typed = [str(ROOT / "src/train.py"), "-m", *test_search.fixed(tmp_path), "trainer.max_epochs=2", axis]
-    meeting = tmp_path.with_name(f"{tmp_path.name}-meeting")
-    done = together([SAME_NAME % typed] * 2, meeting, cwd=tmp_path, PYTHONPATH=PATH)
-    assert [each.code for each in done] == [0, 0], done
-    folders = list((tmp_path / "logs" / "planted" / "searches").iterdir())
-    assert len(folders) == 2
-    assert "same" in {folder.name for folder in folders}
-    for folder in folders:
-        assert [row.outcome for row in ledger.read(folder).rows] == ["complete", "complete"]
 
 
 def test_of_two_tunes_of_one_name_one_tunes(tmp_path: Path) -> None:

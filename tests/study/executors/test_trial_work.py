@@ -28,8 +28,8 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
-from wellfed.study.executors import tasks
 from wellfed.study.executors import trial_work as trial
+from wellfed.study.executors.point_plans import PointPlan
 
 NUM_ROWS = 5
 STUDY = Pipe()[0]
@@ -125,12 +125,12 @@ def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[tasks.PointPlan]:
+def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[PointPlan]:
     """The plans as the sweep gets them."""
     named = [(str(number), each) for number, each in enumerate(points)]
     seen, *plans = pickle.loads(pickle.dumps(list(trial.planned(parts, named))))
     assert isinstance(seen, MachineFacts)
-    assert all(isinstance(plan, tasks.PointPlan) for plan in plans)
+    assert all(isinstance(plan, PointPlan) for plan in plans)
     assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
     return plans
 

@@ -48,7 +48,7 @@ def _bench(asked: argparse.Namespace) -> int:
         print_text(terminal, f"Round {number} of {asked.rounds}: A {a} {unit}/s, B {b} {unit}/s; {ratio}.")
 
     with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
-        bench = Bench(sides, asked.rounds, _new_in(benches), ended, stop)
+        bench = Bench(sides, asked.rounds, _new_in(benches), ended)
         for side in sides:
             commit = "" if side.commit is None or side.commit[:10] in side.title else f" at {side.commit[:10]}"
             changed = ", with uncommitted changes" if side.is_changed else ""

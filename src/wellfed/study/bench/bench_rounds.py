@@ -29,7 +29,7 @@ from wellfed.explain.report.comparison import Comparison, Ratio
 from wellfed.explain.report.slowdown import reasons_against
 from wellfed.masking import hidden, hidden_in, masked_override
 from wellfed.observe.timing.interval import mean_ratio
-from wellfed.process import Stopped, StopRequest, die_with_parent
+from wellfed.process import die_with_parent
 from wellfed.record import RunRecord, plain, write_atomically
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.study.bench.bench_sides import BenchSide
@@ -83,7 +83,6 @@ class Bench:
     """Gets the record, the run folders and what the runs print."""
     ended: Callable[[int, BenchRound], None]
     """Called with the number and result of each round."""
-    stop: StopRequest
     rounds: list[BenchRound] = field(default_factory=list, init=False)
     faults: list[Fault] = field(default_factory=list, init=False)
     """Reasons against a verdict."""
@@ -162,7 +161,6 @@ class Bench:
 
     def _end_of(self, command: Sequence[str], log: Path, python_path: Sequence[str]) -> int:
         """Returns the exit code of a process, negative for a signal. Nothing that it started is left."""
-        self.stop.is_stepping = True  # a signal waits until there is a process to end
         with log.open("wb") as printed:
             process = subprocess.Popen(
                 command,
@@ -174,9 +172,6 @@ class Bench:
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  a bench has one thread
             )
         try:
-            self.stop.is_stepping = False
-            if self.stop.signum is not None:
-                raise Stopped(self.stop.signum)
             return process.wait()
         except BaseException:
             process.send_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.errors import ConfigError
 from wellfed.process import CPUS_AT_START
 from wellfed.run.folder.lock import only_one
@@ -23,7 +23,6 @@ from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySetti
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 from wellfed.study.executors.point_plans import ForkServers, PointPlans, call, import_trial_work
 from wellfed.study.executors.slots import Slot, Slots
-from wellfed.study.executors.tasks import is_for_cpu, processor_of
 from wellfed.study.row import Row
 
 
@@ -80,7 +79,7 @@ class LocalExecutor(Executor):
 
     def _num_gpus(self, composed: Composed[RunConfig]) -> int:
         """Returns how many GPUs a trial gets; 0 = it trains on the processor."""
-        return 0 if is_for_cpu(composed) else min(composed.config.trainer.devices, len(self.plans.gpus))
+        return 0 if _is_for_cpu(composed) else min(composed.config.trainer.devices, len(self.plans.gpus))
 
     def _start(self, trial: Trial) -> Ended:
         self._last_num_gpus = self._num_gpus(trial.composed)
@@ -155,10 +154,16 @@ class LocalExecutor(Executor):
         return each.trial, self._row(each.trial, end)
 
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
-        processor = "" if self.plans.machine is None else processor_of(self.plans.machine)
+        facts = self.plans.machine
+        processor = "" if facts is None else f"{facts.cpu}, {facts.cpu_quota_cores:g} cores"
         peak_gib = self.plans.peak_gib(trial)
         end = replace(end, host=socket.gethostname(), machine=processor, predicted_peak_gib=peak_gib)
         return super()._row(trial, end)
+
+
+def _is_for_cpu(composed: Composed[RunConfig]) -> bool:
+    """Returns whether a run trains on the processor, whatever else a machine has."""
+    return composed.config.trainer.accelerator is Accelerator.cpu or composed.choices.get("gpu") == "cpu"
 
 
 def prepare_to_fork(config: RunConfig) -> None:

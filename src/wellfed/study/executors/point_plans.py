@@ -5,27 +5,55 @@ The study's own process does not import torch. It names the functions of `trial_
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import without_collections
+from wellfed.record import Status
 from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
-from wellfed.study.executors.tasks import PointPlan, shared_key
 from wellfed.units import counted
+
+if TYPE_CHECKING:
+    from wellfed.data.backends.first_batches import FirstBatches
+    from wellfed.plan.predict.peak import KnownFootprints
 
 Task = Callable[[Any, Connection], int]
 """Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
+
+
+@dataclass(frozen=True)
+class PointPlan:
+    """Facts about a point that are known before it runs. Its trials need not find them again."""
+
+    point: str
+    """Id of the point."""
+    problem: str | None = None
+    """Why it can't be run."""
+    status: Status = "infeasible"
+    """Status of its row in that case."""
+    predicted_peak_gib: float | None = None
+    first_batches: FirstBatches | None = None
+    footprints: KnownFootprints | None = None
+
+
+def shared_key(config: RunConfig) -> str:
+    """Returns a text that is equal for configurations with the same data and model."""
+    workload = config.workload
+    has_optimizer = workload.optimizer is not None
+    return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
 def import_trial_work() -> None:

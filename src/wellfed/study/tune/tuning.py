@@ -37,7 +37,6 @@ from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.point_plans import call, import_trial_work
-from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
@@ -103,7 +102,8 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         start=tuple(map(masked_override, start.overrides)),
         trial_steps=config.sweep.trial_steps,
         code=study_code(),
-        machine=in_words(facts),
+        machine=f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; "
+        + (", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"),
         flags=tuple(config_flags(typed_arguments())),
     )
     screen = TuneScreen(SAMPLES_PER_S, sample_unit=file.sample_unit)
