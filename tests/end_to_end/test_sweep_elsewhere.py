@@ -47,6 +47,7 @@ def test_trials_end_as_they_do_here_and_the_best_are_measured_again(tmp_path: Pa
     assert Counter(row.status for row in trials) == {"ok": 2, "failed": 2}
     assert Counter(row.kind for row in swept.rows) == {"trial": 4, "confirm": 6}
     assert {row.host for row in swept.rows} == {socket.gethostname()}
+    assert all(row.machine and row.device for row in swept.rows if row.status == "ok")
     assert "planted: step went wrong" in swept.row(f"{FAULT}=raise", f"{LR}=0.1").error["message"]
     for row in swept.rows:
         assert record_of(swept.folder / row.folder)["status"] == row.status

@@ -48,6 +48,7 @@ def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
         throughput={"samples_per_s": 100.0, "ci95": [99.0, 101.0], "steps": 40, "warmup_steps": 3},
         ceiling={"samples_per_s": 200.0},
         readiness_frac=0.5,
+        machine={"cpu": "a CPU", "cpu_quota_cores": 2.0},
         memory={"measured_peak_gib": 0.25, "predicted_peak_gib": 0.5, "device": "cpu (x)"},
         gpus={"0": {"util_pct": {"mean": 80.0}}, "1": {"util_pct": {"mean": 60.0}}, "2": {"util_pct": None}},
     )
@@ -56,6 +57,7 @@ def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
     assert (row.samples_per_s, row.ci95, row.steps, row.warmup_steps) == (100.0, (99.0, 101.0), 40, 3)
     assert (row.readiness_frac, row.ceiling_samples_per_s, row.util_pct) == (0.5, 200.0, 70.0)
     assert (row.peak_memory_gib, row.predicted_peak_gib, row.device) == (0.25, 0.5, "cpu (x)")
+    assert row.machine == "a CPU, 2 cores"
     assert (row.point, row.overrides, row.code, row.folder) == ("p", ("seed=1",), "abc", "p")
     assert row.started_at == "2026-01-01T00:00:00+00:00"
     append(tmp_path, [row])

@@ -48,7 +48,7 @@ class RowMaker:
     def __call__(self, row: Row, end: TrialEnd, study: Path) -> Row:
         """Returns the row of an end; ``row`` is what was known before, ``study`` the study's folder."""
         predicted = row.predicted_peak_gib if end.predicted_peak_gib is None else end.predicted_peak_gib
-        row = replace(row, host=end.host or row.host, machine=end.machine or row.machine, predicted_peak_gib=predicted)
+        row = replace(row, host=end.host or row.host, predicted_peak_gib=predicted)
         if end.not_started is not None:
             return replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
         return self.ended(row, study, end.code, end.seconds, timed_out=end.is_timeout)
@@ -115,6 +115,7 @@ def with_figures(row: Row, found: RunRecord) -> Row:
         device=memory.get("device") or row.device,
         started_at=found.started_at,
         host=found.host_name or row.host,
+        machine=f"{found.machine['cpu']}, {found.machine['cpu_quota_cores']:g} cores" if found.machine else "",
     )
 
 

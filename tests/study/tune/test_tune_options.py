@@ -169,10 +169,14 @@ def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, sta
     assert written(configs, TURNED, *start, write=TuneWrite.never).files == ()
 
 
-def test_where_they_can_not_be_written_the_command_has_the_overrides(configs: Path) -> None:
-    (configs / "memory" / "mine.yaml.tmp").mkdir()
+def test_where_they_can_not_be_written_the_command_has_the_overrides(
+    configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wellfed.config.files.option_file.write_atomically", full)
     found = written(configs, TURNED)
     assert found.has_failed
-    assert "mine.yaml can't be written" in str(found.why_not)
+    assert "mine.yaml can't be written: No space left on device" in str(found.why_not)
     assert found.use == (f"--config-path={configs}", *TURNED)
-    assert not (configs / "loader" / "mine.yaml").exists()

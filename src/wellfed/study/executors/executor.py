@@ -58,8 +58,6 @@ class TrialEnd:
     """Why it was not started."""
     host: str = ""
     """Name of the machine."""
-    machine: str = ""
-    """Processor and number of cores of the machine."""
     predicted_peak_gib: float | None = None
 
 

@@ -154,10 +154,7 @@ class LocalExecutor(Executor):
         return each.trial, self._row(each.trial, end)
 
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
-        facts = self.plans.machine
-        processor = "" if facts is None else f"{facts.cpu}, {facts.cpu_quota_cores:g} cores"
-        peak_gib = self.plans.peak_gib(trial)
-        end = replace(end, host=socket.gethostname(), machine=processor, predicted_peak_gib=peak_gib)
+        end = replace(end, host=socket.gethostname(), predicted_peak_gib=self.plans.peak_gib(trial))
         return super()._row(trial, end)
 
 
