@@ -1,5 +1,4 @@
 import os
-import time
 from collections import namedtuple
 from dataclasses import replace
 
@@ -7,7 +6,7 @@ import psutil
 import pynvml
 import pytest
 
-from tests.fake_nvml.driver import DRIVER_NOT_LOADED, FakeGpu, Hang, Scenario
+from tests.fake_nvml.driver import DRIVER_NOT_LOADED, Scenario
 from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import GpuFacts
@@ -141,15 +140,6 @@ def test_the_quota_of_the_cgroup_reaches_the_facts(tmp_path, monkeypatch):
     assert look(tmp_path).cpu_quota_cores == 2.5
 
 
-def test_affinity_bounds_the_quota_and_never_the_hosts_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: pytest.fail("os.cpu_count() is the host's"))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert look(tmp_path).cpu_quota_cores == 3.0
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 6 if logical else 3)
-    assert look(tmp_path).cpu_quota_cores == 6.0
-
-
 def test_shared_memory_where_the_system_has_any(tmp_path, monkeypatch):
     assert look(tmp_path).shm_gib is None
     (tmp_path / "dev/shm").mkdir(parents=True)
@@ -169,27 +159,6 @@ def test_cpu_name_and_versions(tmp_path):
     assert {"python", "wellfed", "nvidia-ml-py", "psutil"} <= facts.versions.keys()
     assert facts.host
     assert facts.os
-
-
-def test_this_machine_can_be_asked():
-    facts = machine()
-    assert facts.cpu_quota_cores > 0
-    assert 0 < facts.ram_available_gib <= facts.ram_gib
-    assert facts.gpus or facts.nvml_problem
-
-
-def test_a_driver_that_hangs_costs_its_deadline_and_no_more(tmp_path, fake_driver):
-    with fake_driver.load(Scenario([FakeGpu()], hangs=[Hang("nvmlInitWithFlags", 1.0)])) as driver:
-        facts = machine(nvml_deadline_s=0.2, environ={}, root=tmp_path)
-        assert facts.nvml_problem == "did not answer within 0.2 s"
-        assert facts.nvml_failed
-        assert facts.gpus == ()
-        assert facts.cpu_quota_cores > 0
-        give_up_at_s = time.monotonic() + 20
-        while driver.num_calls("nvmlShutdown") == 0:  # it comes back when nobody waits, and puts things in order
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.01)
-        assert driver.num_users() == 0
 
 
 def test_a_driver_that_fails_is_told_from_a_machine_without_one(tmp_path, fake_driver):

@@ -17,8 +17,6 @@ from wellfed.observe.hardware.profiles import (
 )
 from wellfed.observe.nvml.devices import Holder
 
-ORDER = list(PROFILES)
-
 
 def gpu(memory_gib, *, held_gib=0.0, name="NVIDIA H200", capability="9.0", index=0):
     free_gib = None if memory_gib is None else memory_gib - held_gib
@@ -37,26 +35,14 @@ def budget(profile, machine, memory_gib=None, enforce=None, **more):
 @pytest.mark.parametrize(
     ("card_gib", "profile", "is_small"),
     [
-        (4, "8gb", True),
-        (6, "8gb", True),
         (7.4, "8gb", True),
-        (7.5, "8gb", False),
         (7.6, "8gb", False),  # an 8 GB card
-        (8, "8gb", False),
-        (11, "8gb", False),
-        (12, "8gb", False),
         (14.4, "8gb", False),
         (14.5, "16gb", False),
         (15.7, "16gb", False),  # a 16 GB card
-        (16, "16gb", False),
-        (20, "16gb", False),
         (21.9, "16gb", False),
         (22, "24gb", False),
         (23.6, "24gb", False),  # a 24 GB card
-        (24, "24gb", False),
-        (32, "24gb", False),
-        (40, "24gb", False),
-        (48, "24gb", False),
         (74.9, "24gb", False),
         (75, "80gb", False),
         (79.2, "80gb", False),  # an 80 GB card
@@ -70,12 +56,6 @@ def test_profile_of_each_card(card_gib, profile, is_small):
     assert len(found.warnings) == is_small
     if is_small:
         assert f"{card_gib:.1f} GiB, less than the 7.5 of the smallest profile (8gb)" in found.warnings[0]
-
-
-@given(first=st.floats(0.1, 500), second=st.floats(0.1, 500))
-def test_more_memory_never_means_a_smaller_profile(first, second):
-    low, high = sorted([first, second])
-    assert ORDER.index(pick_profile(low).name) <= ORDER.index(pick_profile(high).name)
 
 
 def test_budgets_are_nine_tenths_of_nominal():
@@ -96,18 +76,6 @@ def test_auto_takes_what_others_leave_and_does_not_cap():
     assert budget("auto", facts(held)).because.endswith("39.8 held by other processes: python (pid 7, 40,448 MiB))")
 
 
-def test_auto_caps_only_when_told_to():
-    assert budget("auto", facts(gpu(139.8)), enforce=True).cap
-    assert not budget("auto", facts(gpu(139.8)), enforce=False).cap
-
-
-def test_auto_on_a_small_card_warns():
-    found = budget("auto", facts(gpu(5.8, name="GTX 1060")))
-    assert (found.profile, found.budget_gib) == ("8gb", pytest.approx(5.22))
-    (warning,) = found.warnings
-    assert warning.startswith("gpu=auto: this card has 5.8 GiB, less than the 7.5")
-
-
 @given(total=st.floats(1, 300), held_frac=st.floats(0, 1), profile=st.sampled_from(["auto", *PROFILES, "mine"]))
 def test_a_budget_never_exceeds_what_the_card_has(total, held_frac, profile):
     found = budget(profile, facts(gpu(total, held_gib=total * held_frac)))
@@ -123,17 +91,6 @@ def test_a_named_profile_caps_a_larger_card_and_names_both():
         "planning for 21.6 GiB and capping the allocator.",
     )
     assert found.because == "gpu=24gb on NVIDIA H200 (139.8 GiB)"
-
-
-def test_enforce_false_does_not_cap_and_says_so():
-    found = budget("24gb", facts(gpu(139.8)), enforce=False)
-    assert not found.cap
-    assert found.warnings[0].endswith("planning for 21.6 GiB and not capping the allocator (gpu.enforce=false).")
-
-
-def test_the_cards_own_profile_is_no_disagreement():
-    found = budget("8gb", facts(gpu(11.8)))
-    assert (found.budget_gib, found.cap, found.warnings) == (7.2, True, ())
 
 
 def test_a_profile_larger_than_the_card_becomes_what_it_has():
@@ -164,13 +121,6 @@ def test_a_typed_budget_wins_over_the_profiles():
     assert found.warnings[0].startswith("gpu.memory_gib=30: this card is")
 
 
-def test_an_option_of_the_users_own():
-    assert budget("mine", facts(gpu(47.5)), memory_gib=40.0).profile == "24gb"
-    found = budget("mine", facts(gpu(47.5)))
-    assert found.budget_gib == pytest.approx(42.75)
-    assert not found.cap
-
-
 def test_the_smallest_of_the_cards_in_use_decides():
     machine = facts(gpu(139.8), gpu(23.6, name="RTX 4090", index=1), gpu(7.6, index=2))
     assert budget("auto", machine).device_name == "NVIDIA H200"
@@ -197,15 +147,6 @@ def test_a_named_profile_without_a_gpu_plans_for_it():
     assert not budget("24gb", facts(), enforce=True).cap
 
 
-def test_a_typed_budget_without_a_gpu():
-    found = budget("auto", facts(), memory_gib=5.0)
-    assert (found.budget_gib, found.profile) == (5.0, "cpu")
-    assert found.warnings == (
-        "gpu.memory_gib=5: no NVIDIA GPU here (NVML: driver not loaded); training on the CPU, the 5 GiB budget is not "
-        "enforced. trainer.accelerator=gpu makes this an error.",
-    )
-
-
 def test_auto_without_a_gpu_is_normal():
     found = budget("auto", facts())
     assert (found.budget_gib, found.profile, found.device_name, found.cap) == (None, "cpu", None, False)
@@ -219,13 +160,6 @@ def test_a_card_that_torch_cannot_use_is_named():
     assert budget("auto", machine).profile == "cpu"
     assert budget("auto", machine).warnings == (f"gpu=auto: {seen}. gpu=cpu says so without this warning.",)
     assert budget("8gb", machine).warnings[0].startswith(f"gpu=8gb: {seen}, the 8 GiB budget is not enforced.")
-
-
-def test_cpu_by_choice_is_quiet_also_beside_a_gpu():
-    found = budget("cpu", facts(gpu(139.8)))
-    assert (found.budget_gib, found.profile, found.device_name, found.warnings) == (None, "cpu", None, ())
-    (warning,) = budget("cpu", facts(), memory_gib=5.0).warnings
-    assert warning == "gpu.memory_gib=5 has no effect with gpu=cpu. Name the card to plan for, e.g. gpu=8gb."
 
 
 @pytest.mark.parametrize(
@@ -266,11 +200,6 @@ def test_auto_takes_fp16_only_with_tensor_cores(name, precision):
     choice = resolve_precision("auto", gpu(6, name=name, capability="7.5"))
     assert (choice.precision, "no tensor cores" in choice.because) == (precision, precision == "32-true")
     assert name in choice.because
-
-
-def test_auto_precision_on_the_cpu():
-    choice = resolve_precision("auto", None)
-    assert (choice.precision, choice.because.split(":")[0]) == ("32-true", "the CPU")
 
 
 @pytest.mark.parametrize(

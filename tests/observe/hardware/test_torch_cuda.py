@@ -1,15 +1,10 @@
-import os
 import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import wellfed
 from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED, torch_cuda
-
-WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
 
 def fake_torch(monkeypatch, *, cuda="12.8", hip=None, count=0, **functions):

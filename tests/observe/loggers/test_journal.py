@@ -1,5 +1,4 @@
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -108,14 +107,6 @@ def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
     assert names == ["loss", "samples_per_s", "readiness_frac"]
 
 
-def test_time_goes_on_from_earlier_parts_of_the_run(tmp_path):
-    made = journal(tmp_path, earlier_s=1000.0)
-    assert made.time_s() >= 1000
-    assert made.origin_s <= time.monotonic() - 1000
-    made.save()
-    assert read(tmp_path)["duration_s"] >= 1000
-
-
 def test_figures_are_those_of_the_steps(tmp_path):
     sink = Kept()
     made = journal(tmp_path, sink=sink)
@@ -190,12 +181,6 @@ def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp
     assert made.validations_written() == 3
 
 
-def test_tables_that_cannot_be_cut_are_a_warning(tmp_path, caplog):
-    (tmp_path / "steps.csv").mkdir()
-    journal(tmp_path).cut_after(3)
-    assert "steps.csv can't be cut back" in caplog.text
-
-
 def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
     made = journal(tmp_path)
     made.record.steps = 5
@@ -213,25 +198,6 @@ def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
     assert "No space left" in events[0]["message"]
     assert caplog.text.count("can't be written") == 1
     assert (tmp_path / "run.json").read_text() != before
-
-
-def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    made = journal(tmp_path)
-    made.record.steps = 5
-    made.save()
-
-    def fail(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("wellfed.record.os.fsync", fail)
-    made.record.steps = 6
-    made.save()
-    made.save()
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 5
-    assert [event["kind"] for event in made.record.events] == ["disk_full"]
-    monkeypatch.undo()
-    made.save()
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 6
 
 
 def gpus(time_s, step=1, **values):

@@ -100,33 +100,6 @@ assert isinstance(torchmetrics.Accuracy(task="binary"), torchmetrics.Metric)
     assert found == told_by(NAMES, "import json\nimport torchmetrics\n")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("extras")
-def test_each_submodule_can_be_the_first_that_is_used():
-    """In forks of one process; classes are the same, whichever way they are reached."""
-    found = told_by(
-        """
-failed = []
-for name in ("classification", "functional", "image", "retrieval", "text"):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            module = import_module(f"torchmetrics.{name}")
-            assert "Accuracy" not in vars(torchmetrics)
-            assert torchmetrics.Accuracy is import_module("torchmetrics.classification").Accuracy
-            assert sys.modules[module.__name__] is module is getattr(torchmetrics, name)
-            code = 0
-        finally:
-            os._exit(code)
-    if os.waitpid(child, 0)[1]:
-        failed.append(name)
-print(json.dumps(failed))
-"""
-    )
-    assert found == []
-
-
 @pytest.mark.parametrize("is_imported", [False, True])
 def test_a_package_that_is_imported_already_or_of_another_layout_is_left_alone(is_imported, tmp_path):
     (tmp_path / "torchmetrics").mkdir()
@@ -168,15 +141,6 @@ print(json.dumps([heavy, is_compiled, hasattr(torch._dynamo, "__warningregistry_
 """
     )
     assert found == [[], False, False]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["torch.compile(weights, backend='eager')", "import_module('torch._dynamo.config')",
-                                   "torch._dynamo.reset()", "import_module('torch._dynamo').eval_frame"])  # fmt: skip
-def test_the_compiler_is_whole_once_something_of_it_is_used(first: str):
-    names = "\nprint(json.dumps(sorted(vars(torch._dynamo))))"
-    plain = told_by("import json, torch, torch._dynamo" + names, "")
-    assert set(plain) - set(told_by(TRAINED + first + names)) <= {"__builtins__", "__cached__"}
 
 
 @pytest.mark.slow

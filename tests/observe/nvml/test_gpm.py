@@ -61,13 +61,6 @@ def watch(fake_driver):
         yield begin
 
 
-def test_the_first_reading_only_begins(watch):
-    watched = watch(FakeGpu(gpm=True, util=50))
-    watched.begin()
-    assert watched.driver.num_gpm_samples() == 2
-    assert set(watched.later()) == set(FIGURES)
-
-
 def test_figures_in_our_units(watch):
     scales = {SM_ACTIVE: 0.9, SM_OCCUPANCY: 0.5, TENSOR_ACTIVE: 0.25, DRAM_ACTIVE: 0.75, PCIE_TX: 1, PCIE_RX: 1}
     gpu = FakeGpu(gpm=True, util=80, gpm_scales=scales, pcie_rx_kb_s=5_000_000, pcie_tx_kb_s=250_000)
@@ -125,26 +118,8 @@ def test_a_metric_that_is_refused_is_left_out(watch, code):
     assert set(watched.later()) == set(FIGURES) - {"tensor_active_pct"}
 
 
-def test_no_metric_at_all_is_no_gpm(watch):
-    watched = watch(FakeGpu(gpm=True, util=50, gpm_scales={}))
-    watched.begin()
-    with pytest.raises(NvmlError, match="nvmlGpmMetricsGet"):
-        watched.later()
-
-
 def test_an_instance_is_asked_of_its_card(watch):
     instances = [FakeMig("MIG-1", gpu_instance_id=3, util=10), FakeMig("MIG-2", gpu_instance_id=5, util=70)]
     watched = watch(FakeGpu(gpm=True, util=99, mig=instances), "MIG-2", is_mig=True)
     watched.begin()
     assert watched.later()["sm_active_pct"] == pytest.approx(70)
-
-
-def test_after_closing_it_begins_anew(watch):
-    watched = watch(FakeGpu(gpm=True, util=50))
-    watched.begin()
-    watched.gpm.close()
-    assert watched.driver.num_gpm_samples() == 0
-    watched.driver.advance(1)
-    watched.now_s += 1
-    watched.begin()
-    assert watched.later()["sm_active_pct"] == pytest.approx(50)

@@ -4,7 +4,6 @@ import pytest
 
 from tests.fake_nvml.driver import (
     NO_DATA,
-    NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
     UNKNOWN,
@@ -179,14 +178,6 @@ def test_without_a_sensor_there_is_no_power_before_the_second_reading(opened):
     assert meter.read()["power_w"] == pytest.approx(300, rel=0.1)
 
 
-def test_neither_counter_nor_sensor_is_not_offered(opened):
-    _, device = opened(FakeGpu(has_energy=False, errors={"nvmlDeviceGetPowerUsage": NO_PERMISSION}))
-    meter = Power(device)
-    for _ in range(6):
-        with pytest.raises(NvmlError, match="nvmlDeviceGetPowerUsage: no permission"):
-            meter.read()
-
-
 def test_a_counter_that_goes_back_leaves_the_stretch_to_the_sensor(opened):
     driver, device = opened(FakeGpu(power_w=100, energy_start_j=10_000))
     meter = power(driver, device)
@@ -198,24 +189,3 @@ def test_a_counter_that_goes_back_leaves_the_stretch_to_the_sensor(opened):
         assert figures["power_w"] == pytest.approx(100, rel=0.1)
         assert figures["energy_j"] == pytest.approx(1000 * number, rel=0.1)
     assert driver.num_calls("nvmlDeviceGetPowerUsage") == 2
-
-
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, UNKNOWN])
-def test_a_counter_that_stumbles_makes_the_next_stretch_longer(opened, code):
-    driver, device = opened(FakeGpu(power_w=Wave(1.0, 0.5, 100, 700)))
-    meter = power(driver, device)
-    meter.read()
-    driver.advance(10)
-    meter.read()
-    driver.switch(
-        Scenario([FakeGpu(power_w=Wave(1.0, 0.5, 100, 700), errors={"nvmlDeviceGetTotalEnergyConsumption": code})])
-    )
-    for _ in range(6):
-        driver.advance(10)
-        with pytest.raises(NvmlError, match="nvmlDeviceGetTotalEnergyConsumption"):
-            meter.read()
-    driver.switch(Scenario([FakeGpu(power_w=Wave(1.0, 0.5, 100, 700))]))
-    driver.advance(10)
-    figures = meter.read()
-    assert figures["power_w"] == pytest.approx(400, rel=0.1)
-    assert figures["energy_j"] == pytest.approx(400 * 10 * (2 + 6), rel=0.1)

@@ -174,15 +174,6 @@ def test_what_others_take_and_waiting_for_the_disk_is_told(child):
     assert values["iowait_pct"] == pytest.approx(10)
 
 
-def test_what_a_system_does_not_count_is_not_told():
-    Few = namedtuple("Few", "user system idle")
-    host = Host(machine=machines(Few(1, 2, 3), Few(1, 2, 13), Few(1, 2, 13)))
-    host.read()
-    of_processes = {"cpu_pct", "rss_gib", "loader_cpu_pct", "loader_lock_pct"}
-    assert set(host.read(after_s=10.0)) == {*of_processes, "others_cpu_pct"}
-    assert set(host.read(after_s=10.0)) == of_processes  # counts nothing at all
-
-
 @contextmanager
 def data_worker():
     """Yields a process that multiprocessing has started, and the connection for its orders."""
@@ -212,16 +203,6 @@ def test_data_workers_are_told_from_other_processes(child):
         burn_in(orders)
         values = host.read(after_s=1000.0)
         assert 0.9 * BURNED_S <= values["loader_cpu_pct"] * 10 <= values["cpu_pct"] * 10
-
-
-def test_a_data_worker_counts_before_processes_are_looked_for_again():
-    host = Host()
-    host.read()
-    host.source._search_at_s = 1e9  # looking took long
-    with data_worker() as (_, orders):
-        host.read(after_s=1.0)
-        burn_in(orders)
-        assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
 
 
 def test_cpu_time_of_a_process_has_that_of_workers_that_live_and_not_of_other_ranks(child):

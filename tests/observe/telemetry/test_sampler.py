@@ -9,7 +9,7 @@ from wellfed.observe.telemetry import sampler as sampler_file
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.series import Reading, Sample
+from wellfed.observe.telemetry.series import Sample
 
 NEVER_S = 600.0
 """An interval in which only edges bring rounds."""
@@ -51,27 +51,6 @@ def test_every_source_is_read_again_and_again(heard):
     assert gpu.is_closed.is_set()
     assert host.is_closed.is_set()
     assert heard.events == []
-
-
-def test_samples_say_how_far_the_run_is(heard):
-    progress = Progress()
-    with sampling(heard, ScriptedSource(), progress=progress):
-        until(lambda: heard.samples)
-        progress.enter("train")
-        progress.step_done(41)
-        until(lambda: (heard.samples[-1].step, heard.samples[-1].phase) == (41, "train"))
-        progress.enter("validate")
-        until(lambda: heard.samples[-1].phase == "validate")
-
-
-def test_a_reading_without_figures_is_no_row(heard):
-    source = ScriptedSource()
-    readings = [Reading(0, {}), Reading(1, {"x": 1.0})]
-    source.read = lambda *, slow, edge: (source.reads.append(slow), readings)[1]
-    with sampling(heard, source):
-        until(lambda: len(source.reads) >= 3)
-    assert heard.of(0) == []
-    assert len(heard.of(1)) >= 2
 
 
 def test_dear_figures_are_read_every_few_seconds(heard):
@@ -233,17 +212,6 @@ def test_a_sink_that_hangs_costs_its_rows_alone(heard):
 # ---- What is handed over ----
 
 ROW = Sample(0.0, 0, "train", 0, {"x": 1.0})
-
-
-def test_what_goes_in_comes_out_until_it_is_closed(heard):
-    sampler = heard.sampler()
-    sampler.take(lambda: [ROW, ROW])
-    sampler.event("gpu_lost", gpu=3)
-    sampler.close()
-    sampler.take(lambda: [ROW])
-    sampler.event("disk_full")
-    assert heard.samples == [ROW, ROW]
-    assert heard.events == [{"kind": "gpu_lost", "gpu": 3}]
 
 
 def test_nobody_waits_for_ever_for_a_taker_that_hangs(heard, monkeypatch):

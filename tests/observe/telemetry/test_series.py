@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.observe.telemetry.series import KEPT, Series
+from wellfed.observe.telemetry.series import Series
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -34,10 +34,6 @@ def test_of_many_only_so_many_are_kept_yet_mean_and_max_are_of_all(values, kept)
     assert (entry["n"], entry["max"]) == (len(values), max(values))
     np.testing.assert_allclose(entry["mean"], np.mean(values), rtol=1e-9, atol=1e-6)
     assert min(values) <= entry["p5"] <= entry["p50"] <= entry["p95"] <= max(values)
-
-
-def test_by_default_ten_thousand_are_kept():
-    assert len(filled(range(KEPT + 5))._values) == KEPT == 10_000
 
 
 def test_quantiles_of_a_long_run_are_those_of_all_of_it():

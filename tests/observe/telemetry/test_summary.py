@@ -52,21 +52,9 @@ def test_a_counter_that_was_read_for_a_part_of_training_says_nothing_per_sample(
     assert "energy_per_sample_j" not in entry["0"]
 
 
-def test_a_little_that_was_not_read_is_taken_as_the_rest():
-    rows = [("train", {"energy_j": float(j)}) for j in range(0, 3000, 30)] + [("train", {"util_pct": 1.0})]
-    entry = summary_of(*rows, samples=10)
-    assert entry["0"]["energy_j"] == 99 * 30
-    assert entry["0"]["energy_per_sample_j"] == pytest.approx(100 * 30 / 10)
-
-
 def test_a_counter_that_goes_back_takes_nothing_away():
     counters = [10.0, 30.0, 5.0, 6.0]
     assert summary_of(*[("train", {"energy_j": j}) for j in counters])["0"] == {"energy_j": 21.0}
-
-
-def test_without_training_samples_there_is_no_energy_per_sample():
-    entry = summary_of(("train", {"energy_j": 1.0}), ("train", {"energy_j": 3.0}), samples=0)
-    assert entry["0"] == {"energy_j": 2.0}
 
 
 def test_gpus_are_apart_and_the_host_is_none():
@@ -80,12 +68,6 @@ def test_gpus_are_apart_and_the_host_is_none():
     assert list(entry) == ["9", "10"]
     assert (entry["10"]["energy_j"], entry["9"]["energy_j"]) == (2.0, 40.0)
     assert (entry["10"]["util_pct"]["mean"], entry["9"]["util_pct"]["mean"]) == (1.0, 2.0)
-
-
-def test_nothing_seen_is_nothing_said():
-    assert Summary(always).entry(10, 1.0) == {}
-    assert summary_of(("train", {"energy_j": 5.0}))["0"] == {}  # a counter that was read once
-    assert summary_of(("start", {"util_pct": 1.0})) == {}
 
 
 @pytest.mark.slow

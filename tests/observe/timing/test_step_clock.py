@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from wellfed.batches import BuildTime
-from wellfed.observe.timing.readiness import summarise
-from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock, StepRow
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock
 
 
 class Device:
@@ -119,16 +118,6 @@ def test_what_building_the_batch_took_goes_with_its_step():
     assert (second.build_ms, second.build_cpu_ms, second.slowest_index) == (None, None, None)
 
 
-def test_what_copying_the_batch_ahead_took_goes_with_its_step():
-    host = Host(has_device=True)
-    for ms in (7.5, None):
-        host.clock.ask(), host.clock.got(), host.clock.copy_begins(0, None, ms), host.clock.copied()
-        host.launch(5)
-        host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
-    host.idle()
-    assert [row.copy_ahead_ms for row in host.rows()] == [7.5, None]
-
-
 def test_on_a_device_the_hosts_time_to_launch_a_step_is_told():
     host = Host(has_device=True)
     host.clock.ask(), host.clock.got(), host.clock.copy_begins(0), host.clock.copied()
@@ -198,16 +187,6 @@ def test_no_row_before_the_device_has_passed_its_end():
     assert [row.step for row in host.rows()] == [2, 3]
 
 
-def test_with_wait_the_rest_is_taken_without_asking():
-    host = Host(has_device=True)
-    for _ in range(3):
-        host.one_step(wait=0, copy=1, compute=100, host=1)
-    for event in host.device.events:
-        event.was_seen_passed = True  # the caller has synchronised
-        event.query = lambda: pytest.fail("asked")
-    assert [row.step for row in host.clock.rows(wait=True)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize("has_device", [False, True])
 def test_what_lies_between_steps_after_an_interrupt_belongs_to_neither(has_device):
     host = Host(has_device=has_device)
@@ -224,33 +203,11 @@ def test_what_lies_between_steps_after_an_interrupt_belongs_to_neither(has_devic
     assert all(row.step_ms < 10 for row in rows)
 
 
-def test_without_the_interrupt_it_would_be_host_time():
-    host = Host(has_device=False)
-    host.one_step(wait=1, copy=0, compute=5, host=10_000)
-    host.one_step(wait=1, copy=0, compute=5, host=1)
-    assert host.rows()[1].host_ms == pytest.approx(10_000)
-
-
 @pytest.mark.parametrize(("wait", "ready"), [(0.0, True), (0.04, True), (0.06, False), (0.5, False)])
 def test_ready_is_by_how_long_the_loop_waited(wait, ready):
     host = Host(has_device=False)
     host.one_step(wait=wait, copy=0, compute=4, host=0)
     assert host.rows()[0].ready is ready
-
-
-def test_a_hundredth_of_a_long_step_still_counts_as_ready():
-    host = Host(has_device=True)
-    for wait in (0, 0.9, 1.1):
-        host.one_step(wait=wait, copy=0, compute=100, host=0)
-    host.idle()
-    assert [row.ready for row in host.rows()] == [True, True, False]
-
-
-def test_an_end_without_a_beginning_is_no_step():
-    host = Host(has_device=False)
-    host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
-    host.clock.copied()
-    assert host.rows() == []
 
 
 def test_time_goes_on_from_an_earlier_part_of_the_run():
@@ -260,24 +217,6 @@ def test_time_goes_on_from_an_earlier_part_of_the_run():
     clock.end(step=9, samples=1, micro_batch=1, num_micro=1, warmup=True)
     (row,) = clock.rows()
     assert (row.time_s, row.epoch, row.warmup) == (60, 3, True)
-
-
-def step_row(**changes):
-    facts = {"step": 1, "time_s": 0, "epoch": 0, "samples": 8, "micro_batch": 8, "num_micro": 1, "wait_ms": 1,
-             "copy_ms": 2, "compute_ms": 4, "host_ms": 8, "asked_wait_ms": 1}  # fmt: skip
-    return StepRow(**{**facts, **changes})
-
-
-def test_a_step_is_the_sum_of_its_shares():
-    assert step_row().step_ms == 15
-    assert step_row(copy_ms=None).step_ms == 13
-
-
-def test_ready_is_a_twentieth_of_a_millisecond_or_a_hundredth_of_the_step():
-    assert step_row(asked_wait_ms=0.05).ready
-    assert not step_row(asked_wait_ms=0.16).ready  # 1 % of 15 ms is 0.15
-    assert step_row(asked_wait_ms=0.15).ready
-    assert step_row(wait_ms=0, asked_wait_ms=0.05, copy_ms=None, compute_ms=0, host_ms=0).ready
 
 
 MICRO_BATCHES = ((FORWARD, 3), (BACKWARD, 7), (FORWARD, 2), (BACKWARD, 6), (OPTIMIZER, 4), (OTHER, 1))
@@ -366,18 +305,6 @@ def test_the_device_times_the_phases_that_the_host_only_launches():
         assert row.launch_ms == 0
 
 
-def test_a_device_that_is_late_tells_the_same_phases_some_steps_later():
-    host = Host(has_device=True)
-    for _ in range(4):
-        host.phases(*MICRO_BATCHES)
-        host.sleep(5.5)  # 23 ms of the device's
-    assert host.rows() == []
-    host.idle()
-    found = host.rows()
-    assert [on_device(row) for row in found] == [pytest.approx((5, 13, 4)), *[(None, None, None)] * 3]
-    assert [row.compute_ms for row in found] == pytest.approx([23] * 4)
-
-
 @pytest.mark.parametrize("has_device", [False, True])
 @pytest.mark.parametrize("phases", [[], [(FORWARD, 3), (OTHER, 1)]])
 def test_phases_are_unknown_and_not_0_without_a_backward_pass(has_device, phases):
@@ -388,16 +315,6 @@ def test_phases_are_unknown_and_not_0_without_a_backward_pass(has_device, phases
     (row,) = host.rows()
     assert on_host(row) == on_device(row) == (None, None, None)
     assert row.compute_ms == pytest.approx(2 + sum(ms for _, ms in phases))
-
-
-def test_a_step_without_an_update_took_no_time_in_the_optimizer():
-    host = Host(has_device=False)
-    host.clock.ask(), host.clock.got(), host.clock.copy_begins(0), host.clock.copied()
-    for phase in (FORWARD, BACKWARD, OTHER):
-        host.clock.mark((phase, host.clock.now_s()))
-        host.sleep(1)
-    host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
-    assert on_host(host.rows()[0]) == pytest.approx((1, 1, 0))
 
 
 @pytest.mark.parametrize("has_device", [False, True])
@@ -420,20 +337,6 @@ def test_gradients_may_be_of_earlier_steps():
     ]
 
 
-@pytest.mark.parametrize("has_device", [False, True])
-def test_marks_between_two_steps_belong_to_none(has_device):
-    host = Host(has_device=has_device)
-    host.phases((FORWARD, 10), (BACKWARD, 20), warmup=True)
-    host.clock.mark((FORWARD, host.clock.now_s()))  # a validation, say
-    host.sleep(500)
-    for _ in range(2):
-        host.phases((FORWARD, 10), (BACKWARD, 20), warmup=True)
-    if has_device:
-        host.idle()
-    for row in host.rows():
-        assert (on_device(row) if has_device else on_host(row)) == pytest.approx((10, 20, 0))
-
-
 @pytest.mark.parametrize(("micro_batches", "apart"), [(1, 3), (3, 7), (20, 15)])
 def test_a_step_has_one_event_more_on_average(micro_batches, apart):
     host = Host(has_device=True)
@@ -450,27 +353,6 @@ def test_a_step_has_one_event_more_on_average(micro_batches, apart):
     assert all(on_device(row) in [(None, None, None), pytest.approx(expected)] for row in rows)
     assert all(row.compute_ms == pytest.approx(sum(expected)) for row in rows)
     assert all(row.forward_ms == 0 for row in rows)  # of a host that only launches
-
-
-@pytest.mark.parametrize("period", [2, 3, 4, 8, 16])
-def test_shares_are_not_biased_by_work_in_each_few_steps(period):
-    host, rows = Host(has_device=True), []
-    for number in range(6000):
-        host.phases((FORWARD, 2 + 60 * (number % period == 0)), (BACKWARD, 3), (OPTIMIZER, 1), (OTHER, 0))
-        host.idle()
-        rows += host.rows()
-    found = summarise(rows)
-    expected = sum(2 + 60 * (number % period == 0) for number in range(6000)) / sum(row.compute_ms for row in rows)
-    assert found.forward_frac == pytest.approx(found.compute_frac * expected, rel=0.1)
-    assert found.phase_steps == sum(row.device_forward_ms is not None for row in rows) < 6000 / 3
-
-
-def test_figures_of_phases_do_not_lose_their_first_steps_to_the_warm_up():
-    host = Host(has_device=True)
-    for number in range(8):
-        host.phases(*MICRO_BATCHES, warmup=number < 3)
-        host.idle()
-    assert [row.device_forward_ms is not None for row in host.rows()] == [True] * 4 + [False] * 4
 
 
 def test_events_are_used_again():
@@ -528,20 +410,3 @@ def test_copies_leave_the_steps_whose_phases_are_timed(num_copies):
         host.idle()
         num_timed += host.rows()[0].device_forward_ms is not None
     assert num_timed == pytest.approx(200 / 3, rel=0.1)
-
-
-def test_the_stream_is_found_once_a_step():
-    streams = iter("abc")
-    host = Host(has_device=True)
-    host.clock = StepClock(now_s=lambda: host.now_s, new_event=host.device.event, current_stream=lambda: next(streams))
-    for stream in "abc":
-        host.phases((FORWARD, 10), (BACKWARD, 20), warmup=True)  # so that events mark the phases of each step
-        assert [event.stream for event in host.device.events[-5:]] == [stream] * 5
-
-
-def test_marks_of_a_step_that_was_not_begun_are_dropped():
-    host = Host(has_device=False)
-    for _ in range(100):
-        host.clock.mark((FORWARD, host.clock.now_s()))
-        host.clock.copied()
-    assert host.clock._marks == []
