@@ -1,7 +1,6 @@
 """What evaluate.py refuses: in one message, without a traceback, with nothing written."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -114,29 +113,6 @@ def test_a_configuration_that_has_changed_since_is_refused(good: Path, capsys: p
     assert "1 fault in the configuration" in err
     assert "workload.data.path: is null now and was /old/ratings.csv in the run of the checkpoint. Set it back" in err
     assert not (good.parents[1] / "evaluation.json").exists()
-
-
-def test_overrides_of_a_record_that_can_name_code_are_typed_again(
-    good: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = good.with_name("ran")
-    code = f'+callbacks.x={{_target_:torch.utils.collect_env.run,command:"touch {shlex.quote(str(mark))}"}}'
-    path = good.parents[1] / "run.json"
-    record = json.loads(path.read_text())
-    record["overrides"].append(code)
-    path.write_text(json.dumps(record))
-    assert evaluated(good) == 2
-    err = capsys.readouterr().err
-    assert f"checkpoint={good}: others may have changed its record, so overrides in it that can name code" in err
-    assert err.endswith(f"If you trust this run, add {shlex.quote(code)}\n")
-    assert not mark.exists()
-    words = [f"checkpoint='{good}'", "accelerator=cpu", code, "config.allow_targets=[os]"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *words])
-    assert entry_scripts.evaluate(words) == 2
-    assert "config.allow_targets=[os]: is not an override of this run. Leave it out." in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *words[:3]])
-    entry_scripts.evaluate(words[:3])
-    assert mark.exists()
 
 
 @pytest.mark.simulated(mib=8192, lost_after=100)
