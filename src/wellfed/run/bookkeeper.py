@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.record import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
-from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, Usage, node_watch
+from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
 from wellfed.units import mib
@@ -117,24 +117,15 @@ class Bookkeeper:
         if sinks:
             self.journal.save()  # a resumed run continues theirs by the ids in the record
 
-    def watching(
-        self,
-        facts: MachineFacts,
-        plan: RunPlan,
-        sender: tuple[int, Callable[[NodeMessage], None]] | None = None,
-        driven: Collection[int] = (),
-    ) -> AbstractContextManager[Any]:
+    def watching(self, facts: MachineFacts, plan: RunPlan, driven: Collection[int] = ()) -> AbstractContextManager[Any]:
         """Returns a context that watches machine and GPUs, if telemetry is enabled.
 
         Args:
-            sender: another node, and a function that sends its readings to rank 0, where `take_node_message` gets them.
             driven: numbers of further GPUs, which the model drives by itself.
         """
         self.progress.step, config = self.record.steps, self._config.telemetry
         if not config.enabled:
             return nullcontext()
-        if sender is not None:
-            return node_watch(config, facts, plan, self.progress, *sender)
         self._watch = MachineWatch(config, facts, plan, self.journal, self.progress, driven)
         return self._watch.sampler
 
@@ -150,11 +141,6 @@ class Bookkeeper:
     def held_gib(self) -> float | None:
         """Returns the memory of this rank's card that torch holds now; None without a card."""
         return None if self._usage is None else self._usage.held_gib()
-
-    def take_node_message(self, message: NodeMessage) -> None:
-        """Takes the readings of another node."""
-        if self._watch is not None:
-            self._watch.take_message(message)
 
     @property
     def peak_gib(self) -> float | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,66 +17,15 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
-from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Phase, Sample, Summary
+from wellfed.observe.telemetry.series import Sample, Summary
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
 
 _KEPT_READINGS = 2000
 """Number of readings that the screen of a run sees, of all GPUs and hosts together."""
-
-
-@dataclass(frozen=True)
-class NodeMessage:
-    """Message of another node to rank 0: readings as (step, phase, GPU, values), or an event."""
-
-    node: int
-    readings: tuple[tuple[int, Phase, int, Mapping[str, float]], ...] = ()
-    event: tuple[EventKind, Mapping[str, Any]] | None = None
-
-
-def _sampler(
-    config: TelemetryConfig,
-    facts: MachineFacts,
-    plan: RunPlan,
-    progress: Progress,
-    *takers: Any,
-    more: Collection[int] = (),
-    **options: Any,
-) -> Sampler:
-    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`.
-
-    Args:
-        more: as for `gpus_to_watch`.
-    """
-    sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
-    failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-    sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
-    return sampler
-
-
-def node_watch(
-    config: TelemetryConfig,
-    facts: MachineFacts,
-    plan: RunPlan,
-    progress: Progress,
-    node: int,
-    send: Callable[[NodeMessage], None],
-) -> Sampler:
-    """Returns a sampler of this machine that sends its readings to rank 0 on another machine."""
-
-    def publish(samples: Sequence[Sample]) -> None:
-        readings = tuple((one.step, one.phase, of_node(node, one.gpu), dict(one.values)) for one in samples)
-        send(NodeMessage(node, readings))
-
-    def event(kind: EventKind, **facts: Any) -> None:
-        where = {"gpu": named(of_node(node, facts["gpu"]))} if "gpu" in facts else {"node": node}
-        send(NodeMessage(node, event=(kind, {**facts, **where})))
-
-    return _sampler(config, facts, plan, progress, lambda samples: None, event, publish, time_s=time.monotonic)
 
 
 class MachineWatch:
@@ -100,21 +48,17 @@ class MachineWatch:
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
         self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
-        """The latest readings, also those of other nodes."""
-        takers = self._take, self._event, journal.publish
-        self.sampler = _sampler(config, facts, plan, progress, *takers, more=more, time_s=journal.time_s)
-
-    def take_message(self, message: NodeMessage) -> None:
-        """Takes the message of another node, with the time of its arrival."""
-        if message.event is not None:
-            kind, facts = message.event
-            self.sampler.event(kind, **facts)
-
-        def stamped() -> list[Sample]:
-            time_s = self._journal.time_s()
-            return [Sample(time_s, *reading) for reading in message.readings]
-
-        self.sampler.take(stamped)
+        """The latest readings."""
+        self.sampler = Sampler(
+            self._take,
+            self._event,
+            journal.publish,
+            interval_s=config.interval_s,
+            progress=progress,
+            time_s=journal.time_s,
+        )
+        failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
+        self.sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
 
     def gpus(self) -> dict[str, Any]:
         """Returns ``gpus`` of the record."""

@@ -24,7 +24,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import EXIT_TIME_LIMIT, StopRequest
-from wellfed.ranks import own_local_rank, requeue
+from wellfed.ranks import launched, own_local_rank, requeue
 from wellfed.record import RunRecord, differences
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
@@ -122,7 +122,6 @@ class Run:
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
         self._stage("planning")
-        record.machine["gpus"] += self._others.gpus_of_other_machines(facts, planner.device)
         plan, books = self._make_plan(planner), self._books
         if plan.device.enforce and plan.device.memory_gib is not None:
             # Lightning has not chosen the rank's card yet.
@@ -133,8 +132,7 @@ class Run:
         if self.rank == 0 and self.measure is None:
             books.open_loggers(self.composed, plan)
         self._others.ready()
-        received = self._others.receiving(books.take_node_message)
-        with self._others.watching(self._lost), self._watching(facts, plan, passes), received:
+        with self._watching(facts, plan, passes):
             usage = books.training(plan)
             if self.measure is not None:
                 self._started()
@@ -208,12 +206,12 @@ class Run:
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan, passes: Passes) -> AbstractContextManager[Any]:
-        """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
-        sender = None if self.rank == 0 else self._others.sender()
-        if self.rank and sender is None:
+        """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
+        launch = launched()
+        if self.rank and (launch is None or not launch.is_first_of_node):
             return nullcontext()
         driven = [index for part in passes.data_parallel.values() for index in part.device_ids]
-        return self._books.watching(facts, plan, sender, driven)
+        return self._books.watching(facts, plan, driven)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
@@ -265,17 +263,6 @@ class Run:
         if self.measure is not None or self.rank > 0 or outcome.is_refusal or not self.has_trained:
             return outcome
         return self._saved.advised(outcome, self._books.record.steps)
-
-    def _lost(self, outcome: Outcome) -> None:
-        """Writes the record from another thread, when another rank has failed and this one hangs and will be ended."""
-        self.stop.is_finishing = True
-        outcome = self._with_what_is_saved(self._others.with_logs(outcome))
-        if self.rank == 0:
-            _print_error(f"{outcome.message}\n{outcome.advice}")
-            if self._passes is not None:
-                self._passes.ranks.record_latest()
-            if self.measure is not None or not outcome.is_refusal:
-                self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
     def _stage(self, name: str) -> None:
         """Shows what the run does now, while no bar is shown."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping
@@ -85,9 +84,9 @@ def _follow(exchange: Exchange) -> int:
     spin_less(os.environ)
     _quiet_torch(os.environ)
     try:
-        shared = following.follow(exchange, own_git_state)
+        shared = following.follow(exchange)
     except RankEnded as ended:
-        exchange.outcomes.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
+        exchange.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
         return ended.outcome.exit_code
     except WellfedError as error:
         print(show_text(str(error)), file=sys.stderr)
@@ -101,7 +100,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
         code = job()
     finally:
         exchange.close(Outcome("ok" if code == EXIT_OK else "invalid", code))
-    if exchange.outcomes.lost:  # threads of a collective that has lost a rank may never end
+    if code not in (EXIT_OK, EXIT_NOTHING_RUN):  # threads of a collective that has lost a rank may never end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -193,8 +192,8 @@ class _Start:
 
             shared = self.shared or self._to_share(folder.path, target)
             if self.exchange is not None and self.rank == 0:
-                following.lead(self.exchange, shared, record.git)
-            others = OtherRanks(self.rank, shared, self.exchange, folder.undo)
+                self.exchange.broadcast("run", shared)
+            others = OtherRanks(self.rank, shared, self.exchange)
             measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
             run = Run(
                 self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
@@ -232,6 +231,8 @@ class _Start:
             try:
                 yield folder
             finally:
+                if self.shared is not None and (launch := launched()) is not None and launch.node > 0:
+                    run_folder.keep_readings_of_node(folder.path, self.shared.folder, launch.node)
                 if self.rank > 0 or not folder.stays:
                     folder.undo()
                 run_folder.release(folder.path)
@@ -244,7 +245,7 @@ class _Start:
 
     def _to_share(self, folder: Path, target: resume.Target | None) -> SharedRun:
         there = None if target is None else replace(target, checkpoint=target.checkpoint.resolve())
-        return SharedRun(self.composed, there, folder.resolve(), socket.gethostname(), os.getpid())
+        return SharedRun(self.composed, there, folder.resolve())
 
 
 def spin_less(environ: MutableMapping[str, str]) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.plan.test_decide import ITEMS, config, planned
-from tests.run.ranks.test_exchange import joined, on_all
-from tests.run.ranks.test_following import shared_in
+from tests.run.ranks.test_exchange import joined, on_all, shared_in
 from wellfed.contract import Datasets
 from wellfed.data.loader_parts import without_loaders
 from wellfed.errors import DataError
@@ -20,7 +19,6 @@ from wellfed.ranks import Launch
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.outcome_of_error import outcome_of
-from wellfed.run.ranks import rank_watch
 from wellfed.run.ranks.coordination import OtherRanks, PlanOfRank0
 from wellfed.run.ranks.exchange import Exchange
 
@@ -164,15 +162,3 @@ def test_an_error_that_all_ranks_have_is_no_others(others):
     failed = outcome_of(ValueError("no such column"), has_trained=True)
     others[1].outcome(failed)
     assert others[0].outcome(failed) == failed
-
-
-def test_the_log_of_a_rank_that_is_gone_is_kept(others, tmp_path, monkeypatch):
-    (tmp_path / "rank1").mkdir()
-    (tmp_path / "rank1" / "train.log").write_text("its last message")
-    monkeypatch.setattr(rank_watch, "REPORT_S", 2.0)
-    others[2].outcome(BROKEN)
-    found = others[0].outcome(BROKEN)
-    assert found.message.startswith("Rank 1 on node 1 (")
-    assert found.advice == f"Its log is {tmp_path / 'train.rank1.log'}."
-    assert (tmp_path / "train.rank1.log").read_text() == "its last message"
-    assert not (tmp_path / "rank1").exists()

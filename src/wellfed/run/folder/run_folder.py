@@ -94,6 +94,12 @@ def keep_log_of_rank(folder_of_run: Path, rank: int, *, is_gone: bool = False) -
     return kept
 
 
+def keep_readings_of_node(folder: Path, folder_of_run: Path, node: int) -> None:
+    """Moves the telemetry of another machine, which its first rank has written, beside the run's own."""
+    with suppress(OSError):  # there is none, or the run's folder is not on this machine
+        (folder / "telemetry.csv").replace(folder_of_run / f"telemetry.node{node}.csv")
+
+
 def _of_rank(folder_of_run: Path, rank: int) -> Path:
     return folder_of_run / f"rank{rank}"
 

@@ -292,7 +292,7 @@ class Passes:
     def _stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Counts a step, and brings the figures of the ranks together if that is due."""
         self._books.stepped(steps, epochs, samples)
-        if self.ranks.stepped(steps):
+        if self.ranks.stepped():
             self._books.journal.save()
 
     def _saving(self) -> None:

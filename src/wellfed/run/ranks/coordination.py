@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from wellfed.data.loader_parts import sampled_orders
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, DataError
-from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.plan.nodes import NodeCards, card_faults
-from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, RunPlan
+from wellfed.errors import EXIT_NOTHING_RUN, DataError
+from wellfed.plan.run_plan import LoaderSection, MemorySection, RunPlan
 from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
@@ -48,25 +45,21 @@ class OtherRanks:
         shared: the run as rank 0 has composed it.
         exchange: connection to ranks that already run. Lightning starts the other ranks of a machine when rank 0 begins
             to train.
-        undo: removes the run folder, if another rank has found that nothing can be run.
     """
 
-    def __init__(
-        self,
-        rank: int = 0,
-        shared: SharedRun | None = None,
-        exchange: Exchange | None = None,
-        undo: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._rank, self._shared, self._exchange, self._undo = rank, shared, exchange, undo
+    def __init__(self, rank: int = 0, shared: SharedRun | None = None, exchange: Exchange | None = None) -> None:
+        self._rank, self._shared, self._exchange = rank, shared, exchange
         self._has_invited = False
-        self.is_shown_by_rank_0 = False
-        """Rank 0 shows how this rank has ended."""
 
     @property
     def world_size(self) -> int:
         """Number of ranks that this one is connected with, itself included."""
         return 1 if self._exchange is None else self._exchange.launch.world_size
+
+    @property
+    def is_shown_by_rank_0(self) -> bool:
+        """Whether rank 0 shows how this rank has ended."""
+        return self._exchange is not None
 
     @property
     def _together(self) -> Exchange | None:
@@ -124,27 +117,6 @@ class OtherRanks:
                 self._exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader, orders))
         return plan
 
-    def gpus_of_other_machines(self, facts: MachineFacts, device: DevicePlan) -> list[dict[str, Any]]:
-        """Returns, on rank 0, the GPUs of other machines as recorded, once they match this machine's.
-
-        Raises:
-            ConfigError: they don't match.
-            RankEnded: a rank has found a fault by itself.
-        """
-        exchange = self._together
-        if exchange is None:
-            return []
-        launch, host = exchange.launch, socket.gethostname()
-        used = facts.training_gpus[: device.trainer.devices] if device.on_gpu else ()
-        cards = tuple((gpu.name, gpu.memory_gib) for gpu in used)
-        own = NodeCards(launch.node, host, device.trainer.accelerator, cards)
-        gpus = [asdict(gpu) for gpu in facts.gpus] if launch.is_first_of_node else []
-        gathered = exchange.gather("cards", (own, gpus))
-        if gathered and (faults := list(card_faults([node for node, _ in gathered]))):
-            raise ConfigError(faults)
-        others = [(node, gpus) for node, gpus in gathered if node.node != launch.node]
-        return [{**gpu, "node": node.node, "host": node.host} for node, gpus in others for gpu in gpus]
-
     def ready(self) -> None:
         """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
         if self._together is not None:
@@ -187,44 +159,8 @@ class OtherRanks:
 
     def met(self) -> None:
         """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
-        exchange = self._exchange
-        if (
-            self._has_invited
-            and exchange is not None
-            and not exchange.outcomes.members.missing({*range(exchange.launch.world_size)})
-        ):
+        if self._has_invited and self._exchange is not None and not self._exchange.missing():
             uninvite()
-
-    def watching(self, on_failure: Callable[[Outcome], None]) -> AbstractContextManager[None]:
-        """Ends this rank when another one fails within the block, by force if it hangs.
-
-        Args:
-            on_failure: writes the record before that.
-        """
-
-        def end(outcome: Outcome) -> None:
-            on_failure(outcome)
-            if self._has_invited:
-                uninvite()
-            if outcome.is_refusal:
-                self._undo()
-
-        return nullcontext() if self._exchange is None else self._exchange.outcomes.watching(end)
-
-    def receiving(self, handler: Callable[[Any], None]) -> AbstractContextManager[None]:
-        """Delivers the readings of other machines' first ranks to rank 0 within the block."""
-        if self._together is None or self._rank > 0:
-            return nullcontext()
-        launch = self._together.launch
-        firsts = range(launch.devices, launch.world_size, launch.devices)
-        return self._together.receiving("readings", firsts, handler)
-
-    def sender(self) -> tuple[int, Callable[[Any], None]] | None:
-        """Returns this machine's number and a function that sends readings to rank 0; None if this rank reads none."""
-        exchange = self._together
-        if exchange is None or exchange.launch.node == 0 or not exchange.launch.is_first_of_node:
-            return None
-        return exchange.launch.node, lambda message: exchange.post("readings", message)
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
@@ -236,22 +172,12 @@ class OtherRanks:
             if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
                 keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
-            own = self._explained(own, exchange.outcomes.reason(own))
-        exchange.outcomes.report(own)
-        self.is_shown_by_rank_0 = 0 not in exchange.outcomes.lost
+            own = self._explained(own, exchange.reason(own))
+        exchange.report(own)
         _leave_for_torchrun(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
         return own
-
-    def with_logs(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome with the paths of the other ranks' logs in its advice, those of lost ranks too."""
-        if self._shared is None or self._exchange is None or self._rank > 0 or outcome.is_refusal:
-            return outcome
-        folder, ends = self._shared.folder, self._exchange.outcomes
-        logs = [keep_log_of_rank(folder, rank, is_gone=rank in ends.lost) for rank in ends.failed if rank > 0]
-        shown = ", ".join(str(log) for log in logs if log.exists())
-        return replace(outcome, advice=f"{outcome.advice} Its log is {shown}.".lstrip()) if shown else outcome
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
@@ -260,14 +186,14 @@ class OtherRanks:
             uninvite()
 
     def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
-        if found is None or (own.status == found.status == "interrupted"):
-            return own
-        if own.message and found.message.endswith(own.message):  # the same error on all ranks
+        if found is None or (own.message and found.message.endswith(own.message)):  # the same error on all ranks
             return own
         is_counted = found.is_refusal or not own.is_refusal
         code = found.exit_code if is_counted else EXIT_NOTHING_RUN
+        logs = [] if self._shared is None or found.is_refusal else sorted(self._shared.folder.glob("train.rank*.log"))
+        advice = f"{found.advice} Its log is {', '.join(map(str, logs))}.".lstrip() if logs else found.advice
         # The other rank showed its traceback. The one here is of a broken connection.
-        return self.with_logs(replace(found, is_expected=True, exit_code=code))
+        return replace(found, is_expected=True, exit_code=code, advice=advice)
 
 
 def _check_orders(own: Mapping[str, tuple[str, int]], of_rank_0: Mapping[str, tuple[str, int]], rank: int) -> None:

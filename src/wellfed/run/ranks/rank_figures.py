@@ -41,10 +41,6 @@ _FEWEST_TIMED = 5
 class SharedFigures(Protocol):
     """Figures that ranks leave for rank 0. See `coordination.OtherRanks`, which offers them in a run."""
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that may leave some."""
-
     def publish(self, kind: str, own: Any) -> None:
         """Leaves figures of this rank, in place of its previous ones."""
 
@@ -133,18 +129,14 @@ class RankFigures:
         self._rows, self._peak_gib, self._record = rows, peak_gib, record
         self._sizes = BatchSizes()
         self._cpu: CpuUse | None = None
-        self._began_s: float | None = None
-        """End of the first step; the ranks that Lightning starts begin with it."""
-        self._step = self._apart = self._readings_left = 0
-        self._reported_s = -math.inf
+        self._due_s, self._reported_s = now_s() + EVERY_S, -math.inf
 
     def begin(self) -> None:
         """Starts to measure, as training begins. Reports before a restart no longer count."""
         if self._about is None:
             return
-        self._sizes, self._cpu, self._began_s = BatchSizes(), None, None
-        self._step = self._apart = self._readings_left = 0
-        self._reported_s = -math.inf
+        self._sizes, self._cpu = BatchSizes(), None
+        self._due_s, self._reported_s = self._now_s() + EVERY_S, -math.inf
         with _logged():
             for kind in (_KIND, _LAST_KIND):
                 self._others.publish(kind, None)
@@ -154,39 +146,18 @@ class RankFigures:
         """Function to call with each batch; None for a single rank."""
         return None if self._about is None else self._sizes.add
 
-    def stepped(self, step: int) -> bool:
-        """Reports after a step if that is due. Returns whether rank 0 has recorded new figures.
-
-        Ranks report at the same step, so that they are held up at once. Rank 0 reads the reports after the next steps:
-        ranks step together, so they soon have left theirs. Reports of some ranks alone are not recorded.
-
-        Args:
-            step: latest step; not every step needs to be named.
-        """
+    def stepped(self) -> bool:
+        """Reports after a step if `EVERY_S` have passed. Returns whether rank 0 has recorded new figures."""
         if self._about is None:
             return False
-        if self._began_s is None:
-            self._began_s, self._step = self._now_s(), step - 1
+        if self._cpu is None:  # the ranks that Lightning starts begin with the first step
             with _logged():
                 self._cpu = CpuUse()
-        before, self._step = self._step, step
-        if self._readings_left:
-            self._readings_left -= 1
-            if self.record_latest(of_all=True):
-                self._readings_left = 0
-                return True
+        if self._now_s() < self._due_s:
             return False
-        if not self._apart or step // _MEASURED_STEPS > before // _MEASURED_STEPS:
-            self._apart = self._steps_apart()
-        is_due = self._apart and step // self._apart > before // self._apart
-        if is_due and self._now_s() - self._began_s >= EVERY_S and self.report():
-            self._readings_left = _MOST_READINGS
-        return False
-
-    def _steps_apart(self) -> int:
-        """Returns the steps from one report to the next; 0 as long as no step was timed. Pauses do not count."""
-        latest_ms = StepTable.of(self._rows()).latest(_MEASURED_STEPS).steady().step_ms
-        return steps_apart(float(latest_ms.mean()) / 1e3) if len(latest_ms) else 0
+        self._due_s = self._now_s() + EVERY_S
+        self.report()
+        return self.record_latest()
 
     def report(self) -> bool:
         """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`.
@@ -197,20 +168,15 @@ class RankFigures:
             return False
         return self._leave() is not None
 
-    def record_latest(self, *, of_all: bool = False) -> bool:
-        """Records, on rank 0, the latest report of each rank. Returns whether there was any.
-
-        Args:
-            of_all: records nothing if the report of a rank is missing.
-        """
+    def record_latest(self) -> bool:
+        """Records, on rank 0, the latest report of each rank. Returns whether there was any."""
         known: list[RankEntry] = []
         if self._about is not None:
             with _logged():
                 known = [one for one in self._others.latest(_KIND) if one is not None]
-        if not known or (of_all and len(known) < self._others.world_size):
-            return False
-        self._record(known)
-        return True
+        if known:
+            self._record(known)
+        return bool(known)
 
     def compare(self) -> None:
         """Records the figures of each rank on rank 0, at the end of training. All ranks must call it.
@@ -258,10 +224,6 @@ class RankFigures:
 
 _KIND = "figures of ranks"
 _LAST_KIND = f"{_KIND} at the end"
-_MOST_READINGS = 3
-"""Times that rank 0 looks for the reports of all ranks."""
-_MEASURED_STEPS = 64
-"""Steps after which the distance of reports is measured again, from as many steps."""
 _TICKS_S = 1.0
 """Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
 than there are."""
@@ -279,14 +241,6 @@ def _logged() -> Iterator[None]:
             yield
     except (OSError, psutil.Error) as error:  # no file handle is left, for example
         _LOG.warning("The figures of this rank could not be read: %s.", error)
-
-
-def steps_apart(step_s: float) -> int:
-    """Returns the steps from one report to the next: a power of two that takes at least `EVERY_S`.
-
-    Ranks whose steps seem to differ a little so have the same steps in common.
-    """
-    return 1 << (max(1, math.ceil(EVERY_S / step_s)) - 1).bit_length()
 
 
 def half_widths_ms(steady: StepTable) -> dict[str, float | None]:

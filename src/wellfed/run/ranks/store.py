@@ -7,9 +7,8 @@ the address of the new one, which torch's process groups use, too.
 
 from __future__ import annotations
 
-import ast
+import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +19,8 @@ from typing import Any
 from wellfed.errors import ConfigError, first_line
 from wellfed.ranks import Launch
 
-Address = tuple[Sequence[str], int, bytes]
-"""Hosts, port and key of an open store."""
+Address = tuple[Sequence[str], int]
+"""Hosts and port of an open store."""
 _ADDRESS = "wellfed"
 _CONNECT_S = 5.0
 
@@ -37,23 +36,23 @@ def allow_open_files(wanted: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def serve() -> tuple[Any, bytes]:
-    """Returns a store that this process serves, and a key for signatures."""
+def serve() -> Any:
+    """Returns a store that this process serves."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True), secrets.token_bytes(32)
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
-def publish(port: int, key: bytes, launch: Launch, come_s: float) -> Any:
+def publish(port: int, launch: Launch, come_s: float) -> Any:
     """Puts the store's address into the launcher's store, and returns that, since this process may have to serve it."""
     launchers, host = _launchers_store(launch, come_s)
-    launchers.set(_ADDRESS, repr((_own_addresses(host), port, key)).encode())
+    launchers.set(_ADDRESS, json.dumps([_own_addresses(host), port]).encode())
     _meet_at("localhost", port)
     return launchers
 
 
-def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
-    """Connects to the store whose address rank 0 has published; returns it with its key.
+def find(launch: Launch, come_s: float) -> Any:
+    """Connects to the store whose address rank 0 has published, and returns it.
 
     Raises:
         ConfigError: rank 0 has not published it within the time.
@@ -63,25 +62,25 @@ def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
     while (left_s := until_s - time.monotonic()) > 0:
         try:
             launchers.wait([_ADDRESS], timedelta(seconds=max(1.0, left_s)))
-            store, key = connect(ast.literal_eval(launchers.get(_ADDRESS).decode()))
+            store = connect(json.loads(launchers.get(_ADDRESS)))
         except RuntimeError:  # the address of an earlier attempt
             time.sleep(0.3)
             continue
         _meet_at(store.host, store.port)
-        return store, key
+        return store
     problem = f"rank 0 did not come within {come_s:.0f} s."
     raise ConfigError.of(f"rank {launch.rank}", problem, "Its own output has the reason.")
 
 
-def connect(address: Address) -> tuple[Any, bytes]:
-    """Connects to a store by the first of its hosts that answers; returns it with its key."""
+def connect(address: Address) -> Any:
+    """Connects to a store by the first of its hosts that answers, and returns it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    hosts, port, key = address
+    hosts, port = address
     failure = RuntimeError("no host")
     for host in hosts:
         try:
-            return TCPStore(host, port, None, False, timedelta(seconds=_CONNECT_S), wait_for_workers=False), key
+            return TCPStore(host, port, None, False, timedelta(seconds=_CONNECT_S), wait_for_workers=False)
         except RuntimeError as error:
             failure = error
     raise failure

@@ -55,14 +55,9 @@ class TorchrunStore:
         self.problem: str | None = None
         """Reason why its latest call failed; None = it did not."""
         self._failures = 0
-        self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"]), b""  # a script may change them
+        self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"])  # a script may change them
         self._prefix = f"wellfed watch/{next(_NUMBERS)}"
         self._store: Any = None
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the script."""
-        return self.launch.world_size
 
     def publish(self, kind: str, own: Any) -> None:
         """Leaves figures of this rank, in place of its previous ones."""
@@ -97,7 +92,7 @@ class TorchrunStore:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self._store is None:
-            self._store, _ = stores.connect(self._address)
+            self._store = stores.connect(self._address)
         return getattr(self._store, method)(*arguments)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
@@ -178,7 +173,7 @@ class RankOfScript:
             ranks: number of processes that train together.
         """
         self._latest_rows += rows
-        return self._report(rows[-1].step, ranks)
+        return self._report(ranks)
 
     def start_again(self) -> None:
         """Drops the steps so far: they were no steps of training."""
@@ -233,7 +228,7 @@ class RankOfScript:
         )
         self._figures.begin()
 
-    def _report(self, step: int, ranks: int) -> bool:
+    def _report(self, ranks: int) -> bool:
         """Leaves figures of this rank if that is due. Rank 0 reads those of all with its next steps. Returns whether
         rank 0 has recorded new ones."""
         self._note_peaks()
@@ -242,7 +237,7 @@ class RankOfScript:
             return False
         if self._about["gpu"] is None:
             self._note_gpu()
-        return self._figures.stepped(step)
+        return self._figures.stepped()
 
     def _note_gpu(self) -> None:
         gpu = self.fullest_gpu()

@@ -200,7 +200,7 @@ class ScriptRecord(RankOfScript):
         self.record.samples += sum(row.samples for row in rows)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
-        is_long = self._report(self.record.steps, ranks)
+        is_long = self._report(ranks)
         if self.world_size > 1 and self.store is not None and not self._has_launch:
             self._has_launch = True
             launch = self.store.launch
