@@ -22,19 +22,13 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Live:
-    """Live figures that stay the same, and a warning."""
-
-    def __init__(self) -> None:
-        self.warnings = ["STARVED so far"]
+    """Live figures that stay the same."""
 
     def rate(self) -> str:
         return "1,234 windows/s"
 
     def parts(self) -> list[Text]:
         return [Text("GPU 3 %", "red"), Text("wait 84 %", "red"), Text("mem 0.50 of 21.6 GiB"), Text("69 W")]
-
-    def warning(self) -> str | None:
-        return self.warnings.pop() if self.warnings else None
 
 
 def draw(
@@ -68,11 +62,6 @@ def test_the_bar_shows_steps_rate_figures_and_the_device(tmp_path: Path) -> None
     assert "1,234 windows/s" in shown
     assert "train/loss 0.25" in shown
     assert "\x1b[31mGPU 3 %\x1b[0m  \x1b[31mwait 84 %\x1b[0m  mem 0.50 of 21.6 GiB  69 W" in shown
-
-
-def test_a_warning_stays_above_the_bar_once(tmp_path: Path) -> None:
-    lines = lines_of(draw(tmp_path))
-    assert lines.count("STARVED so far") == 1
 
 
 @pytest.mark.parametrize("latest", [{}, MANY])
@@ -123,8 +112,7 @@ def lines_in_a_file(tmp_path: Path, step_s: float) -> list[str]:
 
 
 def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
-    warning, *lines = lines_in_a_file(tmp_path, 21.0)  # asked at each step, and at each batch of the validations
-    assert warning == "STARVED so far"
+    lines = lines_in_a_file(tmp_path, 21.0)  # asked at each step, and at each batch of the validations
     training = [line for line in lines if line.startswith("training: ")]
     assert 5 <= len(training) <= len(lines) <= 20
     form = (
@@ -135,8 +123,8 @@ def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
     assert all(re.fullmatch(form, line) for line in training), training
 
 
-def test_a_short_run_gets_no_line_but_a_warning(tmp_path: Path) -> None:
-    assert lines_in_a_file(tmp_path, 0.1) == ["STARVED so far"]
+def test_a_short_run_gets_no_line(tmp_path: Path) -> None:
+    assert lines_in_a_file(tmp_path, 0.1) == []
 
 
 def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:

@@ -81,9 +81,6 @@ class LiveFigures(Protocol):
     def parts(self) -> Sequence[Text]:
         """Returns the figures of the device or the host, the most important first."""
 
-    def warning(self) -> str | None:
-        """Returns a finding that already stands; None if there is none, or if it was returned before."""
-
 
 class ProgressBar(pl.Callback):
     """Steps, time left, rate, latest metrics and live figures; without a terminal one line of plain text a minute."""
@@ -139,13 +136,11 @@ class ProgressBar(pl.Callback):
             screen.stop()
 
     def _look(self, what: str, step: int) -> None:
-        """Draws the bar, or prints a line if one is due, after a warning if there is one."""
+        """Draws the bar, or prints a line if one is due."""
         now_s = self._clock()
         self._look_at_s = now_s + REDRAW_S
         if self._console.quiet or not self._passed:
             return
-        if what == "training" and (warning := self._live.warning()) is not None:
-            self._console.print(Text(show_text(warning), "yellow"), soft_wrap=not self._console.is_terminal)
         if what != "training":
             self._has_paused = True
         elif self._has_paused:  # the rate is that of training alone
