@@ -27,7 +27,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults kills audit bench bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults kills audit bench bench-gpu before-after test-all goldens check site pictures format doctor constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -120,10 +120,6 @@ constraints: ## resolve pyproject.toml afresh, all extras too, and write constra
 clean: ## remove .venv, caches and builds; runs (logs/) and cached data (.cache/) stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
-
-new: ## make this clone a project of your own: NAME="My Nets"; ARGS="license=Apache-2.0 workload=recsys ..." if you like
-	@$(CHECK_PYTHON)
-	@"$(PYTHON)" tools/scaffold.py new $(if $(filter command,$(origin NAME)),"$$NAME" $(ARGS))
 
 define CHECK_PYTHON
 command -v "$(PYTHON)" >/dev/null 2>&1 || { \

@@ -1,37 +1,29 @@
-"""Turns this template into a project: a new folder for cookiecutter's hook, or in place for `make new`.
+"""Fills the folder of a new project, for cookiecutter's hook.
 
-    python tools/scaffold.py fill PROJECT < answers.json
-    python tools/scaffold.py new "My Nets" [key=value ...]
+    python tools/scaffold.py PROJECT < answers.json
 
 A project's files are copies of the template's (`SAME`), those of `THIN` with the answers put in, the workload to start
 from under the package's name, and the engine as a wheel. All of it is made in memory before the first file is written:
-a fault leaves nothing behind. Needs Python and, where the template is a repository, git.
+a fault leaves nothing behind. Needs Python, uv or pip for the engine's wheel, and git if the template is a repository.
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
+import importlib.util
 import json
 import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 THIN = "{{cookiecutter.project_slug}}/"
@@ -44,6 +36,8 @@ SAME = (
     "src/train.py", "src/tune.py",
 )  # fmt: skip
 """Beginnings of paths that are the same in every project, but for what belongs to an example."""
+ENGINE = ("src/wellfed/", "src/hydra_plugins/", "docs/findings/", "pyproject.toml", "README.md", "LICENSE")
+"""Beginnings of paths that the engine's wheel is built from."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
 """License -> how pyproject.toml calls it, where that differs."""
 LINE_LENGTH = 120
@@ -139,13 +133,8 @@ def of_example(path: str, name: str) -> bool:
 # ---- the project's files ----
 
 
-def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own: Files | None = None) -> Files:
+def project_files(source: Files, answers: Answers) -> Files:
     """Returns all files of the project.
-
-    Args:
-        more: dependencies beside the engine.
-        own: code of an existing project, which decides about the engine's extras. Its licence may be any. None = a new
-            project: the workload to start from decides.
 
     Raises:
         ScaffoldError: an answer is none of the choices, a name is that of a pinned package, or the template lacks a
@@ -153,9 +142,9 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     """
     known = examples(source)
     for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
-        if answers[key] not in choices and not (own and key == "license"):
+        if answers[key] not in choices:
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
-    if taken := _taken(source, answers, {"project_slug": "-"} if own else {"project_slug": "-", "package_name": "_"}):
+    if taken := _taken(source, answers):
         raise ScaffoldError("\n".join(taken))
     files = {
         path: file
@@ -163,27 +152,53 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
         if path.startswith(SAME) and not any(of_example(path, name) for name in known)
     }
     start = starting_workload(source, answers)
-    files |= start
-    if licence := source.get(f"tools/licenses/{answers['license']}.txt"):
-        text = licence.content.decode().replace("<author>", str(answers["author"]))
-        files["LICENSE"] = File(text.encode())
-    try:
-        name, wheel = program("tools/wheel.py")["build"]({path: file.content for path, file in source.items()})
-    except KeyError as error:
-        raise ScaffoldError(f"The template has no {error}: no engine can be made of it. Clone it anew.") from error
+    text = source[f"tools/licenses/{answers['license']}.txt"].content.decode().replace("<author>", answers["author"])
+    name, wheel = build_wheel(source)
     version = name.split("-")[1]
-    pins = program(f"{THIN}tools/engine.py")
-    files[f"vendor/{name}"] = File(wheel)
-    files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
-    return files | rendered(source, answers, [f"wellfed{extras_of(own or start)}=={version}", *more])
+    files |= {
+        **start,
+        "LICENSE": File(text.encode()),
+        f"vendor/{name}": File(wheel),
+        "engine.txt": File(program(f"{THIN}tools/engine.py")["pin_of_wheel"](wheel, version).encode()),
+    }
+    return files | rendered(source, answers, f"wellfed{extras_of(start)}=={version}")
 
 
-def _taken(source: Files, answers: Answers, joints: Mapping[str, str]) -> list[str]:
-    """Returns a line for each name that constraints.txt pins for another package.
+def build_wheel(source: Files) -> tuple[str, bytes]:
+    """Returns the name and content of the engine's wheel. The same files give the same bytes.
 
-    Args:
-        joints: key of a name -> what joins its words.
+    Setuptools beside cookiecutter builds it without network. If there is none, or an old one, uv or pip fetch it.
+
+    Raises:
+        ScaffoldError: it can't be built.
     """
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    with tempfile.TemporaryDirectory() as scratch:
+        tree, out = Path(scratch) / "engine", Path(scratch) / "dist"
+        write({path: file for path, file in source.items() if path.startswith(ENGINE)}, tree)
+        if uv:
+            command = [uv, "build", "--wheel", "--python", sys.executable, "--out-dir", str(out), str(tree)]
+        else:
+            command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out), str(tree)]
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}  # 1980: zip archives have no earlier time
+        why = ""
+        for more in [["--no-build-isolation"], []] if importlib.util.find_spec("setuptools") else [[]]:
+            done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                break
+            why = (done.stderr.strip().splitlines() or [""])[-1]
+        wheels = [*out.glob("*.whl")]
+        if not wheels:
+            raise ScaffoldError(
+                f"The engine's wheel can't be built: {why}\n"
+                "Install uv, or setuptools>=77 beside cookiecutter on a machine without network."
+            )
+        return wheels[0].name, wheels[0].read_bytes()
+
+
+def _taken(source: Files, answers: Answers) -> list[str]:
+    """Returns a line for each name that constraints.txt pins for another package."""
 
     def plain(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
@@ -192,7 +207,7 @@ def _taken(source: Files, answers: Answers, joints: Mapping[str, str]) -> list[s
     return [
         f"{key}={answers[key]!r}: constraints.txt pins a package of this name, and there can't be two. "
         f"Take {key}=my{joint}{plain(answers[key]).replace('-', joint)}."
-        for key, joint in joints.items()
+        for key, joint in {"project_slug": "-", "package_name": "_"}.items()
         if plain(answers[key]) in pinned
     ]
 
@@ -216,7 +231,7 @@ def extras_of(files: Files) -> str:
     return f"[{','.join(extras)}]" if extras else ""
 
 
-def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Files:
+def rendered(source: Files, answers: Answers, engine: str) -> Files:
     """Returns the files of `THIN` with the answers in the place of ``{{ cookiecutter.<key> }}``.
 
     ``{{ made.<key> }}`` is what follows from the answers. In toml and yaml an answer stands within double quotes.
@@ -224,7 +239,7 @@ def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Fi
     made = {
         "license": SPDX.get(str(answers["license"]), answers["license"]),
         "entity": json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null",
-        "dependencies": "\n".join(f"  {json.dumps(each)}," for each in dependencies),
+        "dependencies": f"  {json.dumps(engine)},",
     }
 
     def render(path: str, text: str) -> str:
@@ -328,25 +343,6 @@ def write(files: Files, folder: Path) -> None:
             raise ScaffoldError(f"{target} can't be written: {error.strerror}. Check the disk and rights.") from error
 
 
-def remove(paths: Iterable[str], folder: Path) -> None:
-    """Removes files, and the folders that then hold nothing but bytecode."""
-    paths = list(paths)
-    for path in paths:
-        (folder / path).unlink()
-    for top in {path.partition("/")[0] for path in paths if "/" in path}:
-        _remove_if_empty(folder / top)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    for each in list(folder.iterdir()):
-        if each.name == "__pycache__":
-            shutil.rmtree(each)
-        elif each.is_dir() and not each.is_symlink():
-            _remove_if_empty(each)
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
 def fill(template: Path, project: Path, answers: Answers) -> None:
     """Writes a new project, over what cookiecutter has copied."""
     write(project_files(read(template), answers), project)
@@ -354,137 +350,15 @@ def fill(template: Path, project: Path, answers: Answers) -> None:
         shutil.rmtree(project / folder.relative_to(template / THIN), ignore_errors=True)
 
 
-# ---- in place ----
-
-
-def slug_of(name: str) -> str:
-    """Folder name for a name: as cookiecutter's slugify makes it, for letters that have a plain one beneath.
-
-    Raises:
-        ScaffoldError: there are others, which only a table of all scripts could spell.
-    """
-    plain = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
-    strange = sorted({letter for letter in plain if letter.isalnum() and not letter.isascii()})
-    if strange:
-        raise ScaffoldError(
-            f"{name!r} has letters that a folder name can't have: {' '.join(strange)}. "
-            "Add a folder name: make new NAME=... ARGS=project_slug=my-nets"
-        )
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=\d),(?=\d)", "", plain.lower())).strip("-")
-
-
-def answers_for(template: Path, name: str, given: Iterable[str]) -> dict[str, Any]:
-    """Returns all answers: ``key=value`` as given, cookiecutter.json's defaults for the rest.
-
-    Raises:
-        ScaffoldError: a key or a choice that is none, or names that can't work.
-    """
-    asked: dict[str, Any] = json.loads((template / "cookiecutter.json").read_text(encoding="utf-8"))
-    asked = {key: default for key, default in asked.items() if not key.startswith("_")}
-    pairs = dict(item.partition("=")[::2] for item in given)
-    if unknown := sorted(pairs.keys() - asked.keys()):
-        raise ScaffoldError(f"{unknown[0]} is no question; there are {', '.join(asked)}. Write key=value.")
-    answers: dict[str, Any] = {"project_name": name}
-    slug = pairs["project_slug"] if "project_slug" in pairs else slug_of(name)[:128].strip("-") or "unnamed"
-    package = re.sub(r"[-.]", "_", slug.lower())
-    follow = {
-        "project_slug": slug,
-        "package_name": (f"my_{package}" if package[:1].isdigit() else package)[:30].strip("_"),
-        "author": f"The {name} authors",
-    }
-    for key, default in asked.items():
-        value = pairs.get(key, answers.get(key, follow.get(key, default[0] if isinstance(default, list) else default)))
-        if isinstance(default, list) and value not in default:
-            raise ScaffoldError(f"{key}={value}: it must be one of {', '.join(default)}.")
-        answers[key] = value
-    faults: list[str] = runpy.run_path(str(template / "hooks" / "pre_gen_project.py"))["faults"](answers)
-    if faults:
-        raise ScaffoldError("\n".join(f"refused: {fault}" for fault in faults))
-    return answers
-
-
-def new(template: Path, name: str, given: Iterable[str]) -> Answers:
-    """Make the template's own folder the project; the answers.
-
-    Raises:
-        ScaffoldError: the answers, or a tree with changes that git could not bring back.
-    """
-    if not (template / ".git").exists():
-        raise ScaffoldError(
-            f"{template} is no git repository, so nothing could be undone. First: git init, commit all."
-        )
-    with alone(template):
-        if changes := git(template, "status", "--porcelain").splitlines():
-            raise ScaffoldError(
-                f"{len(changes)} files have changes that are not committed ({changes[0][3:]}). "
-                "Commit or stash them first."
-            )
-        answers = answers_for(template, name, given)
-        source = read(template)
-        files = project_files(source, answers)
-        write(files, template)
-        remove(source.keys() - files.keys(), template)
-    return answers
-
-
-@contextmanager
-def alone(template: Path) -> Iterator[None]:
-    """Keeps a second `make new` out of the repository within the block, where the system has locks.
-
-    Raises:
-        ScaffoldError: another process is at it, or the repository can't be written.
-    """
-    path = Path(git(template, "rev-parse", "--absolute-git-dir").rstrip("\n")) / "make-new.lock"
+def main(project: str) -> int:
+    """Returns the exit code."""
     try:
-        lock = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise ScaffoldError(f"{path} can't be written: {error.strerror}. Check the disk and rights.") from error
-    with lock:
-        try:
-            if fcntl is not None:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            for _ in range(100):  # it may not have written its name yet
-                lock.seek(0)
-                if who := lock.read():
-                    break
-                time.sleep(0.02)
-            who = who or "another process"
-            raise ScaffoldError(f"{template} is being made a project by {who}. Wait for its end.") from error
-        except OSError:
-            pass  # no locks here
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        try:
-            yield
-        finally:
-            lock.truncate(0)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(prog="tools/scaffold.py", description="Make a project from this template.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("fill", help="cookiecutter's hook: answers as JSON on stdin").add_argument("project", type=Path)
-    here = commands.add_parser("new", help="in place: make new")
-    here.add_argument("name", nargs="?", default="")
-    here.add_argument("answers", nargs="*", metavar="key=value")
-    chosen = parser.parse_args(arguments)
-    try:
-        if chosen.command == "fill":
-            fill(TEMPLATE, chosen.project, json.load(sys.stdin.buffer))
-            return 0
-        if not chosen.name:
-            raise ScaffoldError('Say how the project is called: make new NAME="My Nets"')
-        answers = new(TEMPLATE, chosen.name, chosen.answers)
+        fill(TEMPLATE, Path(project), json.load(sys.stdin.buffer))
     except ScaffoldError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"This is now {answers['project_name']}. Your model and data: src/{answers['package_name']}/")
-    print("Try it with make train, look at it with git status, keep it with git add -A and git commit.")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))
