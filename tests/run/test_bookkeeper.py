@@ -186,16 +186,6 @@ def test_a_resumed_run_keeps_no_ceiling_of_an_earlier_process_beside_its_own_rat
     assert recorded(tmp_path)["ceiling"] == (None if measured is None else {"samples_per_s": measured})
 
 
-def test_a_validation_that_is_repeated_after_a_resume_counts_once(tmp_path):
-    """Pruners get the number of validations."""
-    books = books_of(tmp_path)
-    for step in (3, 6):
-        books.journal.metrics("val", {"loss": 0.5}, step=step, epoch=0)
-    books.journal.flush()
-    books.resumed_after(6, 0.75, in_place=True, validates=True)
-    assert books.journal.validations_written() == 1
-
-
 def test_the_end_is_in_record_and_report_whatever_it_was(tmp_path):
     books_of(tmp_path).finish(OK, {"val/loss": 0.5})
     assert recorded(tmp_path)["status"] == "ok"

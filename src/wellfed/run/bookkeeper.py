@@ -79,17 +79,13 @@ class Bookkeeper:
         if saves:
             self.journal.save()
 
-    def resumed_after(self, step: int, epochs: float, *, in_place: bool, validates: bool = False) -> None:
-        """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint.
-
-        Args:
-            validates: whether training resumes with the validation of that step.
-        """
+    def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
+        """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
         self._forget_ranks()
         if in_place:
             self.opener.resumed_at = step
-            self.journal.cut_after(step, validates=validates)
+            self.journal.cut_after(step)
             self.record.samples = self.journal.samples_written()
 
     def restarted_at(self, step: int, epochs: float, began_s: float) -> None:

@@ -40,7 +40,6 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.run.train import write_first
 from wellfed.train.lightning.callbacks.pruning import Pruner
-from wellfed.train.lightning.checkpoints.resume_position import VALIDATION_IS_DUE
 from wellfed.train.memory import cap, oom
 from wellfed.units import for_stream, show_text
 
@@ -244,8 +243,7 @@ class Run:
         self._saved.began_at = step
         if self.rank == 0 and target.in_place:
             write_first(self.composed, self.folder, self._books.record)
-        validates = bool(state.get(VALIDATION_IS_DUE))
-        self._books.resumed_after(step, epochs, in_place=target.in_place, validates=validates)
+        self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in target.damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be used; it is passed over for %s of step %d.", other, checkpoint.name, step)

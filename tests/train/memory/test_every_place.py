@@ -25,9 +25,8 @@ from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
-from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import RestartNeeded
 from wellfed.train.lightning.prefetch import no_room
-from wellfed.train.memory import oom
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.split_metrics import SplitMetrics
@@ -77,8 +76,6 @@ PLACES = {
     "first batch": lambda: Place("forward"),
     "forward": lambda: Place("forward", since=12),  # the second micro-batch of a step
     "mid-backward": lambda: Place("backward", since=12),
-    "optimizer state": lambda: Place("state", until=2, changes=("workload.optimizer.foreach=false",)),
-    "optimizer step": lambda: Place("step", since=8, until=9, changes=("workload.optimizer.foreach=false",)),
     "copy ahead": lambda: Place("copy", since=2, until=4, changes=()),
     "feature table": lambda: Place("table", until=3, changes=("memory.features=cache_host", "memory.features=dynamic")),
     "validation": lambda: Place("val", changes=HALVES),
@@ -147,23 +144,17 @@ class Data(tiny.TinyData):
 
 
 class Momentum(torch.optim.SGD):
-    """Runs out of memory in its first step, with a state half made, before a later one, or in the midst of it."""
+    """Runs out of memory when it has changed its first weight."""
 
     place = Place("")
 
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
         first = self.param_groups[0]["params"][0]
-        if self.place.name == "state" and not self.place.uses:
-            with torch.no_grad():
-                first.mul_(1)  # a step with rate 0 counts changes that are none
-            self.state[first]["momentum_buffer"] = torch.zeros_like(first)
-        self.place.come_to("state", first.device)
-        self.place.come_to("step", first.device)
-        if self.place.name == "within the step" and self.place.uses + 1 >= self.place.since:
+        if self.place.name == "optimizer" and self.place.uses + 1 >= self.place.since:
             with torch.no_grad():
                 first.add_(1.0)
-        self.place.come_to("within the step", first.device)
+        self.place.come_to("optimizer", first.device)
         super().step()
         return loss
 
@@ -247,7 +238,6 @@ def trained(
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
-    step.allocate_state()
     seen: dict[int, list[int]] = {}
     figures: list[float] = []
 
@@ -349,104 +339,7 @@ def test_fifty_steps_on_a_card_that_has_no_room() -> None:
 
 
 @pytest.mark.parametrize("precision", few(PRECISIONS, 1))
-def test_a_step_that_was_applied_in_part_needs_the_last_checkpoint(precision: str) -> None:
-    with pytest.raises(RestartNeeded, match="which was applied in part") as caught:
-        trained(Place("within the step", since=8), precision, CPU)
+def test_a_step_of_the_optimizer_needs_the_last_checkpoint(precision: str) -> None:
+    with pytest.raises(RestartNeeded, match="in the optimizer's step 8") as caught:
+        trained(Place("optimizer", since=8), precision, CPU)
     assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")
-
-
-# -- an optimizer whose own temporaries are what does not fit ----------------------------------------------------------
-
-
-class Large(nn.Module):
-    """Eight weights of 4 MiB."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
-
-    def loss(self, batch: Any) -> LossOutput:
-        x = batch["x"]
-        for layer in self.layers:
-            x = layer(x)
-        return LossOutput(x.square().mean())
-
-
-def of_large(optimizer: Any, **options: Any) -> tuple[TrainStep, Large, list[str]]:
-    torch.manual_seed(3)
-    model, changes = Large().to("cuda"), list[str]()
-
-    def on_event(kind: str, **facts: Any) -> None:
-        changes.extend([str(facts.get("change", facts.get("micro_batch")))] if kind != "oom" else [])
-
-    loss, card = Loss(model, "none", print), torch.device("cuda", 0)
-    step = TrainStep(
-        Computation(model, loss, Preparation(None, 0), Precision("32-true", "cuda"), card),
-        optimizer(model.parameters(), lr=0.1, **options),
-        Fallbacks(MicroBatches(8)),
-        StepSettings(on_oom="retry"),
-        on_event=on_event,
-    )
-    return step, model, changes
-
-
-def of_ones() -> Delivery:
-    return Delivery({"x": torch.ones(8, 1024, device="cuda")}, epoch=0, index=0, total=8)
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    return torch.cat([weight.detach().cpu().flatten() for weight in model.parameters()])
-
-
-@pytest.mark.simulated(cards=1, mib=512)
-def test_temporaries_of_all_weights_make_way_for_those_of_one() -> None:
-    """Weights and gradients take 64 MiB; weight decay of all weights at a time 32 more, and changes nothing yet."""
-    found = []
-    for mib in (512, 92):
-        oom.release()
-        torch.cuda.set_per_process_memory_fraction(mib / 512)
-        step, model, changes = of_large(torch.optim.SGD, weight_decay=0.1)
-        for _ in range(3):
-            step(of_ones())
-        found.append(weights_of(model))
-        del step, model
-    assert changes == ["workload.optimizer.foreach=false"]
-    assert torch.equal(*found)
-
-
-@pytest.mark.simulated(cards=1, mib=512)
-def test_adams_averages_are_moved_when_its_temporaries_find_no_room() -> None:
-    """128 MiB with the state, which is there before the first step, and then less room than that step had."""
-    step, _, changes = of_large(torch.optim.AdamW)
-    step.allocate_state()
-    step(of_ones())
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(140 / 512)
-    with pytest.raises(RestartNeeded, match="step 2, which was applied in part") as caught:
-        step(of_ones())
-    assert caught.value.changes == {"workload.optimizer.foreach": False}
-    assert changes == ["workload.optimizer.foreach=false"]
-
-
-@pytest.mark.simulated(cards=1, mib=512)
-@pytest.mark.parametrize(("mib", "fits"), [(150, True), (100, False)])
-def test_a_state_that_does_not_fit_costs_no_micro_batch(mib: int, fits: bool) -> None:
-    torch.cuda.set_per_process_memory_fraction(mib / 512)
-    step, model, changes = of_large(torch.optim.AdamW)
-    before = weights_of(model)
-    if fits:
-        step.allocate_state()
-    else:
-        with pytest.raises(OutOfMemoryExhausted) as caught:
-            step.allocate_state()
-        assert (
-            "where the optimizer makes its state (as large with any micro-batch), with micro-batches of 8, then "
-            in (str(caught.value))
-        )
-        assert "Largest parts: parameters 32.0 MiB, gradients 32.0 MiB. Next: gpu.precision=bf16-true" in str(
-            caught.value
-        )
-        assert not isinstance(caught.value, RestartNeeded)
-    assert changes == ["workload.optimizer.foreach=false"]
-    assert torch.equal(weights_of(model), before)
-    assert all(weight.grad is None for weight in model.parameters())

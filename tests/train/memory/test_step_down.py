@@ -1,7 +1,8 @@
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches, one_weight_at_a_time
 
 
 @given(size=st.integers(1, 300), num_samples=st.integers(1, 2000))
@@ -71,3 +72,12 @@ def test_what_has_changed_can_be_typed():
         "memory.checkpoint_activations": True,
         "memory.features": "dynamic",
     }
+
+
+def test_one_weight_at_a_time() -> None:
+    weights = list(torch.nn.Linear(2, 2).parameters())
+    optimizer = torch.optim.Adam(weights, foreach=True)
+    assert one_weight_at_a_time(optimizer)
+    assert optimizer.param_groups[0]["foreach"] is False
+    assert not one_weight_at_a_time(optimizer)
+    assert not one_weight_at_a_time(torch.optim.Adam(weights, fused=True))

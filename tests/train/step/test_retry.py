@@ -177,7 +177,7 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
         tiny.fit(module, tmp_path, max_steps=4)
     text = str(caught.value)
     assert "micro-batches of 1, then memory.checkpoint_activations=true, then memory.features=dynamic:" in text
-    assert "Largest parts: optimizer state" in text
+    assert "Largest parts: parameters" in text
     assert "Next: gpu.precision=bf16-true (" in text
     assert "memory.features=dynamic (" not in text  # that was tried
 
@@ -275,27 +275,20 @@ def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
 # -- the optimizer ---------------------------------------------------------------------------------------------------
 
 
-class FailsOnce(torch.optim.SGD):
-    """Runs out of memory in its second step: before it has changed anything, or after the first weight."""
+class Fails(torch.optim.SGD):
+    """Runs out of memory in its second step, when it has changed the first weight."""
 
-    half_way = False
     calls = 0
 
     def step(self, closure: Any = None) -> Any:
         loss = closure() if closure is not None else None
         self.calls += 1
-        if closure is not None and self.calls == 4 and not self.half_way:
-            raise out_of_memory()
-        if closure is not None and self.calls == 4:
+        if self.calls == 2:
             with torch.no_grad():
                 self.param_groups[0]["params"][0].add_(1.0)
             raise out_of_memory()
         super().step()
         return loss
-
-
-class FailsHalfWay(FailsOnce):
-    half_way = True
 
 
 class Halves(pl.Callback):
@@ -316,26 +309,6 @@ def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = N
     return module
 
 
-def test_an_optimizer_that_has_changed_nothing_steps_again(tmp_path: Path) -> None:
-    events = Notes()
-    disturbed = trained(FailsOnce, tmp_path, events=events)
-    assert events.kinds == ["oom", "step_down"]
-    assert events.all[0][1]["step"] == 3
-    calm = trained(torch.optim.SGD, tmp_path, [Halves(after_step=2)])
-    assert disturbed.plain.totals.count == calm.plain.totals.count
-    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
-
-
-def test_it_may_step_one_weight_at_a_time_instead(tmp_path: Path) -> None:
-    """With the same dropout: the step begins with the random numbers that it began with before."""
-    events = Notes()
-    disturbed = trained(partial(FailsOnce, foreach=True), tmp_path, events=events)
-    assert events.kinds == ["oom", "ladder"]
-    assert events.all[1][1] == {"step": 3, "change": "workload.optimizer.foreach=false"}
-    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
-    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
-
-
 def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: Path) -> None:
     """Gradients of the first of two micro-batches; on a card the allocator then has their memory to give away."""
     left: list[bool] = []
@@ -348,123 +321,27 @@ def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: 
     assert left == [False, False]
 
 
-def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
-    with pytest.raises(RestartNeeded, match=r"step 3, which was applied in part: ") as caught:
-        trained(FailsHalfWay, tmp_path)
-    assert caught.value.changes == {}
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [({"foreach": True}, {"workload.optimizer.foreach": False}), ({"foreach": False}, {"memory.micro_batch": 16})],
+)
+def test_an_optimizer_that_runs_out_needs_the_last_checkpoint_and_less(
+    tmp_path: Path, options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    events = Notes()
+    with pytest.raises(RestartNeeded, match="in the optimizer's step 2, with micro-batches of 32") as caught:
+        trained(partial(Fails, **options), tmp_path, events=events)
+    assert (caught.value.changes, caught.value.kind) == (changes, "device_oom")
+    assert events.kinds == ["oom", "ladder" if "foreach" in str(changes) else "step_down"]
 
 
 def test_what_is_only_measured_is_not_restarted(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemoryExhausted, match="applied in part") as caught:
-        trained(FailsHalfWay, tmp_path, may_adapt=False)
+    with pytest.raises(OutOfMemoryExhausted, match="in the optimizer's step 2") as caught:
+        trained(Fails, tmp_path, may_adapt=False)
     assert not isinstance(caught.value, RestartNeeded)
+    assert "Largest parts: parameters" in str(caught.value)
 
 
 def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        trained(FailsOnce, tmp_path, retry_on_oom=False)
-
-
-class NoRoomAtFirst(torch.optim.SGD):
-    """Has no room for its states at the first tries, which are before any step."""
-
-    failures = 1
-
-    def step(self, closure: Any = None) -> Any:
-        if len(self.param_groups[0]["params"]) > 1 and self.failures:  # else a small copy, tried out
-            self.failures -= 1
-            weight = self.param_groups[0]["params"][0]
-            with torch.no_grad():
-                weight.mul_(1)  # rate 0: torch counts a change, and there is none
-            self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-            raise out_of_memory()
-        return super().step(closure)
-
-
-def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Path) -> None:
-    events = Notes()
-    disturbed = trained(partial(NoRoomAtFirst, foreach=True), tmp_path, events=events)
-    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("ladder", 0)]
-    assert events.all[1][1]["change"] == "workload.optimizer.foreach=false"
-    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
-    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
-
-
-def test_no_room_for_the_state_moves_features_and_costs_no_micro_batch(tmp_path: Path) -> None:
-    events = Notes()
-    module = with_features(None, "cache", events, micro=4)
-    module.plain.make_optimizer = lambda model: NoRoomAtFirst(model.parameters(), lr=0.05, momentum=0.9)
-    tiny.fit(module, tmp_path, max_steps=4)
-    assert [facts.get("change") for _, facts in events.all] == [None, "memory.features=cache_host"]
-    assert module.plain.micro.tried == [4]
-
-
-class NoRoomEver(NoRoomAtFirst):
-    failures = 1000
-
-
-def test_a_state_that_fits_in_no_way_ends_the_run_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemoryExhausted) as caught:
-        trained(partial(NoRoomEver, foreach=True), tmp_path)
-    assert not isinstance(caught.value, RestartNeeded)
-    text = str(caught.value)
-    assert "before step 1, where the optimizer makes its state (as large with any micro-batch)" in text
-    assert "micro-batches of 32, then workload.optimizer.foreach=false: CUDA out of memory." in text
-    assert "Largest parts: parameters" in text
-
-
-class NeverSteps(torch.optim.SGD):
-    """Has room for its states alone."""
-
-    def step(self, closure: Any = None) -> Any:
-        if closure is None:
-            return super().step()
-        closure()
-        raise out_of_memory()
-
-
-def test_smaller_micro_batches_end_where_they_leave_no_more_room(tmp_path: Path) -> None:
-    """Weights, gradients and states are as large with any of them."""
-    with pytest.raises(OutOfMemoryExhausted, match=r"in the optimizer's step 1, with micro-batches of 32 -> 16:"):
-        trained(NeverSteps, tmp_path)
-
-
-class WeightsAtFirst(tiny.TinyModel):
-    """What the first step begins with."""
-
-    first: torch.Tensor | None = None
-
-    def loss(self, batch: Any) -> LossOutput:
-        if self.first is None:
-            self.first = torch.cat([weight.detach().flatten().clone() for weight in self.parameters()])
-        return super().loss(batch)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
-def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path: Path, optimizer: Any) -> None:
-    from wellfed.train.step import train_step as under_test
-
-    made: list[torch.optim.Optimizer] = []
-
-    def module() -> StepModule:
-        torch.manual_seed(3)
-        found = tiny.module(model=WeightsAtFirst())
-        found.plain.make_optimizer = lambda model: (
-            made.append(optimizer(model.parameters(), lr=0.01, weight_decay=0.1)) or made[-1]
-        )
-        return found
-
-    begun = module()
-    before = tiny.weights(begun).clone()
-    seen: list[int] = []
-    begun.model.register_forward_pre_hook(lambda *_: seen.append(len(made[-1].state)))
-    tiny.fit(begun, tmp_path)
-    assert seen[0] == len(list(begun.parameters()))
-    assert torch.equal(begun.model.first, before)
-    plain = module()
-    real, under_test.allocate = under_test.allocate, lambda *_: False
-    try:
-        tiny.fit(plain, tmp_path)
-    finally:
-        under_test.allocate = real
-    assert torch.equal(tiny.weights(begun), tiny.weights(plain))
+        trained(Fails, tmp_path, retry_on_oom=False)

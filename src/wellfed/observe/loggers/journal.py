@@ -63,18 +63,14 @@ class Journal:
         """Returns the seconds since the run first started."""
         return time.monotonic() - self.origin_s
 
-    def cut_after(self, step: int, *, validates: bool = False) -> None:
+    def cut_after(self, step: int) -> None:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
-        last save, where a killed run's clock resumes. ``validates``: the validation of the step is repeated."""
+        last save, where a killed run's clock resumes."""
         self._resumed_at = step
 
-        def is_kept(row: Mapping[str, str]) -> bool:
-            is_repeated = validates and row["step"] == str(step) and row.get("split") == "val"
-            return int(row["step"]) <= step and not is_repeated
-
         now_s = self.time_s()
-        self._keep(self._steps, is_kept)
-        self._keep(self._metrics, is_kept)
+        self._keep(self._steps, lambda row: int(row["step"]) <= step)
+        self._keep(self._metrics, lambda row: int(row["step"]) <= step)
         self._keep(self._telemetry, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= now_s)
 
     def rewind(self, step: int, time_s: float) -> None:

@@ -112,7 +112,6 @@ class StepModule(pl.LightningModule):
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
                 group["lr"] = rate * self.plain.lr_factor(scheduler.last_epoch) * rate_factor(group)
         self.step.number = self.trainer.global_step
-        self.step.allocate_state()
 
     def on_fit_end(self) -> None:
         self.step = self.listener = None  # frees the optimizer's state

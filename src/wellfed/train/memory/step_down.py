@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+
 from wellfed.train.memory import oom
 
 MICRO_BATCH = "memory.micro_batch"
+
+FOREACH = "workload.optimizer.foreach"
+"""Knob with which an optimizer steps on all weights at once."""
 
 
 class MicroBatches:
@@ -109,3 +114,17 @@ class Fallbacks:
         """Returns everything tried, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
         sizes = " -> ".join(map(str, self.micro.tried))
         return ", then ".join([f"micro-batches of {sizes}", *self._taken])
+
+
+def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
+    """Makes the optimizer step one weight at a time; returns whether that changes anything. Slower, but needs no
+    temporaries of the size of all weights."""
+    has_changed = False
+    for group in optimizer.param_groups:
+        foreach = group.get("foreach", False)
+        if foreach is None:  # torch then decides: all at once on a GPU
+            foreach = all(weight.is_cuda for weight in group["params"])
+        if foreach and not group.get("fused"):
+            group["foreach"] = False
+            has_changed = True
+    return has_changed

@@ -12,41 +12,16 @@ from torch import Tensor, nn
 from wellfed.ranks import BUCKET_BYTES
 
 
-class ClipByNorm:
-    """Limit on the norm of all gradients, bit for bit as `torch.nn.utils.clip_grad_norm_`. Never waits for the device.
-
-    It is faster: torch sorts the gradients by device and type twice a call, in Python.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
-        self._optimizer, self._max_norm = optimizer, max_norm
-        kinds = {(type(one), one.device, one.dtype) for group in optimizer.param_groups for one in group["params"]}
-        self.is_of_one_kind = len(kinds) == 1 and next(iter(kinds))[0] is nn.Parameter
-
-    def __call__(self) -> None:
-        """Limits the norm."""
-        was_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
-        try:
-            self._limit()
-        finally:
-            torch._C._set_grad_enabled(was_enabled)
-
-    def _limit(self) -> None:
-        weights = [one for group in self._optimizer.param_groups for one in group["params"]]
-        gradients = [gradient for one in weights if (gradient := one.grad) is not None]
-        has_sparse = True in [gradient.is_sparse for gradient in gradients]
-        if has_sparse:
-            gradients = [_values_of(one) for one in weights if one.grad is not None]
-        if self.is_of_one_kind and gradients:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
-        elif has_sparse:
-            norm = nn.utils.get_total_norm(gradients)
-            for gradient in gradients:
-                gradient.mul_((self._max_norm / (norm.to(gradient.device) + 1e-6)).clamp(max=1.0))
-        elif gradients:
-            nn.utils.clip_grad_norm_(weights, self._max_norm)
+def clip_by_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    """Limits the norm of all gradients, also with sparse ones, which torch's function refuses."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not any(weight.grad is not None and weight.grad.is_sparse for weight in weights):
+        nn.utils.clip_grad_norm_(weights, max_norm)
+        return
+    values = [_values_of(weight) for weight in weights if weight.grad is not None]
+    norm = nn.utils.get_total_norm(values)
+    for value in values:
+        value.mul_((max_norm / (norm.to(value.device) + 1e-6)).clamp(max=1.0))
 
 
 def _values_of(weight: Tensor) -> Tensor:

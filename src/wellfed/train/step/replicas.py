@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wellfed.errors import ModelError
 from wellfed.ranks import BUCKET_BYTES
-from wellfed.train.step.gradients import ClipByNorm, GradientAverage, as_zeros
+from wellfed.train.step.gradients import GradientAverage, as_zeros, clip_by_norm
 
 Told = TypeVar("Told")
 
@@ -76,7 +76,7 @@ class Ranks:
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
         """Returns a function that limits the norm of all gradients."""
-        return ClipByNorm(optimizer, max_norm)
+        return partial(clip_by_norm, optimizer, max_norm)
 
 
 class _Wrapped(Ranks):

@@ -12,13 +12,11 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.optimizer_state import one_weight_at_a_time
-from wellfed.train.memory.step_down import Fallbacks
+from wellfed.train.memory.step_down import FOREACH, Fallbacks, one_weight_at_a_time
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
 
 Result = TypeVar("Result")
-_BEFORE_STATE = "before step {}, where the optimizer makes its state (as large with any micro-batch),"
 
 
 @dataclass(frozen=True)
@@ -82,67 +80,27 @@ class StepRetry:
             if not self._goes_on_with(self._smaller_passes()):
                 raise self._exhausted(failure)
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Allocates an optimizer's state before the first step by ``attempt``, which frees it again if it fails.
-
-        A smaller micro-batch would not help, so other fallbacks are taken.
-
-        Raises:
-            OutOfMemoryExhausted: the state does not fit beside the weights and their gradients.
-        """
-        if self._start is None:
-            attempt()
-            return
-        while (failure := self._attempts(attempt)[1]) is not None:
-            self._free(failure)
-            if not self._goes_on_with(self._smaller_optimizer(optimizer)):
-                raise self._exhausted(failure, _BEFORE_STATE.format(self.step + 1))
-
-    def optimizer_step(
-        self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool], is_as_it_was: Callable[[], bool]
-    ) -> bool:
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
         """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank.
-
-        The micro-batch does not change the size of weights, gradients and states. So the fallbacks are, in this order:
-
-        1. an optimizer's step that needs less memory;
-        2. less memory that is held all the time;
-        3. smaller micro-batches, as long as they free memory: fragmented blocks, or activations that a model keeps.
-
-        Args:
-            is_as_it_was: returns whether a failed attempt has changed no weight and no state.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            RestartNeeded: memory ran out after the step had changed weights or states, so it can't be repeated.
+            RestartNeeded: memory ran out in the optimizer itself, which may have changed some weights.
         """
         if self._start is None:
             return attempt()
-        least_bytes: int | None = None
-        while True:
-            is_so, failure = self._attempts(attempt)
-            if failure is None:
-                return bool(is_so)
-            if not is_as_it_was():
-                self._free(failure)
-                message = (
-                    f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
-                    f"{self._way_out(failure.kind)}"
-                )
-                if not self._may_adapt:
-                    raise OutOfMemoryExhausted(message, failure.kind)
-                self._goes_on_with(self._one_by_one(optimizer))
-                changes = {} if self._fallbacks is None else self._fallbacks.changes()
-                raise RestartNeeded(message, changes, failure.kind)
-            oom.release()
-            left_bytes = oom.reserved_bytes()
-            self._free(failure)
-            if self._goes_on_with(self._smaller_optimizer(optimizer)):
-                continue
-            has_no_more = least_bytes is not None and left_bytes >= least_bytes
-            if has_no_more or not self._goes_on_with(self._smaller_passes()):
-                raise self._exhausted(failure, f"in the optimizer's step {self.step},")
-            least_bytes = left_bytes
+        result, failure = self._attempts(attempt)
+        if failure is None:
+            return bool(result)
+        self._free(failure)
+        where = f"in the optimizer's step {self.step},"
+        changed = self._smaller_optimizer(optimizer)
+        if changed is None:
+            raise self._exhausted(failure, where)
+        self._report(changed)
+        assert self._fallbacks is not None
+        message, changes = self._ran_out(failure, where), self._fallbacks.changes()
+        raise RestartNeeded(message, changes, failure.kind, is_suspect=failure.is_suspect)
 
     def step_down_without_failure(self) -> None:
         """Takes the next fallback between two steps, if one is left."""
@@ -180,8 +138,11 @@ class StepRetry:
         return {"change": change}
 
     def _smaller_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Makes the optimizer need less memory, else frees memory that is held all the time."""
-        return self._one_by_one(optimizer) or self._smaller_passes(of_held=True)
+        """Makes the optimizer's step need less memory; returns the facts of the change, or None.
+
+        The micro-batch does not change the size of weights, gradients and states. So it is the last resort.
+        """
+        return self._one_by_one(optimizer) or self._smaller_passes(of_held=True) or self._smaller_passes()
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
         return OutOfMemoryExhausted(f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}", failure.kind)
@@ -220,15 +181,14 @@ class EndOnAllRanks(StepRetry):
         self._is_in_passes = False
         return result  # type: ignore[no-any-return]
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Allocates an optimizer's state before the first step."""
-        self._on_all(attempt, optimizer, _BEFORE_STATE.format(self.step + 1), may_split=False)
-
-    def optimizer_step(
-        self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool], is_as_it_was: Callable[[], bool]
-    ) -> bool:
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
         """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank."""
-        return self._on_all(attempt, optimizer, f"in the optimizer's step {self.step},")
+        self._is_in_passes = False
+        try:
+            return bool(self._agreed(attempt))
+        except StepFailed:
+            pass  # its traceback holds the step's tensors, so leave it before freeing
+        raise self._ended(optimizer)
 
     def _agreed(self, attempt: Callable[[], Any]) -> Any:
         """Returns the result of an attempt that succeeded on all ranks. A bool is True if it is True on any rank."""
@@ -238,17 +198,7 @@ class EndOnAllRanks(StepRetry):
         is_any = self._ranks.agree(failed=failure is not None, flag=result is True)
         return is_any if isinstance(result, bool) else result
 
-    def _on_all(
-        self, attempt: Callable[[], Any], optimizer: torch.optim.Optimizer, where: str, *, may_split: bool = True
-    ) -> bool:
-        self._is_in_passes = False
-        try:
-            return bool(self._agreed(attempt))
-        except StepFailed:
-            pass  # its traceback holds the step's tensors, so leave it before freeing
-        raise self._ended(optimizer, where, may_split=may_split)
-
-    def _ended(self, optimizer: torch.optim.Optimizer, where: str, *, may_split: bool) -> OutOfMemoryExhausted:
+    def _ended(self, optimizer: torch.optim.Optimizer) -> OutOfMemoryExhausted:
         """Returns the error that ends the step on all ranks: that of the first rank that ran out of memory."""
         failure, self._own_failure = self._own_failure, None
         is_in_passes, self._is_in_passes = self._is_in_passes, False
@@ -256,11 +206,10 @@ class EndOnAllRanks(StepRetry):
         oom.release()
         own: _Ending | None = None
         if failure is not None:
-            where = f"on rank {self._ranks.number}{'' if is_in_passes else f' {where}'}"
+            within = "" if is_in_passes else f" in the optimizer's step {self.step},"
+            where = f"on rank {self._ranks.number}{within}"
             ran_out = self._ran_out(failure, where)
-            changed = None if is_in_passes else self._smaller_optimizer(optimizer)
-            if changed is None and may_split:
-                changed = self._smaller_passes()
+            changed = self._smaller_passes() if is_in_passes else self._smaller_optimizer(optimizer)
             if changed is None:
                 ran_out = f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}"
             assert self._fallbacks is not None
@@ -273,6 +222,5 @@ class EndOnAllRanks(StepRetry):
         if ending.changed is not None:
             self._report(ending.changed)
             error = RestartNeeded(ending.message, ending.changes, kind, is_suspect=ending.failure.is_suspect)
-        error.is_of_all = True
         error.is_of_other_rank = self._ranks.number > 0
         return error

@@ -15,10 +15,8 @@ from wellfed.errors import ModelError
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
-from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.fused_adam import OptimizerStep, step_of
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
 from wellfed.train.step.retry import EndOnAllRanks, StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
@@ -77,18 +75,10 @@ class TrainStep:
         """Loss of the current step, from the weights before it; None before its first passes."""
         self._is_left_out = False
         self._num_empty = 0
-        self._is_undoable = False
-        """Whether the current step has changed no weight yet."""
         self._is_split_checked = False
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
         ends_together = retries and self._ranks.ends_together
-        may_repeat, scaled = retries and not ends_together, partial(self._precision.scaled_step, optimizer)
-        self._update = (
-            step_of(optimizer, may_repeat=may_repeat)
-            if self._precision.scaler is None
-            else OptimizerStep(optimizer, scaled, may_repeat=may_repeat)
-        )
         retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
         self._retry = retry(
             None if settings.on_oom == "raise" else fallbacks,
@@ -118,9 +108,8 @@ class TrainStep:
         self._ranks.begin_step()
         self._delivery, self._first_loss = delivery, None
         try:
-            is_thrashing = self._retry.optimizer_step(self._optimizer, self._step, self._update.is_as_it_was)
+            is_thrashing = self._retry.optimizer_step(self._optimizer, self._step)
         except NoWeight:
-            self._is_undoable = False
             return self._changed_nothing()
         finally:
             self._delivery = None  # else the batch would stay on the device
@@ -149,7 +138,10 @@ class TrainStep:
 
     def _step(self) -> bool:
         """Calls the optimizer; returns whether the allocator is thrashing."""
-        self._update(self._gradients)
+        if self._precision.scaler is None:
+            self._optimizer.step(self._gradients)  # type: ignore[arg-type]
+        else:
+            self._precision.scaled_step(self._optimizer, self._gradients)
         self.passes.mark((OTHER, self.passes.now_s()))
         return self._thrash is not None and self._thrash.after_step()
 
@@ -157,7 +149,6 @@ class TrainStep:
         """Computes gradients for the optimizer, which may call it repeatedly; returns the loss."""
         if self._takes_start and self._start is not None:
             self._start.take()
-        self._is_undoable = self._first_loss is None
         if torch.is_grad_enabled():
             loss = self._retry.gradients(self._run_passes)
         else:
@@ -179,7 +170,6 @@ class TrainStep:
             listener("on_before_optimizer_step", self._optimizer)
         if clip is not None:
             clip()
-        self._is_undoable = False
         return loss
 
     def _run_passes(self) -> Tensor:
@@ -202,23 +192,6 @@ class TrainStep:
         """Deletes what a failed attempt has left. The time until here counts to the phase that failed."""
         self.passes.mark((OTHER, self.passes.now_s()))
         self.passes.forget()
-
-    def undo(self) -> bool:
-        """Restores generators and buffers after a step that failed before it changed a weight. Deletes gradients.
-
-        Returns whether that was possible.
-        """
-        if not self._is_undoable or self._start is None or not self._start.is_taken:
-            return False
-        self._is_undoable = False
-        self.passes.forget()
-        self._start.restore()
-        return True
-
-    def allocate_state(self) -> None:
-        """Allocates the optimizer's state, if possible; takes fallbacks if memory does not suffice."""
-        self._retry.step = self.number
-        self._retry.optimizer_state(self._optimizer, partial(allocate, self._optimizer, self._model))
 
     # -- steps that are left out --------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from tests.kit import tiny
 from tests.kit.few import few
 from wellfed.contract import LossOutput
-from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.process import Stopped, StopRequest
@@ -119,7 +118,7 @@ def test_a_signal_in_a_modules_hook_waits_for_its_end(tmp_path: Path, hook: str,
     with request.listening(), pytest.raises(Stopped):
         lit.fit(trainer, module, TimedLoader(tiny.loader(), StepClock(), stop=request), tiny.eval_loader(), None)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert (saved["global_step"], saved["validation_is_due"]) == (stops_at, False)
+    assert saved["global_step"] == stops_at
     assert module.done[-1] in (step, stops_at)
 
 
@@ -188,11 +187,10 @@ class FailsAtFetch(tiny.TinyData):
 
 
 def fail_in(module: Any, what: str, step: int) -> None:
-    """Makes the model raise in its forward or backward pass after a number of steps, having drawn random numbers."""
+    """Makes the model raise in its forward or backward pass after a number of steps."""
 
     def fail(*_: Any) -> None:
         if module.trainer.global_step == step:
-            torch.rand(3)
             raise KeyError("the model's own fault")
 
     def fail_in_backward(_: Any, __: Any, output: torch.Tensor) -> None:
@@ -208,48 +206,44 @@ def fail_in(module: Any, what: str, step: int) -> None:
         [
             ("on_train_batch_end", 1, True),
             ("on_train_batch_end", 5, False),
-            ("on_train_batch_start", 2, True),
-            ("on_train_batch_start", 4, False),
             ("on_train_epoch_start", 3, True),
-            ("on_validation_start", 3, False),
-            ("on_validation_batch_end", 6, True),
-            ("validation data", 3, False),
             ("training data", 3, False),
             ("training data", 4, False),
-            ("forward", 4, False),
-            ("backward", 2, False),
-            ("on_before_optimizer_step", 2, True),
         ],
-        5,
+        3,
     ),
 )
 def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, step: int, is_users: bool) -> None:
     """The resumed run ends with the weights of an undisturbed one, bit for bit."""
 
-    def trained(
-        folder: Path, own: list[Any], checkpoint: Path | None, data: Any, val: Any, fails_in: str | None = None
-    ) -> Any:
+    def trained(folder: Path, own: list[Any], checkpoint: Path | None, data: Any) -> Any:
         saves = tiny.checkpoints(folder)
-        request = StopRequest()
-        callbacks = [saves, StopAtStepEnd(request, saves.save_before_end)]
+        callbacks = [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
         module = tiny.module(dropout=0.3)
-        if fails_in is not None:
-            fail_in(module, fails_in, step)
         users = {"users": own} if is_users else {}
         trainer = lit.make_trainer(tiny.options(max_steps=8), [*([] if is_users else own), *callbacks], folder, **users)
-        loader = tiny.loader(data=data) if data is not None else tiny.loader()
-        lit.fit(trainer, module, loader, EvalLoader(val or tiny.TinyData(), 32, seed=1), checkpoint)
+        lit.fit(trainer, module, tiny.loader(data=data or tiny.TinyData()), tiny.eval_loader(), checkpoint)
         return tiny.weights(module)
 
-    undisturbed = trained(tmp_path / "one", [], None, None, None)
+    undisturbed = trained(tmp_path / "one", [], None, None)
     data = FailsAtFetch(step) if what == "training data" else None
-    val = FailsAtFetch(2 * 3 if step > 3 else 0) if what == "validation data" else None
     own = [fails(what, step)] if what.startswith("on_") else []
     with pytest.raises((KeyError, MemoryError, DataError)):
-        trained(tmp_path / "two", own, None, data, val, what if what in ("forward", "backward") else None)
+        trained(tmp_path / "two", own, None, data)
     last = tmp_path / "two" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == step
-    assert torch.equal(trained(tmp_path / "two", [], last, None, None), undisturbed)
+    assert torch.equal(trained(tmp_path / "two", [], last, None), undisturbed)
+
+
+@pytest.mark.parametrize("what", ["forward", "backward", "on_train_batch_start", "on_before_optimizer_step"])
+def test_a_failure_within_a_step_loses_the_steps_since_the_last_checkpoint(tmp_path: Path, what: str) -> None:
+    saves, module = tiny.checkpoints(tmp_path, every_steps=2), tiny.module()
+    callbacks = [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
+    if not what.startswith("on_"):
+        fail_in(module, what, 3)
+    with pytest.raises(KeyError):
+        tiny.fit(module, tmp_path, callbacks, users=[fails(what, 3)] if what.startswith("on_") else [])
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
 class Draws(tiny.TinyModel):
@@ -316,9 +310,6 @@ def with_plateau(
 
 
 ENDS: dict[str, Any] = {
-    "an error": InValidation,
-    "an error after the step before": lambda step: fails("on_train_batch_end", step),
-    "two signals": lambda step: InValidation(step, signal.SIGTERM, signal.SIGTERM),
     "a signal": lambda step: InValidation(step, signal.SIGTERM),
     "a signal in the step before": lambda step: SignalAt(step - 1, signal.SIGTERM),
 }
@@ -328,16 +319,16 @@ AT_END = [("a signal at the epoch's end", None, 3, "val/loss"), ("a signal at th
 
 @pytest.mark.parametrize(
     ("end", "every", "step", "monitor"),
-    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 11),
+    few([*((end, *place) for end, place in product(ENDS, PLACES)), *AT_END], 5),
 )
-def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
+def test_the_validation_of_a_step_that_a_signal_ends_is_held_once(
     tmp_path: Path, end: str, every: int | None, step: int, monitor: str
 ) -> None:
     """The resumed run has the weights and the rows of an undisturbed one."""
     train = partial(with_plateau, every=every, monitor=monitor)
     whole, rows, folder = list[Any](), list[Any](), tmp_path / "cut"
     undisturbed = train(tmp_path / "whole", whole)
-    with pytest.raises((KeyError, Stopped)):
+    with pytest.raises(Stopped):
         train(folder, rows, [ENDS.get(end, AtEpochEnd)(step)])
     last = folder / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == step
@@ -346,36 +337,15 @@ def test_the_validation_of_a_run_that_ended_in_it_is_held_once(
     assert torch.equal(resumed, undisturbed)
 
 
-class ReadsLast(pl.Callback):
-    """A callback that reads before each step whether a validation is due in ``last.ckpt``."""
-
-    def __init__(self, folder: Path) -> None:
-        self._last = folder / "last.ckpt"
-        self.found: list[tuple[int, bool]] = []
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        last = torch.load(self._last, weights_only=True)
-        self.found.append((last["global_step"], last["validation_is_due"]))
-
-
-@pytest.mark.parametrize(("every", "step"), [(2, 4), (None, 3)])
-def test_a_validation_that_a_resumed_run_does_first_is_saved_at_once(
-    tmp_path: Path, every: int | None, step: int
-) -> None:
-    """A kill after it does not repeat it."""
-    train, reads = partial(with_plateau, tmp_path, [], every=every, monitor="val/loss"), ReadsLast(tmp_path)
-    with pytest.raises(KeyError):
-        train([InValidation(step)])
-    train([reads], tmp_path / "last.ckpt")
-    assert reads.found[0] == (step, False)
-
-
-def test_weights_that_may_be_averages_are_not_saved_in_a_validation(tmp_path: Path) -> None:
-    """A resumed run would train from them."""
-    users, place = [EMAWeightAveraging(decay=0.5)], {"every": None, "monitor": "val/loss"}
-    with pytest.raises(KeyError):
-        with_plateau(tmp_path, [], [InValidation(3)], users=users, save_every=2, **place)
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+@pytest.mark.parametrize("signums", [(), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_validation_that_fails_is_repeated_from_the_checkpoint_before(tmp_path: Path, signums: Any) -> None:
+    train = partial(with_plateau, every=2, monitor="val/loss", save_every=1)
+    undisturbed = train(tmp_path / "whole", [])
+    with pytest.raises((KeyError, Stopped)):
+        train(tmp_path / "cut", [], [InValidation(4, *signums)])
+    last = tmp_path / "cut" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    assert torch.equal(train(tmp_path / "cut", [], checkpoint=last), undisturbed)
 
 
 def test_averages_that_may_lack_a_step_are_not_saved(tmp_path: Path) -> None:
@@ -456,7 +426,7 @@ def test_an_error_of_the_save_does_not_hide_what_came_first(
         loader.state_dict = broken
     at_stop = StopAtStepEnd(StopRequest(), broken)
     with pytest.raises(KeyError):
-        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_start", 2), at_stop], batches=loader)
+        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_end", 2), at_stop], batches=loader)
     assert "The state after step 2 could not be saved: can't pickle this" in caplog.text
 
 

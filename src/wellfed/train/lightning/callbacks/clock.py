@@ -19,9 +19,6 @@ from wellfed.process import StopRequest
 from wellfed.ranks import largest_share
 from wellfed.train.lightning.module import StepModule
 
-_DUE = "validation_is_due"
-"""Attribute of Lightning's loop over an epoch."""
-
 
 class TimedLoader:
     """A loader that marks on the clock when a batch is requested and when it is ready."""
@@ -134,16 +131,6 @@ def is_within_step(trainer: pl.Trainer) -> bool:
     """Returns whether more parts of the step follow (see `user_module.accumulation`)."""
     parts: int = trainer.accumulate_grad_batches
     return parts > 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready % parts != 0
-
-
-def mark_validation(trainer: pl.Trainer, *, is_due: bool) -> None:
-    """Notes for `validation_is_due` that a validation begins, or that its end has come."""
-    setattr(trainer.fit_loop.epoch_loop, _DUE, is_due)
-
-
-def validation_is_due(trainer: pl.Trainer) -> bool:
-    """Returns whether a validation has begun and not come to its end, so that a resumed run would hold it."""
-    return bool(getattr(trainer.fit_loop.epoch_loop, _DUE, False))
 
 
 class Clock(pl.Callback):

@@ -9,7 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from wellfed.train.lightning.callbacks.clock import validation_is_due
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
@@ -47,39 +46,13 @@ class Figures(pl.Callback):
         """Metric -> step of its latest value; it is written once a step."""
         self._by_epochs: set[str] = set()
         """Names of metrics that Lightning passes to no logger."""
-        self._known: dict[str, float] | None = None
-        """Metrics of a checkpoint that was written within a validation, for monitors at the end of its epoch."""
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if validation_is_due(trainer):
-            known = dict(trainer.callback_metrics)
-            if not isinstance(module, StepModule):  # means over the epoch, which Lightning computes at its end
-                known |= trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
-            checkpoint["figures"] = {name: float(value) for name, value in known.items()}
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._known = checkpoint.get("figures")
-
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.step, self.epoch = trainer.global_step, trainer.current_epoch
         self.handed_over_step = self.step
-        if self._known is not None:
-            self._restore(self._known, trainer.callback_metrics, module)
-            self._known = None
-
-    def _restore(self, figures: Mapping[str, float], known: dict[str, Any], module: pl.LightningModule) -> None:
-        """Restores the metrics of a checkpoint. Totals in it are written at the end of the epoch."""
-        for name, value in figures.items():
-            known[name] = torch.tensor(value)
-            if isinstance(module, StepModule):
-                self._added.add(name)
-            else:
-                self._handed_over[name] = known[name]
-        if isinstance(module, StepModule) and module.plain.totals.count:
-            self.handed_over_step -= 1
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

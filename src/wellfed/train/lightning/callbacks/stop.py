@@ -1,4 +1,4 @@
-"""Ends a run after a step or a validation once a signal has come; saves a checkpoint after a failure."""
+"""Ends a run after a step or a validation once a signal has come; saves a checkpoint after an error between steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 
-from wellfed.errors import OutOfMemoryExhausted, first_line
+from wellfed.errors import first_line
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.lightning.callbacks.clock import is_within_step, mark_validation, validation_is_due
+from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.users import averages_weights
-from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
@@ -100,31 +99,15 @@ class StopAtStepEnd(pl.Callback):
             raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Saves the state after the last whole step, if it can be restored and is finite."""
+        """Saves the state after an error between two steps. One within a step loses those since the last checkpoint."""
         self._request.is_stepping = False
-        is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
-        may_undo = not isinstance(exception, Stopped)  # after a second signal the end must be fast
-        is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
-        if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
+        if self._is_stopping or not self._has_stepped or isinstance(exception, NonFiniteLoss):
             return
-        progress = trainer.fit_loop.epoch_loop.batch_progress.current
-        is_in_batch_end = progress.completed < progress.processed
-        if averages_weights(trainer) and (trainer.validating or is_in_batch_end):
-            return  # the weights may be their average, or the average may lack this step
-        if trainer.validating and not validation_is_due(trainer):
-            return  # some callbacks have seen its end, and others have not
-        epochs = trainer.fit_loop.epoch_progress.current
-        if epochs.completed < epochs.processed:
-            return  # likewise for the end of the epoch, when its schedulers step, too
+        if trainer.world_size > 1:  # saving is a collective
+            return
         try:
-            is_whole = _is_after_a_whole_step(trainer, module, may_undo)
-            if trainer.world_size > 1:  # saving is a collective
-                is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
-            if not is_whole:
-                return
-            if is_in_batch_end and trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-                mark_validation(trainer, is_due=True)  # the step's validation has not begun
-            self._stop(trainer)
+            if _is_between_steps(trainer):
+                self._stop(trainer)
         except Exception as error:  # noqa: BLE001  the first error is the one to report
             _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
             _LOG.info("saving it", exc_info=True)
@@ -136,26 +119,22 @@ def ranks_agree_now(trainer: pl.Trainer) -> bool:
     return trained % AGREE_EVERY_STEPS == 0
 
 
-def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
-    """Restores this rank's state after the last whole step, and the loader's position; returns whether that worked.
+def _is_between_steps(trainer: pl.Trainer) -> bool:
+    """Returns whether all batches that the loader has given are trained, and no validation or epoch's end is due.
 
-    The loader may have given the batch of a step that has not begun, or has changed no weight yet. A stream can't go
-    back by a batch.
+    Some callbacks may have seen the end of a validation or an epoch, and others not.
     """
-    loader = trainer.train_dataloader
-    if not hasattr(loader, "state_dict"):
+    loop, loader = trainer.fit_loop.epoch_loop, trainer.train_dataloader
+    progress, epochs = loop.batch_progress.current, trainer.fit_loop.epoch_progress.current
+    is_in_batch_end = progress.completed < progress.processed
+    if trainer.validating or progress.started != progress.processed or epochs.completed < epochs.processed:
         return False
-    progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
+    # The average of the weights may lack this step.
+    if is_in_batch_end and (averages_weights(trainer) or loop._should_check_val_fx(trainer.fit_loop._data_fetcher)):
+        return False
+    position = loader.state_dict() if hasattr(loader, "state_dict") else {}
     steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
     if parts or "batch" not in position:
         return False
     is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
-    is_delivered = position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position
-    if progress.started != progress.processed:
-        step = module.step if isinstance(module, StepModule) else None
-        if not (may_undo and is_delivered and step is not None and step.undo()):
-            return False
-    if is_delivered:
-        loader.load_state_dict({**position, "batch": steps})
-        return True
     return is_before_epoch or bool(position["batch"] == steps)

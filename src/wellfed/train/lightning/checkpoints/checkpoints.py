@@ -20,7 +20,6 @@ from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
 from wellfed.train.lightning.checkpoints.checkpoint_writer import CheckpointWriter
 from wellfed.train.lightning.checkpoints.finite_check import FiniteCheck
 from wellfed.train.lightning.checkpoints.plain_checkpoint import FACTS
-from wellfed.train.lightning.checkpoints.resume_position import VALIDATION_IS_DUE
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
@@ -84,12 +83,9 @@ class Checkpoints(pl.Callback):
         self._saved_at_s = time.monotonic()
         self._facts: dict[str, dict[str, float]] = {}
         """Facts for the trailer of the current file."""
-        self._is_alone, self._validates = True, False
+        self._is_alone = True
 
     # -- when to save ---------------------------------------------------------------------------------------------
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        self._validates = checkpoint.get(VALIDATION_IS_DUE, False)
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_alone = trainer.world_size == 1
@@ -97,7 +93,7 @@ class Checkpoints(pl.Callback):
         last = (self.files.folder / LAST).resolve()
         is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == last
         self.files.is_last_sound |= is_last
-        if is_last and not self._validates:  # the state after that validation is another
+        if is_last:
             self.files.last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -35,9 +35,6 @@ class LateCheckpoints(Checkpoints):
         self._step = trainer.global_step
         self._is_asked = hasattr(type(trainer.fit_loop.epoch_loop), "when_over")
         trainer.fit_loop.epoch_loop.when_over = None
-        if self._validates:  # so that a kill after the validation that comes first does not repeat it
-            self._is_due = True
-            trainer.fit_loop.epoch_loop.when_over = self.save_if_due
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         for metric, mode in monitored(trainer) if self.best_by_monitor and not trainer.sanity_checking else ():

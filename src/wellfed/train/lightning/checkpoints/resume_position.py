@@ -15,30 +15,24 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed import generators
-from wellfed.train.lightning.callbacks.clock import mark_validation, validation_is_due
 from wellfed.train.lightning.callbacks.users import averages_weights
 from wellfed.train.lightning.module import StepModule
 
 _LOG = logging.getLogger(__name__)
-VALIDATION_IS_DUE = "validation_is_due"
-"""Key of a checkpoint's entry: whether it was written within a validation, which a resumed run does first."""
 
 
 class ExactResume(pl.Callback):
     """Each rank's generators and the loader's position in checkpoints.
 
-    Generators are restored before the next step or validation. Loaders have drawn their seeds by then. Must come before
+    Generators are restored before the next step. Loaders have drawn their seeds by then. Must come before
     the user's callbacks, which may draw.
     """
 
     def __init__(self) -> None:
         self._state: dict[str, Any] | None = None
-        self._before_validation: dict[str, Any] | None = None
-        """Generators at the start of the running validation; None between validations."""
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint[VALIDATION_IS_DUE] = validation_is_due(trainer)
-        checkpoint["rng"] = own = self._before_validation or generators.state(trainer.strategy.root_device)
+        checkpoint["rng"] = own = generators.state(trainer.strategy.root_device)
         if trainer.world_size > 1:  # all ranks save, and one writes
             of_ranks: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(of_ranks, own)
@@ -70,16 +64,6 @@ class ExactResume(pl.Callback):
         if self._state is not None:  # for a resume within an epoch
             self._restore(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
-        if not trainer.sanity_checking:
-            self._restore(trainer)
-            self._before_validation = generators.state(trainer.strategy.root_device)
-            mark_validation(trainer, is_due=True)
-
-    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._before_validation = None
-        mark_validation(trainer, is_due=False)
-
     def _restore(self, trainer: pl.Trainer) -> None:
         if self._state is not None:
             generators.restore(self._state, trainer.strategy.root_device)
@@ -110,8 +94,7 @@ class GoOn(pl.Callback):
             trained = step
         else:
             trained = stream["total"] if stream else position["epoch"] * length + position["batch"]
-        validates = checkpoint.get(VALIDATION_IS_DUE, False)
-        counters.update(counters_at(position, length, trained, counters, parts, validates=validates))
+        counters.update(counters_at(position, length, trained, counters, parts))
 
 
 def counters_at(
@@ -120,28 +103,23 @@ def counters_at(
     step: int,
     counters: Mapping[str, Any],
     parts: int = 1,
-    *,
-    validates: bool = False,
 ) -> dict[str, Any]:
     """Returns Lightning's counters at a position between two steps, or between two epochs.
 
     Args:
         step: number of trained batches; each has ``parts`` from now on.
         counters: the counters of the checkpoint.
-        validates: whether the validation of the last step comes first. Lightning then finds it begun, with no batch
-            done.
     """
     epochs, batches = position["epoch"], position["batch"]
-    is_over = batches >= steps_per_epoch
-    if is_over and not validates:
+    if batches >= steps_per_epoch:
         epochs, batches = epochs + 1, 0
     begun = epochs + (batches > 0)
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
     total, current = dict.fromkeys(epoch, step * parts), dict.fromkeys(epoch, batches * parts)
-    validated = {"ready": int(validates), "started": int(validates), "processed": 0, "completed": 0}
+    validated = dict.fromkeys(epoch, 0)
     return {
         "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
-        "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step - validates},
-        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": is_over and validates},
+        "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step},
+        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": False},
         "epoch_loop.val_loop.batch_progress": {"total": validated, "current": dict(validated), "is_last_batch": False},
     }
