@@ -440,3 +440,24 @@ def test_sparse_gradients_are_clipped_as_dense_ones(dtypes):
 
 def test_no_gradients_are_no_error():
     clip_by_norm(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), 1.0)
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 7.5, 1e6])
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float32, torch.float64)])
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_clipped_gradients_are_those_of_torch_bit_for_bit(max_norm, dtypes, value):
+    found = []
+    for is_ours in (True, False):
+        torch.manual_seed(0)
+        made = nn.ModuleList(nn.Linear(3, 2, dtype=dtype) for dtype in dtypes)
+        made.append(nn.Linear(2, 2))  # without gradients
+        for layer in made[:2]:
+            layer(torch.randn(4, 3, dtype=layer.weight.dtype)).square().sum().backward()
+        if value is not None:
+            made[0].weight.grad[0, 0] = value
+        if is_ours:
+            clip_by_norm(torch.optim.SGD(made.parameters(), lr=0.1), max_norm)
+        else:
+            nn.utils.clip_grad_norm_(made.parameters(), max_norm)
+        found.append([one.grad for one in made.parameters() if one.grad is not None])
+    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(*found, strict=True))
