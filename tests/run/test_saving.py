@@ -249,7 +249,7 @@ def test_a_full_disk_while_the_data_fail(
     with a_disk_that_fills() as fill:
 
         def both(step: int) -> None:
-            if step == 5:
+            if step == 4:
                 fill()
                 monkeypatch.setattr(Model, "at_sample", staticmethod(lambda index: 1 // 0))
 
@@ -259,7 +259,7 @@ def test_a_full_disk_while_the_data_fail(
     assert (code, record.status) == (1, "failed")
     assert record.error is not None
     assert "ZeroDivisionError" in record.error["message"]
-    assert "last saved step 3 of 5." in told
+    assert "last saved step 3 of 4." in told
     assert "disk_full" in [event["kind"] for event in record.events]
 
 

@@ -6,13 +6,11 @@ tests/run/passes/test_passes.py and tests/run/micro_batch/test_real_steps.py.
 """
 
 import math
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from tests.kit import tiny
 from tests.kit.few import few, slow
 from tests.kit.rank import AsksInBackward
-from wellfed import batches, generators
+from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
@@ -92,7 +90,7 @@ PLANTED = [
 
 
 class Careless(nn.Module):
-    """Asks for memory, changes buffers in place and by others, and with dropout draws from all generators."""
+    """Asks for memory, changes buffers in place and by others, and with dropout draws from torch's generators."""
 
     def __init__(self, place: Place, dropout: float) -> None:
         super().__init__()
@@ -117,7 +115,7 @@ class Careless(nn.Module):
         self.latest = loss.detach().clone()
         if self.is_random:
             drawn = torch.rand((), device=x.device)
-            loss = loss * (0.5 + random.random() + np.random.rand() + drawn + self.table[0])
+            loss = loss * (0.5 + drawn + self.table[0])
         return LossOutput(loss)
 
 
@@ -235,8 +233,6 @@ def trained(
     step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
     evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
-    random.seed(5)
-    np.random.seed(5)
     torch.manual_seed(5)
     seen: dict[int, list[int]] = {}
     figures: list[float] = []
@@ -256,7 +252,10 @@ def trained(
         if step.number in (6, 12):
             figures += [evaluated(split, evaluating, data, table, device) for split in splits]
     ahead.close()
-    drawn = [generators.numbers(), torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None]
+    drawn = [
+        torch.get_rng_state().tolist(),
+        torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None,
+    ]
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
     state = [each.cpu() for each in model.buffers()]
     state += [value.cpu() for entry in optimizer.state.values() for value in entry.values()]

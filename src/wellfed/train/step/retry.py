@@ -12,7 +12,7 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.step_down import FOREACH, Fallbacks, one_weight_at_a_time
+from wellfed.train.memory.step_down import Fallbacks, one_weight_at_a_time
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
 
