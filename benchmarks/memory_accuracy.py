@@ -95,7 +95,6 @@ def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[st
             "error_frac": found.tensor_bytes / counted - 1,
             "estimate_s": took_s,
             "num_points": len(exact.points),
-            "basis": exact.basis,
             "has_rnn": any(isinstance(each, torch.nn.RNNBase) for each in case.model.modules()),
         }
         if reserved is not None:

@@ -38,7 +38,6 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, Features, FeatureSource
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.observe.hardware.facts import SIMULATED
 from wellfed.plan.predict.cuda_emulation import as_on_cuda, backward
 from wellfed.plan.predict.estimate import measure, repeated
 from wellfed.plan.predict.peak import Footprint, NoEstimate
@@ -140,9 +139,8 @@ def _case(
 
 
 def estimated(case: Case, samples: int, **more: Any) -> Footprint | NoEstimate:
-    """What is predicted. The data that training goes on with keep no fake tensors of it. Only a real card has cuDNN."""
-    has_cudnn = torch.cuda.is_available() and not torch.cuda.get_device_name().startswith(SIMULATED)
-    task = replace(case.task, prepare=copy.deepcopy(case.task.prepare), cudnn_workspaces=has_cudnn)
+    """What is predicted. The data that training goes on with keep no fake tensors of it."""
+    task = replace(case.task, prepare=copy.deepcopy(case.task.prepare))
     return measure(case.model, task, samples, **more)
 
 
@@ -187,7 +185,7 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
     counter, peaks = Counter(), []
     features = _features(case, case.model) if case.task.feature_mode == "cache_host" else None
     on_host = features.bytes if features and features.store is None else 0
-    with as_on_cuda(cudnn_workspaces=False):
+    with as_on_cuda():
         for moment in training(case, micro_batch, samples, CPU, counter.track_external):
             with counter:
                 moment()

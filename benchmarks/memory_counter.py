@@ -6,17 +6,12 @@ from typing import Any
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from wellfed.plan.predict.memory_tracker import in_place_variant
-
 
 class Counter(MemTracker):
     """torch's own count of live tensors. Which module they belong to isn't asked: its hooks fail on frozen parameters
     and on modules that are called twice.
 
-    Under a mode such as this torch makes tensors that no run has. They are left out as `memory_tracker` does it."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_dispatch__(in_place_variant(func, args, kwargs), types, args, kwargs)
+    Under a mode such as this torch makes a few tensors that no run has, as under `memory_tracker`."""
 
     def _pre_fw_hook(self, *_: Any) -> None: ...
 

@@ -53,7 +53,6 @@ def test_a_package_of_public_names_imports_next_to_nothing(imported: str, most: 
 LIGHT = {
     "wellfed.contract": "",
     "wellfed.observe.loggers.wandb_sink": "",
-    "wellfed.plan.predict.caching_allocator": "",
     "wellfed.plan.predict.peak": "",
     "wellfed.observe.hardware.profiles": "",
     "wellfed.observe.hardware.detect": "machine",

@@ -12,7 +12,6 @@ def footprint(
     each = per_sample // (4 if checkpointed else 1) + (encoder if mode == "dynamic" else 0)
     points = tuple(Point(size, fixed + each * size, parameters, fixed + each * size) for size in (1, 8, 64))
     given = {
-        "basis": "fake tensors",
         "parameters": parameters,
         "gradients": parameters,
         "optimizer_state": 2 * parameters,

@@ -22,7 +22,7 @@ from wellfed.observe.hardware.profiles import with_cards  # noqa: E402
 from wellfed.run.objects import datasets  # noqa: E402
 from wellfed.run.planner import Planner  # noqa: E402
 
-OUT = Path(__file__).parent / "golden" / "footprints.json"
+OUT = ROOT / "tests" / "plan" / "golden" / "footprints.json"
 
 
 def gpt2_base(folder: Path) -> str:
@@ -48,7 +48,7 @@ def measured(*overrides: str) -> dict:
         "data": dataclasses.asdict(datasets.data_facts(planner.parts)),
         "model": dataclasses.asdict(planner.model),
         "footprints": {
-            f"{mode}/{checkpointed}": estimate(mode, checkpointed).to_dict()
+            f"{mode}/{checkpointed}": dataclasses.asdict(estimate(mode, checkpointed))
             for mode in FEATURE_MODES
             for checkpointed in (False, True)
         },
@@ -56,7 +56,7 @@ def measured(*overrides: str) -> dict:
 
 
 def _a_line_each(model: dict) -> str:
-    """JSON with a line for each footprint, whose recordings are long."""
+    """JSON with a line for each footprint."""
     rest = {name: value for name, value in model.items() if name != "footprints"}
     ways = [f"{json.dumps(way)}: {json.dumps(each)}" for way, each in model["footprints"].items()]
     return json.dumps(rest)[:-1] + ', "footprints": {\n' + ",\n".join(ways) + "}}"

@@ -10,17 +10,13 @@ from tests.plan.test_decide import FETCH, MODEL, TABLE, composed, config, faults
 from wellfed.config.schema import FeatureMode
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.memory_candidates import PLANNED_FRAC
+from wellfed.plan.micro_batch import PLANNED_FRAC
 from wellfed.plan.predict.peak import NoEstimate
-from wellfed.plan.predict.replay import Recording, Trace
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}
 DEEP = {"per_sample": 100 * MIB}
 """64 samples: 6.4 GiB beside 0.8 GiB of parameters, gradients and state."""
-_EMPTY = Trace.through({64: ()})
-RECORDING = Recording((), (), _EMPTY, _EMPTY, (), _EMPTY)
-"""A replay in which nothing is allocated."""
 
 
 def planned(given_config, gpu, facts=H200, *, data=FETCH, model=BLOCKS, footprints=None, memory="auto", **sizes):
@@ -33,22 +29,8 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
     plan = planned(config(), "24gb", **DEEP)
     assert (plan.memory.micro_batch, plan.memory.accumulate, plan.misfit) == (64, 1, None)
     assert plan.predicted_peak_gib == pytest.approx(0.8 + 6.4, rel=0.2)
-    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 21.17" in plan.knobs["memory.micro_batch"].because
+    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 19.87" in plan.knobs["memory.micro_batch"].because
     assert plan.parts["activations"] == 6400 * MIB
-
-
-def test_the_copies_of_an_evaluation_are_part_of_the_peak():
-    recorded = dataclasses.replace(estimate(**DEEP)(None, False), inputs=(MIB,), recording=RECORDING)
-    plans = [
-        planned(config(), "24gb", data=dataclasses.replace(FETCH, num_validation=size), footprints=lambda *_: recorded)
-        for size in (0, 1000)
-    ]
-    alone_gib, evaluates_gib = (plan.predicted_peak_gib for plan in plans)
-    assert plans[0].loader.device_prefetch == 2
-    assert evaluates_gib - alone_gib == pytest.approx(3 * 64 / 1024)  # three batches of 64 samples
-    tested = dataclasses.replace(FETCH, num_eval=1000)  # after the training
-    plan = planned(config(), "24gb", data=tested, footprints=lambda *_: recorded)
-    assert plan.predicted_peak_gib == alone_gib
 
 
 def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():
@@ -64,7 +46,7 @@ def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():
 def test_one_sample_that_does_not_fit_is_checkpointed():
     plan = planned(config(), "8gb", per_sample=8 * GIB)
     assert plan.memory.checkpoint_activations is True
-    assert plan.memory.micro_batch == 3
+    assert plan.memory.micro_batch == 2
     assert "without it one sample at a time needs 8." in plan.knobs["memory.checkpoint_activations"].because
     assert plan.misfit is None
 
@@ -111,7 +93,7 @@ def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
     assert (plan.memory.micro_batch, plan.memory.features) == (64, "cache")
     text = str(plan.misfit)
-    assert "the budget is 7.20 GiB, of which 7.06 GiB are planned with, and 64 samples at a time need" in text
+    assert "the budget is 7.20 GiB, of which 6.62 GiB are planned with, and 64 samples at a time need" in text
     assert "activations 6.2" in text
     assert "Set memory.micro_batch=" in text
     assert "or set memory.checkpoint_activations=true" in text
@@ -210,7 +192,7 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
     plan = planned(config(gpu={"memory_gib": 0.5}), "8gb", per_sample=8 * GIB, model=MODEL)
     text = str(plan.misfit)
     assert "gpu=8gb" not in text
-    assert "the budget is 512.0 MiB, of which 501.8 MiB are planned with" in text
+    assert "the budget is 512.0 MiB, of which 471.0 MiB are planned with" in text
     enough = float(text.partition("gpu.memory_gib=")[2].removesuffix(")."))
     for size, fits in ((enough, True), (enough - 0.02, False)):
         again = planned(config(gpu={"memory_gib": size}), "8gb", per_sample=8 * GIB, model=MODEL)
@@ -219,7 +201,6 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
 
 def test_the_parts_of_what_does_not_fit_add_up():
     text = str(planned(config(memory=WHOLE), "8gb", **DEEP).misfit)
-    assert "cuBLAS's workspaces 64.0 MiB" in text
     parts = text.partition(" GiB: ")[2].partition(". Set")[0].split(", ")
     units = {"MiB": 2**-10, "GiB": 1}
     total = sum(float(part.split()[-2]) * units[part.split()[-1]] for part in parts)

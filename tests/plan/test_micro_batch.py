@@ -6,9 +6,9 @@ from tests.kit.footprints import footprint
 from tests.kit.machines import GIB, LAPTOP
 from tests.plan.test_budget import DEEP, planned
 from tests.plan.test_decide import MODEL, config
-from wellfed.plan.memory_candidates import PLANNED_FRAC
 from wellfed.plan.micro_batch import (
     MOST_PROBES,
+    PLANNED_FRAC,
     needs_probe,
     why_untried,
     with_probes,

@@ -4,7 +4,7 @@
     decide                    all other numbers, by the files below
       loader, backend         who builds batches; loader_checks, ready_batches: faults, warnings, room for batches
       memory                  features and checkpointing by rules of thumb
-      budget                  what fits the budget (memory_candidates), by the predictions of predict/
+      budget                  what fits the budget, by the predictions of predict/
       micro_batch             the micro-batch: an ordered list of what decides it
     run_plan                  the plan and the facts it is made of
     ways_that_fit             overrides after memory ran out in training

@@ -1,33 +1,52 @@
-"""Fits the memory knobs into the budget with the predicted peak as the reason; else lists what would fit."""
+"""Fits the memory knobs into the budget with the predicted peak as the reason; else lists what would fit.
+
+Order of cost: a whole step; smaller micro-batches, which use kernels less well; checkpointing, about a third more
+compute; a feature table in host memory, with a copy per batch; ``dynamic``, which runs the encoder each time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES
 from wellfed.errors import Fault
 from wellfed.observe.hardware.profiles import PROFILES
-from wellfed.plan.memory_candidates import (
-    PLANNED_FRAC,
-    Candidate,
-    Estimate,
-    SearchResult,
-    SearchSpace,
-    cheapest,
-    limit_bytes,
-    remedies,
-    show_parts,
-)
-from wellfed.plan.micro_batch import in_parts
-from wellfed.plan.predict.peak import StepShape
+from wellfed.plan.micro_batch import PLANNED_FRAC, in_parts, limit_bytes
+from wellfed.plan.predict.peak import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import BUCKET_BYTES, largest_share
-from wellfed.units import gib, show_gib
+from wellfed.units import gib, show_bytes, show_gib
 
+Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
+"""Returns the footprint for a feature mode (None = no features) with or without activation checkpointing."""
 MOST_REMEDIES = 3
+MOST_PARTS = 4
+"""Parts of a peak that a message lists by name."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to spend memory, with its predicted peak on each device."""
+
+    features: str | None
+    checkpointed: bool
+    micro_batch: int
+    peak: Prediction
+    fits: bool
+
+    @property
+    def peak_gib(self) -> float:
+        """Predicted peak."""
+        return gib(self.peak.reserved_bytes)
+
+    @property
+    def need(self) -> str:
+        """What needs the memory, and how much, for messages."""
+        return f"{_at_a_time(self.micro_batch)} {show_gib(self.peak_gib)}"
 
 
 def within_budget(
@@ -46,31 +65,63 @@ def within_budget(
         profile: the ``gpu=`` option.
         fits_host: whether host memory holds the feature table.
     """
-    # Stages, if any, decide where features are.
+    memory, asked, budget_gib = plan.memory, config.memory, plan.device.memory_gib
+    is_typed = asked.micro_batch is not None or asked.accumulate is not None
     has_features = data.feature_rows > 0 and not data.features_trainable
-    modes = _slower_modes(plan.memory.features, fits_host=fits_host) if has_features else (plan.memory.features,)
-    open_modes = modes if config.memory.features is None else (plan.memory.features,)
-    space, budget_gib = _search_space(plan, config, model, open_modes), plan.device.memory_gib
-    found = cheapest(space, estimate, budget_gib)
-    taken = found.candidate
-    if taken is None:
-        warning = f"The peak memory is not predicted: {str(found.no_estimate).rstrip('.')}."
-        return replace(plan, warnings=(*plan.warnings, warning))
+    modes = _slower_modes(memory.features, fits_host=fits_host) if has_features else (memory.features,)
+    limit, step = None if budget_gib is None else limit_bytes(budget_gib), step_shape(plan, model)
+    passed = list[Setting]()
+    allowed = product(
+        modes if asked.features is None else modes[:1],
+        (False, True)
+        if model.has_blocks and asked.checkpoint_activations is None
+        else (memory.checkpoint_activations,),
+    )
+    for features, checkpointed in allowed:
+        footprint = estimate(features, checkpointed)
+        if isinstance(footprint, NoEstimate):
+            warning = f"The peak memory is not predicted: {footprint.reason.rstrip('.')}."
+            return replace(plan, warnings=(*plan.warnings, warning))
+        may_split = model.may_split and not is_typed
+        taken = _setting(features, checkpointed, footprint, step, limit, memory.micro_batch, may_split=may_split)
+        if taken.fits:
+            break
+        passed.append(taken)
+    else:
+        taken = min(passed, key=lambda each: each.peak.reserved_bytes)
     plan = replace(
         plan,
-        memory=_decided(plan.memory, config, space, found, taken, budget_gib),
+        memory=_decided(memory, config, step, taken, passed, budget_gib),
         parts=taken.peak.parts,
         predicted_peak_gib=taken.peak_gib,
         peak_moment=taken.peak.moment,
     )
-    if taken.fits or budget_gib is None:
+    if taken.fits or budget_gib is None or limit is None:
         return plan
-    flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
-    changes: dict[str, Candidate] = {}
-    for one in remedies(space, estimate, budget_gib, features=modes, **flags):
-        changes.setdefault(_overrides(config, space, one), one)
-    misfit = _misfit(taken, changes, budget_gib, larger_card(config, taken.reserved_bytes, profile))
-    return replace(plan, misfit=misfit, remedies=tuple(changes))
+    remedies: dict[str, Setting] = {}
+    for one in _fitting(estimate, step, limit, modes, memory.micro_batch, model):
+        remedies.setdefault(_overrides(config, memory, step, one), one)
+    ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(remedies.items())[:MOST_REMEDIES]]
+    if card := larger_card(config, taken.peak.reserved_bytes, profile):
+        ways_out.append(f"take a larger card ({card})")
+    sizes = {**taken.peak.parts, "cuBLAS's workspaces": taken.peak.workspaces}
+    return replace(plan, misfit=misfit(budget_gib, taken.need, sizes, ways_out), remedies=tuple(remedies))
+
+
+def misfit(budget_gib: float, need: str, parts: Mapping[str, int], ways_out: Sequence[str]) -> Fault:
+    """Returns the fault of a plan that exceeds its budget.
+
+    Args:
+        need: what needs how much, such as "one sample at a time needs 9.0 GiB".
+        parts: bytes by purpose.
+        ways_out: each as a clause, such as "set memory.accumulate=4".
+    """
+    sizes = sorted(parts.items(), key=lambda part: -part[1])
+    sizes[MOST_PARTS:] = [("other parts", sum(size for _, size in sizes[MOST_PARTS:]))]
+    listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes if size)
+    planned = f"{show_gib(budget_gib)}, of which {show_gib(budget_gib * PLANNED_FRAC)} are planned with"
+    text = "; or ".join(ways_out or ["take a smaller workload.model"])
+    return Fault("gpu.memory_gib", f"the budget is {planned}, and {need}: {listed}.", f"{text[0].upper()}{text[1:]}.")
 
 
 def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
@@ -85,80 +136,7 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
         average=model.average_bytes // halves,
-        num_eval=plan.num_validation,
-        eval_batch_size=plan.validation_batch_size,
     )
-
-
-def _slower_modes(mode: str | None, *, fits_host: bool) -> tuple[str | None, ...]:
-    """Returns this feature mode and the slower ones that need less device memory; no table that the host can't hold."""
-    slower = () if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) + 1 :]
-    return (mode, *(each for each in slower if fits_host or each != "cache_host"))
-
-
-def _search_space(plan: RunPlan, config: RunConfig, model: ModelFacts, features: tuple[str | None, ...]) -> SearchSpace:
-    memory = config.memory
-    is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not model.may_split
-    asked = memory.checkpoint_activations if model.has_blocks else False
-    return SearchSpace(
-        features=features,
-        checkpointed=(False, True) if asked is None else (asked,),
-        micro_batch=plan.memory.micro_batch if is_fixed else None,
-        at_most=plan.memory.micro_batch,
-        step=step_shape(plan, model),
-    )
-
-
-def _decided(
-    by_thumb: MemorySection,
-    config: RunConfig,
-    space: SearchSpace,
-    found: SearchResult,
-    taken: Candidate,
-    budget_gib: float | None,
-) -> MemorySection:
-    rule, samples = by_thumb.decided("micro_batch"), space.step.samples
-    peak = f"predicted peak {taken.peak_gib:.2f} GiB"
-    if budget_gib is not None:
-        peak += f" of {budget_gib * PLANNED_FRAC:.2f} ({PLANNED_FRAC:g} of the budget)"
-    if taken.micro_batch == rule.value or rule.source == "set":
-        micro: Decided[int] = replace(rule, because=f"{rule.because}; {peak}")
-    else:
-        because = f"the most of {samples} samples a device that fit at a time; {peak}"
-        micro = by_rule(taken.micro_batch, because)
-    num_micro, sums = in_parts(samples, micro.value)
-    decided: dict[str, Decided[object]] = {"micro_batch": micro}
-    if num_micro != by_thumb.accumulate:
-        decided["accumulate"] = by_rule(num_micro, sums)
-
-    def need(features: str | None, checkpointed: bool) -> str:
-        alike = [each for each in found.passed_over if each.features == features]
-        least = next((each for each in alike if each.checkpointed == checkpointed), alike[0])
-        return f"{_at_a_time(least.micro_batch)} {least.peak_gib:.2f} GiB"
-
-    if config.memory.checkpoint_activations is None and taken.checkpointed:
-        decided["checkpoint_activations"] = by_rule(True, f"on: without it {need(taken.features, False)}")
-    if taken.features != by_thumb.features:
-        faster = space.features[0]
-        because = f"{faster} would be faster, and {need(faster, taken.checkpointed)}"
-        decided["features"] = by_rule(taken.features, because)
-    return by_thumb.but(**decided)
-
-
-def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: float, card: str) -> Fault:
-    problem = (
-        f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * PLANNED_FRAC)} are planned with, and "
-        f"{_at_a_time(taken.micro_batch)} {show_gib(taken.peak_gib)}: {show_parts(taken)}."
-    )
-    ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(changes.items())[:MOST_REMEDIES]]
-    if card:
-        ways_out.append(f"take a larger card ({card})")
-    text = "; or ".join(ways_out or ["take a smaller workload.model"])
-    return Fault("gpu.memory_gib", problem, f"{text[0].upper()}{text[1:]}.")
-
-
-def _at_a_time(micro_batch: int) -> str:
-    return "one sample at a time needs" if micro_batch == 1 else f"{micro_batch} samples at a time need"
 
 
 def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
@@ -174,18 +152,95 @@ def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
     return next((f"gpu={name}" for name in fitting), "")
 
 
-def _overrides(config: RunConfig, space: SearchSpace, candidate: Candidate) -> str:
-    """Returns the overrides for this candidate that differ from the configuration."""
+def _slower_modes(mode: str | None, *, fits_host: bool) -> tuple[str | None, ...]:
+    """Returns this feature mode and the slower ones that need less device memory; no table that the host can't hold."""
+    slower = () if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) + 1 :]
+    return (mode, *(each for each in slower if fits_host or each != "cache_host"))
+
+
+def _setting(
+    features: str | None,
+    checkpointed: bool,
+    footprint: Footprint,
+    step: StepShape,
+    limit: int | None,
+    at_most: int,
+    *,
+    may_split: bool,
+) -> Setting:
+    """Returns the setting with the largest micro-batch up to ``at_most`` that fits, else with a single sample. If it
+    may not be split, the micro-batch is ``at_most``."""
+    micro = at_most
+    if may_split and limit is not None:
+        micro = min(largest_micro_batch(footprint, limit, step), at_most) or 1
+    peak = predicted_peak(footprint, micro, step)
+    return Setting(features, checkpointed, micro, peak, limit is None or peak.reserved_bytes <= limit)
+
+
+def _fitting(
+    estimate: Estimate,
+    step: StepShape,
+    limit: int,
+    modes: tuple[str | None, ...],
+    micro_batch: int,
+    model: ModelFacts,
+) -> Iterator[Setting]:
+    """Yields settings that fit, cheapest first, if typed settings may be changed too."""
+    at_most = step.samples if model.may_split else micro_batch
+    for features, checkpointed in product(modes, (False, True) if model.has_blocks else (False,)):
+        footprint = estimate(features, checkpointed)
+        if isinstance(footprint, Footprint):
+            one = _setting(features, checkpointed, footprint, step, limit, at_most, may_split=model.may_split)
+            if one.fits:
+                yield one
+
+
+def _decided(
+    by_thumb: MemorySection,
+    config: RunConfig,
+    step: StepShape,
+    taken: Setting,
+    passed: Sequence[Setting],
+    budget_gib: float | None,
+) -> MemorySection:
+    rule = by_thumb.decided("micro_batch")
+    peak = f"predicted peak {taken.peak_gib:.2f} GiB"
+    if budget_gib is not None:
+        peak += f" of {budget_gib * PLANNED_FRAC:.2f} ({PLANNED_FRAC:g} of the budget)"
+    if taken.micro_batch == rule.value or rule.source == "set":
+        micro: Decided[int] = replace(rule, because=f"{rule.because}; {peak}")
+    else:
+        because = f"the most of {step.samples} samples a device that fit at a time; {peak}"
+        micro = by_rule(taken.micro_batch, because)
+    num_micro, sums = in_parts(step.samples, micro.value)
+    decided: dict[str, Decided[object]] = {"micro_batch": micro}
+    if num_micro != by_thumb.accumulate:
+        decided["accumulate"] = by_rule(num_micro, sums)
+    if config.memory.checkpoint_activations is None and taken.checkpointed:
+        without = next((each for each in passed if each.features == taken.features), passed[0])
+        decided["checkpoint_activations"] = by_rule(True, f"on: without it {without.need}")
+    if taken.features != by_thumb.features:
+        faster = passed[0]
+        decided["features"] = by_rule(taken.features, f"{faster.features} would be faster, and {faster.need}")
+    return by_thumb.but(**decided)
+
+
+def _overrides(config: RunConfig, planned: MemorySection, step: StepShape, setting: Setting) -> str:
+    """Returns the overrides for this setting that differ from the configuration."""
     memory, typed = config.memory, []
-    num_micro = math.ceil(space.step.samples / candidate.micro_batch)
-    if candidate.features != space.features[0]:
-        typed.append(f"memory.features={candidate.features}")
-    if candidate.checkpointed and not memory.checkpoint_activations:
+    num_micro = math.ceil(step.samples / setting.micro_batch)
+    if setting.features != planned.features:
+        typed.append(f"memory.features={setting.features}")
+    if setting.checkpointed and not memory.checkpoint_activations:
         typed.append("memory.checkpoint_activations=true")
-    if memory.micro_batch is not None and candidate.micro_batch != memory.micro_batch:
-        typed.append(f"memory.micro_batch={candidate.micro_batch}")
+    if memory.micro_batch is not None and setting.micro_batch != memory.micro_batch:
+        typed.append(f"memory.micro_batch={setting.micro_batch}")
         if memory.accumulate is not None:
             typed.append("memory.accumulate=null")  # follows from the micro-batch
     elif memory.accumulate is not None and num_micro != memory.accumulate:
         typed.append(f"memory.accumulate={num_micro}")
     return " ".join(typed) or "memory=auto"
+
+
+def _at_a_time(micro_batch: int) -> str:
+    return "one sample at a time needs" if micro_batch == 1 else f"{micro_batch} samples at a time need"

@@ -13,7 +13,7 @@ from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.plan.budget import within_budget
+from wellfed.plan.budget import Estimate, within_budget
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.memory import (
     BY_HAND,
@@ -25,7 +25,6 @@ from wellfed.plan.memory import (
     parts_fault,
     plan_memory,
 )
-from wellfed.plan.memory_candidates import Estimate
 from wellfed.plan.run_plan import (
     DataFacts,
     Decided,
@@ -94,8 +93,6 @@ def plan_run(
         may_lower=may_lower(config, model),
         refused=_refused(model, data),
         feature_table_bytes=0 if data.features_trainable else data.feature_bytes,
-        num_validation=data.num_validation,
-        validation_batch_size=config.workload.eval_batch_size or data.validation_batch_size,
     )
     is_within_host = fits_host(config, facts, data)
     if estimate is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.budget import misfit
 from wellfed.plan.micro_batch import in_parts, rule_of_thumb
 from wellfed.plan.run_plan import (
     DataFacts,
@@ -117,30 +118,16 @@ def parts_fault(parts: Mapping[str, int], plan: RunPlan, *, fits_host: bool) -> 
     Args:
         fits_host: whether host memory holds the feature table.
     """
-    budget_gib, needed = plan.device.memory_gib, sum(parts.values())
+    budget_gib, needed, table = plan.device.memory_gib, sum(parts.values()), parts["feature table"]
     if budget_gib is None or gib(needed) <= budget_gib:
         return None
-    listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
-    typed = _less_to_hold(parts, budget_gib, plan.device.precision, "cache_host or dynamic" if fits_host else "dynamic")
-    way_out = "take a smaller workload.model or a larger card."
-    return Fault(
-        "gpu.memory_gib",
-        f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
-        f"{show_bytes(needed)} ({listed}).",
-        f"Set {typed}, or {way_out}" if typed else way_out.capitalize(),
-    )
-
-
-def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str, modes: str) -> str:
-    """Returns overrides that bring the known bytes within the budget; empty if none do."""
-    table = parts["feature table"]
-    rest_gib = gib(sum(parts.values()) - table)
-    typed = [f"memory.features={modes}"] if table else []
-    if rest_gib > budget_gib:
-        if precision == "bf16-true" or rest_gib / 2 > budget_gib:
-            return ""
+    typed = [f"memory.features={'cache_host' if fits_host else 'dynamic'}"] if table else []
+    if gib(needed - table) > budget_gib and plan.device.precision != "bf16-true":
         typed.append("gpu.precision=bf16-true")
-    return " and ".join(typed)
+        table += (needed - table) // 2
+    is_enough = typed and gib(needed - table) <= budget_gib
+    ways_out = [f"set {' '.join(typed)}"] if is_enough else ["take a larger card", "a smaller workload.model"]
+    return misfit(budget_gib, f"before any activation there is need of {show_bytes(needed)}", parts, ways_out)
 
 
 def fits_host(config: RunConfig, facts: MachineFacts, data: DataFacts) -> bool:

@@ -17,13 +17,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wellfed.config.schema import OnOom, RunConfig, Strategy
-from wellfed.plan.memory_candidates import limit_bytes
-from wellfed.plan.predict.peak import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
+from wellfed.plan.predict.peak import Footprint, StepShape, largest_micro_batch, predicted_peak
 from wellfed.plan.run_plan import Decided, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
 from wellfed.units import gib, show_bytes
 
 MOST_PROBES = 6
+PLANNED_FRAC = 0.92
+"""Maximum share of the budget for a predicted peak. The rest covers what the allocator reserves beyond the tensors,
+workspaces of kernels, and errors of the prediction."""
+
+
+def limit_bytes(budget_gib: float) -> int:
+    """Returns the maximum bytes of a planned peak."""
+    return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
 def rule_of_thumb(config: RunConfig, model: ModelFacts) -> Decided[int]:
@@ -98,7 +105,7 @@ def with_probes(
             took = f"a step of {micro} alone took {show_bytes(measured)}"
             found.append(f"{took} where {show_bytes(predicted)} were predicted{left}")
             beyond = max(0, measured - predicted)
-            fits = fits_within(footprint, micro, step, limit - beyond)
+            fits = predicted_peak(footprint, micro, step).reserved_bytes + beyond <= limit
             if fits:
                 break
             # Assumes the same ratio for all sizes. The next probe shows the part that does not grow with the size.

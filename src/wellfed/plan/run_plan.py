@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
-from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.record import PlanEntry, filled_in
 
 Value = TypeVar("Value")
@@ -180,18 +179,12 @@ class RunPlan(DevicePlan):
     """Why the plan exceeds its budget, and what would fit."""
     remedies: tuple[str, ...] = ()
     """Overrides that each make the plan fit, cheapest first."""
-    footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
-    """Estimates by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
     """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
     refused: tuple[str, ...] = ()
     """Knobs that this model or its data refuse or do not use, as ``gpu.compile`` of a model that steps by hand."""
     feature_table_bytes: int = 0
     """Bytes of all features if they may be kept on the device; 0 without frozen features."""
-    num_validation: int = 0
-    """Samples of the validation, which runs within the training."""
-    validation_batch_size: int | None = None
-    """Samples of its batches if that was set; None = the micro-batch."""
 
     @property
     def fits(self) -> bool | None:
@@ -305,10 +298,6 @@ class DataFacts:
     """Samples of the larger of validation and test."""
     eval_batch_size: int | None = None
     """Larger of their batch sizes, if the data define it."""
-    num_validation: int = 0
-    """Samples of the validation alone."""
-    validation_batch_size: int | None = None
-    """Its batch size, if the data define it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False

@@ -127,15 +127,14 @@ class Planner:
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Returns footprints for the precision and loader of a plan, up to the samples that one device could get."""
-        samples, host_bytes = self.config.workload.samples_per_step, HOST_SHARE * self.facts.ram_available_gib * GIB
-        return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
+        return Footprints(self.config, plan, self.parts, samples=self.config.workload.samples_per_step)
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """Returns the plan by an estimate of memory and by the first batches."""
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is not None and estimate.looked_at:
             plan = because_too(plan, f", {estimate.looked_at}")
-        return replace(plan, footprints=estimate.known.found)
+        return plan
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         return plan_run(self.config, self.choices, self.facts, self.device, self.data, model or self.model, **known)

@@ -1,4 +1,4 @@
-"""Counts the bytes of every tensor in training steps on a copy of the model, with fake or real tensors.
+"""Counts the bytes of every tensor in training steps on a copy of the model, with fake tensors.
 
 The forward and backward passes are those of `step.step_passes.StepPasses`.
 """
@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.plan.predict.cuda_emulation import backward
 from wellfed.plan.predict.memory_tracker import MemoryTracker
-from wellfed.plan.predict.peak import Basis, Footprint, Point
-from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
+from wellfed.plan.predict.peak import Footprint, Point
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
@@ -36,8 +33,6 @@ from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
-OPTIMIZER = 10**6
-"""First number for the optimizer's tensors."""
 
 
 @dataclass(frozen=True)
@@ -57,47 +52,20 @@ class Task:
     feature_mode: FeatureModeName | None = None
     """None with features means ``dynamic``."""
     compile_mode: str = "none"
-    shaped_by: tuple[object, ...] = ()
-    """Objects besides the model that affect a pass, such as the data set. A cached footprint depends on them."""
-    expandable_segments: bool = False
-    cudnn_workspaces: bool = True
-    """Whether workspaces of cuDNN count. A simulated card has none."""
-
-
-_STORE = 1
-"""Number of the tensor that rows are cut from, the only one in the events of filling."""
-_Pass = tuple[dict[str, int], Events]
-"""Forward and backward of a micro-batch: bytes by kind at the peak, and all events."""
-
-
-class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes ``coalesce`` keep as many rows as the tensor could have.
-
-    A rehearsal repeats a few samples, whose equal rows would be merged. Values are then wrong, sizes correct.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.aten._coalesce.default:
-            return func(*args, **(kwargs or {}))
-        (tensor,) = args
-        rows = min(tensor._nnz(), math.prod(tensor.shape[: tensor.sparse_dim()]))
-        indices, values = tensor._indices()[:, :rows].clone(), tensor._values()[:rows].clone()
-        return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False, is_coalesced=True)
 
 
 class _Counted(Ranks):
     """Counts each micro-batch separately."""
 
-    def __init__(self, live: MemoryTracker, take: Callable[[_Pass], None]) -> None:
+    def __init__(self, live: MemoryTracker, take: Callable[[dict[str, int]], None]) -> None:
         self._live, self._take = live, take
 
     @contextmanager
     def micro_batch(self, number: int, num_parts: int) -> Iterator[None]:
         self._live.forget_peak()
-        self._live.events = []
         with self._live:
             yield
-        self._take((self._live.peak, tuple(self._live.events)))
+        self._take(self._live.peak)
 
     def backward(self, loss: Tensor) -> None:
         backward(loss)
@@ -106,27 +74,24 @@ class _Counted(Ranks):
 class Rehearsal:
     """A model with gradients and optimizer state, whose passes are measured for several micro-batch sizes."""
 
-    def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
-        """``fake`` is already active; None = real tensors."""
+    def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode) -> None:
+        """``fake`` is already active."""
         self._task = task
-        self._live = MemoryTracker(block_bytes, cudnn_workspaces=task.cudnn_workspaces)
+        self._live = MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that runs; BatchNorm has no statistics of a single sample."""
-        with nullcontext() if fake is None else FakeCopyMode(fake):
+        with FakeCopyMode(fake):
             self._model = copy.deepcopy(model, _converted(model, self._precision.dtype, task.channels_last))
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
-        self._filling_events: Events = ()
-        self._recorded: tuple[dict[int, Events], ...] = ({}, {}, {})
-        """Events by micro-batch of the first pass, a later pass, and the optimizer's step."""
         self._feature_table = self._filling = 0
         self._inputs: tuple[int, ...] = ()
         self._source = self._features()
         self._model.train()
         self._optimizer = self._make_optimizer()
-        self._passes: list[_Pass] = []
+        self._passes: list[dict[str, int]] = []
         computation = Computation(
             self._model,
             Loss(self._model, "none", lambda message: None),
@@ -138,69 +103,33 @@ class Rehearsal:
         )
         self._step = TrainStep(computation, self._optimizer, Fallbacks(MicroBatches(1)))
         self._peaks(self.lowest)
-        if self._sparse_gradients() and fake is not None:
+        if any(each.grad is not None and each.grad.is_sparse for each in self._model.parameters()):
             raise TypeError("its gradients are sparse")
-        _, self._first_step_events = self._optimizer_step()  # creates the state
-        self._temporaries, self._step_events = self._optimizer_step()
+        self._optimizer_step()  # creates the state
+        self._temporaries = self._optimizer_step()
 
     def point(self, micro_batch: int) -> Point:
         """Measures the passes of a micro-batch, alone and after one of the same size."""
-        (alone, first), (after, later) = self._peaks(micro_batch)
-        figures = {self._live.number(value) for value in self._step.totals.values()}  # kept for many steps
-        sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
-        if sparse:
-            self._peaks(micro_batch, num_passes=1)
-            sparse = self._sparse_gradients()
-            temporaries, step = self._optimizer_step()
-        parts = *renumbered(first, later, kept=figures), *renumbered(step, first=OPTIMIZER)
-        for recorded, events in zip(self._recorded, parts, strict=True):
-            recorded[micro_batch] = events
-        return Point(
-            micro_batch,
-            alone["activations"],
-            alone.get("gradients", 0),
-            after["activations"],
-            sparse_gradients=sparse,
-            sparse_temporaries=max(0, temporaries - self._temporaries),
-        )
+        alone, after = self._peaks(micro_batch)
+        return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
 
     @property
     def resident_bytes(self) -> int:
         """Bytes outside of passes: parameters, gradients, optimizer state."""
         return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of all gradients."""
-        return self._live.live.get("gradients", 0)
-
-    def _sparse_gradients(self) -> int:
-        grads = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]
-        return sum(_num_bytes(part) for grad in grads for part in (grad._indices(), grad._values()))
-
-    def footprint(self, points: Sequence[Point], basis: Basis) -> Footprint:
+    def footprint(self, points: Sequence[Point]) -> Footprint:
         """Returns the footprint with these points."""
         live = self._live.live
-        alone, after, step = map(Trace.through, self._recorded)
         return Footprint(
-            basis=basis,
             parameters=live["parameters"],
-            gradients=self.gradient_bytes - self._sparse_gradients(),
+            gradients=live.get("gradients", 0),
             optimizer_state=live.get("optimizer state", 0),
             optimizer_temporaries=self._temporaries,
             feature_table=self._feature_table,
             filling=self._filling,
             inputs=self._inputs,
             points=tuple(points),
-            recording=Recording(
-                tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
-                tuple(self._filling_events),
-                alone,
-                after,
-                tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
-                step,
-                self._task.expandable_segments,
-            ),
         )
 
     def _features(self) -> FeatureSource | None:
@@ -211,20 +140,16 @@ class Rehearsal:
             return None
         if mode == "dynamic":
             return Computed(features)
-        features = replace(features, trainable=False)  # while the table is held; a later stage may train them
+        features = replace(features, trainable=False)  # while the table is held
         if features.store is not None:
             return self._store(features, mode)
         # Two chunks show the peak of filling, which further chunks repeat.
         num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
         self._model.eval()
-        self._live.events = []
         with self._live:
             few = hold(replace(features, num_rows=num_rows), "cache", CPU)
-            events, number = self._live.events, self._live.number(few.table)  # type: ignore[attr-defined]
             row = few.rows(torch.arange(1))
         held = num_rows * row.nbytes
-        whole = features.num_rows * row.nbytes
-        self._filling_events = resized(events, number, whole) if mode == "cache" else without(events, number)
         self._filling = max(0, self._live.peak.get("activations", 0) - held)
         table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
         if mode == "cache_host":
@@ -241,7 +166,7 @@ class Rehearsal:
             known = features.store()
         table = torch.zeros(known.shape, dtype=known.dtype)
         self._live.note([table], "feature table")  # else a view would count as an activation
-        self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes
+        self._feature_table = table.nbytes
         return DeviceTable(table, features.cut)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
@@ -263,27 +188,23 @@ class Rehearsal:
                 parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
         return optimizer
 
-    def _optimizer_step(self) -> tuple[int, Events]:
-        """Runs the optimizer; returns the bytes of its temporaries, and its events."""
+    def _optimizer_step(self) -> int:
+        """Runs the optimizer; returns the bytes of its temporaries."""
         live = self._live
-        live.making, live.events = "optimizer temporaries", []
+        live.making = "optimizer temporaries"
         live.forget_peak()
-        distinct_rows: Any = _DistinctRows if self._sparse_gradients() else nullcontext
-        with distinct_rows(), live:
+        with live:
             self._optimizer.step()
-        events = live.events
         live.note(_state_tensors(self._optimizer.state), "optimizer state")
         for group in self._optimizer.param_groups:
             # Step counts stay in host memory unless a kernel reads them.
             if not (group.get("capturable") or group.get("fused")):
-                for each in _state_tensors(self._optimizer.state, group["params"]):
-                    if each.dim() == 0:
-                        events = without(events, live.number(each))
-                        live.note([each], "host")
+                counts = _state_tensors(self._optimizer.state, group["params"])
+                live.note([each for each in counts if each.dim() == 0], "host")
         kept = live.live.get("optimizer temporaries", 0)
-        return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
+        return max(0, live.peak.get("optimizer temporaries", 0) - kept)
 
-    def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
+    def _peaks(self, micro_batch: int) -> list[dict[str, int]]:
         """Runs the first and the second micro-batch of a step."""
         live = self._live
         # Storages with the size and type of the copies on the device.
@@ -299,7 +220,7 @@ class Rehearsal:
         self._passes.clear()
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
         # A step's only micro-batch is not scaled, so that its loss itself is kept for the totals.
-        parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(num_passes)]
+        parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(2)]
         self._step.passes.forward_backward(delivery, parts)
         return list(self._passes)
 
@@ -315,19 +236,6 @@ def _converted(model: nn.Module, dtype: torch.dtype | None, channels_last: bool)
             other = tensor.detach().to(to_dtype, copy=True, memory_format=memory_format)
             made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
     return made
-
-
-def _as_moved(module: nn.Module) -> Iterator[Tensor]:
-    """Yields parameters and buffers in the order in which ``module.to`` copies them; shared ones repeat."""
-    for child in module.children():
-        yield from _as_moved(child)
-    for each in (*module._parameters.values(), *module._buffers.values()):
-        if each is not None:
-            yield each
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
 
 
 def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:

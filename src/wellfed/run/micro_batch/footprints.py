@@ -1,19 +1,20 @@
-"""Estimates the device memory that the configured model needs, once for each setting, and caches it on disk."""
+"""Estimates the device memory that the configured model needs, once for each setting."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
 
+from wellfed import generators
 from wellfed.batches import Delivery
-from wellfed.config.schema import Allocator, RunConfig
+from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
 from wellfed.data.backend_benchmark import copied, without_side_effects
 from wellfed.data.longest_batch import longest_batch
@@ -22,8 +23,6 @@ from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader
 from wellfed.errors import first_line
 from wellfed.plan.predict import estimate
-from wellfed.plan.predict.cache import cached_measure, digest
-from wellfed.plan.predict.forked_estimate import in_fork
 from wellfed.plan.predict.peak import Footprint, KnownFootprints, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
@@ -43,16 +42,14 @@ class Footprints:
     Args:
         plan: decides the precision, and which processes build batches.
         samples: the largest micro-batch to estimate.
-        host_bytes: memory for runs on real tensors, if a model can't be rehearsed on fake ones.
     """
 
-    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, *, samples: int, host_bytes: int) -> None:
-        self._config, self._plan, self._parts = config, plan, parts
-        self._samples, self._host_bytes = samples, host_bytes
+    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, *, samples: int) -> None:
+        self._config, self._plan, self._parts, self._samples = config, plan, parts, samples
         self._trains: dict[str | None, Any] = {}
         self._batches: dict[str | None, Callable[[int], Batch] | NoEstimate] = {}
         before = parts.footprints or KnownFootprints({})
-        self._known, self._digests = dict(before.found), dict(before.digests)
+        self._known = dict(before.found)
         self.looked_at = before.looked_at
         """Text on the samples that the estimate is for; empty if they don't differ in length, or before a call."""
 
@@ -61,29 +58,17 @@ class Footprints:
         key = (features, checkpointed)
         if key not in self._known:
             task = self._task(*key)
-            if isinstance(task, Task):
-                model, samples, cache_dir = self._parts.model, self._samples, Path(self._config.paths.cache_dir)
-                more = {"host_bytes": self._host_bytes}
-                self._known[key] = in_fork(lambda: cached_measure(model, task, samples, cache_dir, **more))
-            else:
+            if isinstance(task, NoEstimate):
                 self._known[key] = task
+            else:
+                with generators.kept(), redirect_stdout(sys.stderr):  # what a forward pass prints is no answer
+                    self._known[key] = estimate.measure(self._parts.model, task, self._samples)
         return self._known[key]
-
-    def digest(self, features: str | None, checkpointed: bool) -> str | None:
-        """Returns 16 hex digits that depend on everything that shapes a footprint; None if nothing can be rehearsed."""
-        key = (features, checkpointed)
-        if key not in self._digests:
-            self._digests[key] = None
-            with without_side_effects(), suppress(Exception):  # user code, whose errors training will report
-                task = self._task(*key)
-                if isinstance(task, Task):
-                    self._digests[key] = digest(self._parts.model, task, self._samples)
-        return self._digests[key]
 
     @property
     def known(self) -> KnownFootprints:
         """All estimates so far, for another plan of the same model."""
-        return KnownFootprints(dict(self._known), self.looked_at, dict(self._digests))
+        return KnownFootprints(dict(self._known), self.looked_at)
 
     def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
         """Returns a function that makes batches of any size on the CPU, from the longest of the first samples.
@@ -116,9 +101,6 @@ class Footprints:
             features=None if self._parts.data.features is None else self._parts.features,
             feature_mode=features,  # type: ignore[arg-type]
             compile_mode=self._plan.device.compile,
-            shaped_by=(train,),
-            expandable_segments=self._config.gpu.allocator is Allocator.expandable,
-            cudnn_workspaces=self._plan.device.workspaces > 0,
         )
 
     def _train(self, features: str | None) -> Any:

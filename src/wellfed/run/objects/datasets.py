@@ -199,8 +199,6 @@ def data_facts(objects: RunObjects) -> DataFacts:
         stream=_stream_facts(data.train) if isinstance(data.train, Stream) else None,
         num_eval=max(others),
         eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
-        num_validation=others[0],
-        validation_batch_size=of_split(data.eval_batch_size, "val") or None,
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
