@@ -154,26 +154,6 @@ def test_the_lists_of_a_batch_sampler_are_steps():
     assert shares == [[[0], [9], [4]], [[1, 2], [9], [5]]]  # of the list with one, rank 0's is padding
 
 
-def test_who_begins_anew_goes_on_with_a_batch_sampler_and_other_skip_ids():
-    found = take_apart(DataLoader(Numbers(), batch_sampler=Buckets()), "train", 1)
-    make = {"batch_size": None, "seed": 1, "sampled": found.sampled}
-    loader = train_loader(found.dataset, LoaderSettings(), **make)
-    next(iter(loader))
-    other = train_loader(found.dataset, LoaderSettings(skip_ids=(4,)), **make)
-    other.load_state_dict(loader.state_dict())
-    assert [delivery.batch.tolist() for delivery in other] == [[9], [5]]
-
-
-def test_going_on_with_a_sampler_that_gives_an_index_twice():
-    found = parts(sampler=[7, 7, 3, 7, 5, 7], batch_size=2)
-    make = {"batch_size": 2, "seed": 1, "sampled": found.sampled}
-    loader = train_loader(found.dataset, LoaderSettings(), **make)
-    next(iter(loader))
-    other = train_loader(found.dataset, LoaderSettings(skip_ids=(5,)), **make)
-    other.load_state_dict(loader.state_dict())
-    assert [delivery.batch.tolist() for delivery in other] == [[3, 7], [7]]
-
-
 def test_an_iterable_data_set_keeps_what_makes_its_batches():
     found = take_apart(DataLoader(Five(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
     assert (found.batch_size, found.drop_last, found.collate, found.sampled) == (2, True, negative, None)
@@ -208,18 +188,11 @@ def test_each_split_is_taken_apart_by_itself():
     assert loader_of(Datasets(Numbers()), "train") is None
 
 
-class CombinedLoader:
-    """As Lightning's."""
-
-    def __init__(self, iterables):
-        self.iterables = iterables
-
-
 def as_mapping(loaders):
     return dict(zip("ab", loaders, strict=True))
 
 
-@pytest.mark.parametrize("several", [list, as_mapping, lambda loaders: CombinedLoader(as_mapping(loaders))])
+@pytest.mark.parametrize("several", [list, as_mapping])
 def test_several_loaders_of_a_split_are_refused(several):
     two = several([DataLoader(Numbers()), DataLoader(Numbers())])
     with pytest.raises(ConfigError, match=r"gives 2 loaders for val, and a split is one.*ConcatDataset"):
@@ -235,12 +208,6 @@ def test_no_loader_is_no_split():
 class Endless:
     def __getitem__(self, index):
         return torch.tensor(index)
-
-
-def test_what_a_loader_does_not_plan_is_told():
-    spawned = parts(num_workers=1, multiprocessing_context="spawn").describe()
-    assert spawned.endswith("in its own order; its multiprocessing_context is used with loader=own alone")
-    assert take_apart(DataLoader(Endless(), sampler=[1, 2]), "train", 1).problem == "Endless has no __len__"
 
 
 def test_an_evaluation_sees_what_the_sampler_chooses_once():

@@ -77,9 +77,7 @@ class LoaderParts:
             order = f"its {self.sampled.name} kept"
         else:
             order = "shuffled anew in each epoch" if self.shuffle else "in its own order"
-        context = self.loader.multiprocessing_context
-        unused = "" if context is None else "; its multiprocessing_context is used with loader=own alone"
-        return f"{what}, {order}{unused}"
+        return f"{what}, {order}"
 
 
 @dataclass(frozen=True)
@@ -150,8 +148,6 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
 
 def _alone(given: Any, split: str) -> Any:
     """Returns the only loader in a list or mapping, None if it is empty; other values unchanged."""
-    if type(given).__name__ == "CombinedLoader":  # Lightning's
-        given = given.iterables
     several = list(given.values()) if isinstance(given, Mapping) else given
     if not isinstance(several, (list, tuple)) or not all(isinstance(one, DataLoader) for one in several):
         return given
@@ -169,8 +165,7 @@ def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
         ConfigError: its sampler distributes samples to ranks by its own rule.
     """
     cls, dataset = type(loader), loader.dataset
-    # torchdata's loaders read like torch's, and also save their position.
-    if cls.__iter__ is not DataLoader.__iter__ and not cls.__module__.startswith("torchdata."):
+    if cls.__iter__ is not DataLoader.__iter__:
         return LoaderParts(loader, loader, loader.batch_size, problem=f"{cls.__name__} has an __iter__ of its own")
     common: dict[str, Any] = {
         "drop_last": loader.drop_last,

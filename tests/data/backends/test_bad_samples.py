@@ -368,7 +368,7 @@ NO_ROOM = "unable to write to file </torch_12_34>: No space left on device (28)"
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (NO_ROOM, r"/dev/shm has no room for the {} batch .*No space left.*--shm-size"),
+        (NO_ROOM, r"could not send the {} batch .*No space left.*--shm-size"),
         ("no", "A worker could not send the {} batch that it has built: RuntimeError: no. "),
     ],
 )

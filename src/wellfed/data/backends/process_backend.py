@@ -58,19 +58,13 @@ class _NotSent:
 
     def error(self, purpose: str) -> WorkerLost:
         """Returns the error for the user."""
-        kind: ErrorKind = "worker"
-        if _NO_ROOM.search(self.reason):
-            problem = f"/dev/shm has no room for the {purpose} batch that a worker has built ({self.reason})."
-            way_out = "Set loader.backend=inline loader.num_workers=0, or give a container more: --shm-size=8g."
-        elif "Too many open files" in self.reason:
-            problem = f"A worker had no file descriptor left for the {purpose} batch that it has built ({self.reason})."
-            way_out = "Allow more open files (ulimit -n 65536), or set a smaller loader.prefetch_factor."
+        problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
+        if is_full := _NO_ROOM.search(self.reason) is not None:
+            way_out = "/dev/shm has no room: give a container more (--shm-size=8g), or set"
         else:
-            problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
-            way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."
-            kind = "data"  # the machine is not the cause
-        error = WorkerLost(f"{problem} {way_out}")
-        error.kind = kind
+            way_out = "Let the data return tensors and what pickles, allow more open files (ulimit -n 65536), or set"
+        error = WorkerLost(f"{problem} {way_out} loader.backend=inline loader.num_workers=0.")
+        error.kind = "worker" if is_full else "data"
         return error
 
 
