@@ -205,11 +205,6 @@ def test_no_loader_is_no_split():
         without_loaders(Datasets(None), 1)
 
 
-class Endless:
-    def __getitem__(self, index):
-        return torch.tensor(index)
-
-
 def test_an_evaluation_sees_what_the_sampler_chooses_once():
     found = parts(sampler=SubsetRandomSampler([4, 9, 2]), batch_size=2)
     loader = EvalLoader(found.dataset, 2, seed=1, sampled=found.sampled)

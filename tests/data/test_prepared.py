@@ -126,12 +126,6 @@ def test_another_source_size_time_or_setting_is_another_entry(tmp_path: Path, so
     assert digest([source], {"a": 1, "b": (2,)}) == digest([source], {"b": [2], "a": 1})
 
 
-def test_a_path_is_the_same_from_anywhere(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    assert digest([Path("source.csv")], {}) == digest([source], {})
-    assert prepared("cache", "images", [source], {}, Builder()).is_absolute()
-
-
 def test_two_processes_at_once_build_it_once(tmp_path: Path, source: Path, processes: Callable[..., Any]):
     log = tmp_path / "log"
     one = processes(tmp_path, source, log)
@@ -284,20 +278,6 @@ def test_a_read_only_cache_gives_what_it_has(read_only: Path, source: Path):
 def test_a_file_in_the_place_of_the_cache_is_told(inside: str, tmp_path: Path, source: Path):
     with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
         prepared(source / inside, "images", [source], {}, Builder())
-
-
-def test_what_is_wrong_elsewhere_stays_as_it_is(tmp_path: Path, source: Path):
-    def build(folder: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(source))
-
-    with pytest.raises(PermissionError, match="source"):
-        prepared(tmp_path / "cache", "images", [source], {}, build)
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="nothing can be made there")
-def test_a_cache_that_can_t_be_made_is_told(source: Path):
-    with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
-        prepared("/proc/nowhere", "images", [source], {}, Builder())
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ import torch
 
 from tests.kit import sets
 from tests.kit.few import few, slow
-from wellfed.data.backends import thread_backend
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
@@ -43,11 +41,6 @@ CASES = [
     slow("processes-kept", sets.BreakingItems),
 ]
 FETCHING = ["inline", "threads", "processes"]
-ENDS = {
-    "kill": ("process was killed by SIGKILL", "Mostly for want of host memory or /dev/shm", "worker"),
-    "exit 1": ("process ended by itself with exit code 1", "os._exit", "data"),
-    "exit 0": ("process ended by itself with exit code 0", "os._exit", "data"),
-}
 
 
 @contextmanager
@@ -181,14 +174,6 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
     assert made.state_dict() == {"epoch": 0, "batch": 1}
 
 
-def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog, monkeypatch):
-    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
-    made = loader(sets.Breaking("hang", 6), replace(PLANS["threads"], timeout_s=0.5), batch_size=23, shuffle=False)
-    with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError, match=r"18, 19 and 3 more\)"):
-        taken(made)
-    assert f"Training batch 0 of epoch 0 was to be made of the samples {list(range(23))}." in caplog.messages
-
-
 @pytest.mark.parametrize(
     ("how", "ended", "way_out", "error_kind"),
     [
@@ -260,14 +245,6 @@ def test_a_bad_sample_that_is_drawn_again_is_one(name, kind, caplog):
     assert events == [("sample_skipped", 5)]
     assert caplog.text.count("training sample 5 is left out") == 1
     assert made.state_dict()["skipped"] == [5]
-
-
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_bad_samples_beyond_the_limit_are_counted_without_their_repeats(kind):
-    drawn = SampledEpochs([5, 5, 7, 5, 9, 0, 1, 2], 1, sets.SIZE)
-    made = loader(kind("raise", 5, 7, 9), LoaderSettings(), max_skipped=1, batch_size=8, sampled=drawn)
-    with pytest.raises(DataError, match=r"^\w+: 2 training samples could not be loaded.*loader\.skip_ids=\[5,7\]"):
-        list(made)
 
 
 @pytest.mark.parametrize(("name", "stop"), few([*(("inline", n) for n in range(1, 12)), ("processes", 8)], 4))
@@ -396,17 +373,6 @@ def test_a_worker_killed_during_a_step_is_reported_when_its_batch_is_asked_for(m
     made.close()
 
 
-def test_a_batch_that_is_too_slow_is_the_same_error_as_one_that_hangs():
-    class Slow(sets.BreakingItems):
-        def breaks(self):
-            threading.Event().wait(0.08)
-
-    for name in ("threads", "processes"):
-        made = loader(Slow("", *range(20)), PLANS[name], batch_size=20, max_skipped=3)
-        with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.25 s: .* too slow"):
-            taken(made)
-
-
 class Stubborn(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
@@ -423,31 +389,6 @@ def test_an_exception_that_does_not_pickle_reaches_the_message():
     cause = caught.value.__cause__
     assert type(cause) is RuntimeError
     assert "in breaks" in cause.__notes__[0]  # the worker's traceback
-
-
-class Turning(KeyError):
-    """Pickles as something that is no exception."""
-
-    def __reduce__(self):
-        return str, ("no exception",)
-
-
-class WithTurning(sets.BreakingItems):
-    def breaks(self):
-        raise Turning("gone")
-
-
-def test_an_exception_that_pickles_as_something_else_reaches_the_message():
-    with pytest.raises(DataError, match="Turning: 'gone'") as caught:
-        taken(loader(WithTurning("", 6), PLANS["processes"]))
-    assert "in breaks" in caught.value.__cause__.__notes__[0]
-
-
-def test_the_way_out_of_many_stays_readable():
-    bad = BadSamples("Set", LoaderSettings(skip_ids=tuple(range(30))))
-    with pytest.raises(DataError) as caught:
-        bad.take([LostSample(77, "broken")], 0, 0)
-    assert "Set loader.skip_ids to what it is, and 77, or repair it." in str(caught.value)
 
 
 class Misspelled(sets.BreakingItems):

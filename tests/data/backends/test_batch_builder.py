@@ -1,5 +1,4 @@
 import errno
-import json
 import pickle
 import random
 import sys
@@ -14,7 +13,7 @@ from tests.kit import sets
 from wellfed import generators
 from wellfed.data.backends.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.data.backends.batch_request import BatchRequest
-from wellfed.errors import DataError, first_line, reason_of
+from wellfed.errors import DataError
 from wellfed.sample_rng import SampleRng
 
 
@@ -117,34 +116,6 @@ def test_a_collate_that_fails_with_every_batch_of_several_says_where():
     assert caught.value.__notes__ == ["while collating training batch 3 of epoch 2"]
 
 
-def test_reasons_are_one_line_and_name_the_place():
-    with pytest.raises(ValueError, match="first") as caught:
-        raise ValueError("first\nsecond")
-    assert reason_of(caught.value).startswith("ValueError: first (test_batch_builder.py:")
-    assert reason_of(KeyError()) == "KeyError"
-    assert len(reason_of(ValueError("x" * 999))) < 250
-
-
-def test_a_reason_names_the_users_line_rather_than_a_librarys():
-    with pytest.raises(RuntimeError) as caught:
-        torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3))
-    assert "(test_batch_builder.py:" in reason_of(caught.value)
-    with pytest.raises(ValueError, match="Expecting value") as caught:
-        json.loads("no json")
-    assert "(test_batch_builder.py:" in reason_of(caught.value)
-
-
-def test_an_error_whose_text_fails_is_named_by_its_type():
-    class Mute(RuntimeError):
-        def __str__(self):
-            raise AttributeError("no text")
-
-    with pytest.raises(Mute) as caught:
-        raise Mute
-    assert reason_of(caught.value).startswith("Mute (test_batch_builder.py:")
-    assert not is_of_the_machine(caught.value)
-
-
 def test_an_exit_in_the_data_is_an_error_of_its_sample():
     class Exiting(sets.BreakingItems):
         def breaks(self):
@@ -179,11 +150,6 @@ def test_a_request_goes_through_a_pipe_without_a_tensor():
     assert not any(isinstance(part, torch.Tensor) for part in reduced[1])
     again = reduced[0](*reduced[1])
     assert (again.epoch, again.batch, again.indices.tolist()) == (1, 2, [3, 4])
-
-
-@pytest.mark.parametrize(("error", "line"), [(ValueError("a\nb"), "a"), (StopIteration(), "StopIteration")])
-def test_an_error_without_a_text_is_told_by_its_type(error, line):
-    assert first_line(error) == line
 
 
 class Sometimes:

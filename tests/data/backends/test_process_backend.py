@@ -1,7 +1,6 @@
 """Worker processes as such: what they hold, where they run, and how they start with spawn."""
 
 import copy
-import errno
 import json
 import os
 import re
@@ -128,24 +127,6 @@ def test_workers_have_the_cpus_of_the_run_and_threads_as_told(backend, worker_th
     assert delivery.batch.tolist() == [[number, number, 1, number]] * 4
 
 
-BOUND = """
-import os
-import wellfed.process
-before = os.sched_getaffinity(0)
-import torch
-assert wellfed.process.CPUS_AT_START == before, (wellfed.process.CPUS_AT_START, before)
-print(len(before), len(os.sched_getaffinity(0)))
-"""
-
-
-@pytest.mark.slow
-@linux
-def test_a_runtime_that_binds_the_main_thread_does_not_narrow_what_was_read_before():
-    binding = {**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, env=binding)
-    assert done.returncode == 0, done.stderr
-
-
 SPAWN = """
 import json, multiprocessing, sys
 import psutil
@@ -219,12 +200,6 @@ def test_spawned_workers_share_the_datas_tensors(spawned):
     assert large - small < 8 * MIB  # the tensor alone is 40 MB
 
 
-def test_what_does_not_pickle_is_no_matter_with_fork():
-    made = train_loader(sets.WithLambda(), batch_size=4, seed=1, settings=LoaderSettings("processes", 1, 1))
-    assert len(list(made)) == 6
-    made.close()
-
-
 BY_BACKEND = {
     "inline": LoaderSettings(),
     "threads": LoaderSettings("threads", 2, 2),
@@ -236,16 +211,6 @@ BY_BACKEND = {
 
 def loader(dataset, settings, **more):
     return sets.loader_of(dataset, settings, shuffle=False, **more)
-
-
-def test_another_error_of_the_dataloader_passes(monkeypatch):
-    def fails(self):
-        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
-        yield
-
-    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", fails)
-    with pytest.raises(RuntimeError, match="killed by signal"):
-        next(iter(loader(sets.Fetching(), BY_BACKEND["processes"])))
 
 
 WITHOUT_SHARED_MEMORY = """
@@ -269,16 +234,6 @@ def test_only_workers_need_shared_memory(workers, printed):
     command = ["unshare", "-m", "sh", "-c", shell, "sh", sys.executable, "-c", WITHOUT_SHARED_MEMORY, str(workers)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
     assert re.fullmatch(printed, done.stdout), done.stderr
-
-
-def test_a_process_that_can_not_start_is_no_fault_of_shared_memory(monkeypatch):
-    def fork():
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(os, "fork", fork)
-    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
-        next(iter(loader(sets.Fetching(), BY_BACKEND["processes"])))
-    assert (type(caught.value), caught.value.errno) == (OSError, errno.ENOMEM)
 
 
 def handed_over(dataset, plan, monkeypatch):

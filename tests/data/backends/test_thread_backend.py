@@ -1,5 +1,4 @@
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -73,20 +72,6 @@ def test_one_is_built_ahead_while_the_step_has_the_other():
     given.close()
 
 
-def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_workers):
-    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
-    release = threading.Event()
-    data = Recording(lambda first: first and release.wait())
-    given = given_by_threads(data, 20, 2, 5)
-    next(given)
-    left_behind = live_workers()
-    given.close()
-    release.set()
-    for thread in left_behind:
-        thread.join()
-    assert len(data.asked) <= 3  # one delivered, one in each thread's hands
-
-
 @pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
 def test_no_more_is_asked_for_ahead_than_there_is(number, workers, wanted):
     given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
@@ -103,26 +88,6 @@ def test_threads_end_with_the_epoch_and_with_an_early_close(live_workers):
     assert len(live_workers()) == 2
     made.close()
     assert live_workers() == []
-
-
-def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_workers):
-    made = loader(sets.Fetching(), TWO)
-    first = iter(made)
-    next(first)
-    second = iter(made)
-    assert next(second).index == 1
-    del first
-    assert [delivery.index for delivery in second] == [2, 3, 4, 5]
-    assert live_workers() == []
-
-
-def test_a_timeout_of_the_data_itself_is_not_taken_for_ours():
-    class FileServer(sets.Fetching):
-        def fetch(self, indices, rng):
-            raise TimeoutError("the file server")
-
-    with pytest.raises(DataError, match="TimeoutError: the file server"):
-        list(given_by_threads(FileServer(), 1, 1, 1, timeout_s=5))
 
 
 HANG = """
@@ -191,15 +156,6 @@ def test_batches_that_take_their_time_are_asked_for_one_by_one(monkeypatch, want
     assert set(wanted) == {1}
 
 
-def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
-    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
-    for num_workers, prefetch in ((1, 1), (2, 1), (1, 3), (2, 5), (3, 8)):
-        wanted.clear()
-        for number, _ in enumerate(given_by_threads(sets.Fetching(), 23, num_workers, prefetch)):
-            assert sum(wanted) <= 1 + number + num_workers * prefetch
-        assert max(wanted) == max(1, prefetch // 2)
-
-
 @pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
 @pytest.mark.parametrize(("num_workers", "prefetch"), few([(1, 8), (2, 4), (2, 16), (3, 7)], 2))
 def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
@@ -253,16 +209,6 @@ def test_a_batch_that_fails_amid_those_asked_for_together_is_named(monkeypatch, 
     assert made.state_dict() == {"epoch": 0, "batch": bad}
 
 
-@pytest.mark.parametrize("bad", [18, *map(slow, (17, 19))])
-def test_a_sample_that_hangs_amid_those_asked_for_together_is_in_the_batch_that_is_named(monkeypatch, bad):
-    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
-    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
-    made = loader(sets.Breaking("hang", bad), LoaderSettings("threads", 1, 8, timeout_s=0.5), batch_size=1)
-    with pytest.raises(DataError, match=rf"training batch {bad} of epoch 0 \(sample {bad}\)"):
-        list(made)
-    assert made.state_dict() == {"epoch": 0, "batch": bad}  # those before it were delivered
-
-
 def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     alive = []
@@ -288,34 +234,3 @@ def test_requests_are_read_by_one_worker_at_a_time_and_in_order():
 
     given = thread_backend.built_by_threads(BatchBuilder(sets.Slow(), 1), slowly(), LoaderSettings("threads", 3, 4), 23)
     assert [built.batch["index"].item() for built in given] == list(range(23))
-
-
-def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for(live_workers):
-    def breaks():
-        yield from requests(2)
-        raise MemoryError("no room for the order")
-
-    given = thread_backend.built_by_threads(
-        BatchBuilder(sets.Fetching(), 1), breaks(), LoaderSettings("threads", 2, 4), 8
-    )
-    assert [next(given).batch["index"].item() for _ in range(2)] == [0, 1]
-    with pytest.raises(MemoryError, match="no room for the order"):
-        next(given)
-    assert live_workers() == []
-
-
-def test_an_empty_queue_of_the_data_itself_is_not_taken_for_a_late_batch():
-    class Queueing(sets.Fetching):
-        def fetch(self, indices, rng):
-            if len(indices) > 1:
-                raise queue.Empty
-            return super().fetch(indices, rng)
-
-    given = thread_backend.built_by_threads(
-        BatchBuilder(Queueing(), 1),
-        [BatchRequest(0, 0, torch.arange(4))],
-        LoaderSettings("threads", 1, 1, timeout_s=5),
-        1,
-    )
-    with pytest.raises(DataError, match="fetch could not load training batch 0"):
-        next(given)
