@@ -80,9 +80,9 @@ before-after: $(RUNS) ## from the start of a guide to where the findings lead: W
 test-all: $(GUESTS) ## run the slow tests and those of guests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
 
-goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md and the committed plans anew
+goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md, the committed plans and the texts of findings anew
 	$(BIN)/python -m wellfed.config.files.knobs_page > docs/configuration.md
-	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan
+	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan tests/explain/test_texts_of_findings.py
 	@echo 'Now read what changed: git diff'
 
 check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing

@@ -248,15 +248,11 @@ class MemoryEntry(TypedDict, total=False):
 
 
 class SwingEntry(TypedDict):
-    """A periodic swing of a figure while a run trains."""
+    """A periodic swing of a GPU's utilisation while a run trains."""
 
     period_s: float
-    period_steps: int | None
-    """None if found in a GPU's utilisation only, not in steps."""
     cause: str | None
-    """The setting that implies the period; ``epoch`` = the end of each epoch."""
-    r2: float | None
-    """Share of the variance that it explains, of waiting or of the rest of the step."""
+    """Settings that imply the period, in words; None = no setting does."""
 
 
 class LongestWaitEntry(TypedDict):

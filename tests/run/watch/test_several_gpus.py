@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fake_cuda")
 PARALLEL = SCRIPTS / "data_parallel.py"
 
 
-# GPUs of a DataParallel and its event: the test below. What is found in them, and in stalls: test_run_swings.py,
+# GPUs of a DataParallel and its event: the test below. What is found in them, and in stalls: test_swing.py,
 # rules/test_stalls.py and rules/compute/test_data_parallel.py in tests/explain/diagnosis.
 
 

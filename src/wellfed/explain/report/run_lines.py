@@ -124,8 +124,6 @@ def time_lines(record: RunRecord) -> list[str]:
         if mean_ms is not None:
             takes = f"{mean_ms:.2f} ms on average (median {time['step_ms_p50']:.2f}, {rest})"
         lines.append(f"a step takes {takes}: {shown}")
-    if record.swing and record.swing["period_steps"] is not None:
-        lines.append(swing_line(record.swing))
     lines += rank_lines(record)
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
     return [*(lines or [none]), *phase_lines(record), *wall_lines(record), *callback_lines(record)]
@@ -180,11 +178,9 @@ def phase_lines(record: RunRecord) -> list[str]:
 
 
 def swing_line(swing: SwingEntry) -> str:
-    """Returns a line on a swing and its period."""
-    if swing["period_steps"] is None:
-        return f"utilisation swings with a period of {swing['period_s']:.3g} s, which no step shows"
-    every = f"every {swing['period_steps']} steps ({show_duration(swing['period_s'])})"
-    return f"{every} training takes longer, which is the period of {swing['cause']}"
+    """Returns a line on a swing of the utilisation: its period, and what comes as often."""
+    cause = f", as often as {swing['cause']}" if swing["cause"] else ""
+    return f"utilisation swings with a period of {swing['period_s']:.3g} s{cause}"
 
 
 def gpu_lines(record: RunRecord) -> list[str]:
@@ -381,7 +377,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
     utilisation = [] if record.is_on_cpu else gpu_lines(record)
     utilisation = utilisation or host_lines(record)
-    if record.swing is not None and record.swing["period_steps"] is None:
+    if record.swing is not None:
         utilisation.append(swing_line(record.swing))
     findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
     events = event_rows(record.events)

@@ -1,4 +1,4 @@
-"""Finds periodic swings: of a curve in seconds, of step times at the lags that settings imply, and those of a run.
+"""Finds periodic swings of a curve, and those of a run with the settings that have the same period.
 
 A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
 themselves one period later by more than chance. Chance is measured on noise with the memory and the jumps of the series
@@ -7,24 +7,19 @@ themselves one period later by more than chance. Chance is measured on noise wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
+from wellfed.explain.diagnosis.thresholds import WAIT_FRAC
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_duration
 
-Part = Literal["wait", "step", "gap"]
-"""Part of a step: waiting for its batch, the rest of it, or the gap before it."""
-
-_PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
-"""Knobs of events that pause training between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Minimum periods and samples. Fewer can't be distinguished from chance."""
 _MOST_SAMPLES = 2048
@@ -44,19 +39,6 @@ LEAST_DEPTH = 20
 """Minimum percentage points of utilisation from the 5th percentile to the 95th."""
 _LEAST_TURNS = 2
 """Rises and falls from which a curve has swung: it came back to where it was."""
-_STRETCH = 10
-"""Number of periods that are compared with each other."""
-_SURE = 1.25
-"""Minimum ratio of the regularity of step times to the noises' regularity."""
-_LEAST_REGULAR, _OF_FEW = 0.4, 0.65
-"""Minimum share of the periods that show the swing, in general and with few periods."""
-_LEAST_FRAC = 0.05
-"""Minimum standard deviation from a swing, over the mean step. Smaller swings cost little."""
-_CLOSE = 0.02
-"""Maximum difference of R2 between lags of the same swing. The smallest lag is its period."""
-_MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
-"""Minimum R2, minimum R2 with few periods, and the number of periods that are not few. [m] 40 % of jitter leaves 0.25
-at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
 
 
 @dataclass(frozen=True)
@@ -182,111 +164,10 @@ def _noise_like(values: Series) -> Series:
     return np.ascontiguousarray(noise.T)
 
 
-@dataclass(frozen=True)
-class StepSwing:
-    """Step times that repeat with a lag."""
-
-    lag: int
-    """Number of steps."""
-    settings: tuple[str, ...]
-    """Settings that imply the lag."""
-    where: Part
-    """Part of a step that shows the swing."""
-    r2: float
-    """Share of that part's variance explained by the position within the period."""
-    amplitude_ms: float
-    """Difference between the longest and the shortest mean of a position in the period."""
-
-
-def swings_in_steps(
-    wait_ms: Series, rest_ms: Series, lags: Mapping[str, int], gap_ms: Series | None = None
-) -> list[StepSwing]:
-    """Returns the swings at some of these lags, the strongest first.
-
-    Args:
-        wait_ms: time each step waited for its batch, in order, without the warm-up.
-        rest_ms: the rest of each step.
-        lags: steps between periodic events, by setting.
-        gap_ms: time before each step, outside of all steps.
-    """
-    if len(wait_ms) < MIN_SAMPLES:
-        return []
-    gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
-    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
-    pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
-    found = [*_swings("wait", wait_ms, lags, least_ms), *_swings("step", rest_ms, lags, least_ms)]
-    found += _swings("gap", gap_ms, pauses, least_ms)
-    by_lag: dict[int, StepSwing] = {}
-    for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
-        by_lag.setdefault(each.lag, each)
-    return list(by_lag.values())
-
-
-def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: float) -> Iterator[StepSwing]:
-    left = series[-_MOST_SAMPLES:].astype(float)
-    candidates = sorted({lag for lag in lags.values() if 2 <= lag <= len(left) / MIN_PERIODS})
-    total = float(np.var(left))
-    while candidates and total > 0 and np.var(left) > 1e-9 * total:
-        r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
-        if r2.max() <= _MIN_R2 or r2.max() * np.var(left) < least_ms**2:
-            return
-        chance = _noise_like(left)
-        if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
-            return
-        index = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
-        lag = candidates.pop(index)
-        cut = _stretches(left[None], lag)
-        means = cut.mean(axis=2)
-        is_few, regular_frac = len(left) < _FEW * lag, _regular_frac(cut[0])
-        if regular_frac < _LEAST_REGULAR or (is_few and (r2[index] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
-            continue
-        yield StepSwing(
-            lag,
-            tuple(name for name, steps in lags.items() if steps == lag),
-            where,
-            float(r2[index] * np.var(left) / total),
-            float(np.ptp(means, axis=-1).mean()),
-        )
-        left = (cut - means[:, :, None]).ravel()
-        candidates = [other for other in candidates if other % lag]
-
-
-def _regular_frac(cut: Series) -> float:
-    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``. The slow
-    step of a stretch is the longest in the mean of its periods."""
-    longest = cut.mean(axis=1).argmax(axis=1)
-    each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
-    return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))
-
-
-def _stretches(series: Series, lag: int) -> Series:
-    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out. The
-    workers of a loader drift apart over a hundred steps, so only a few periods are compared."""
-    periods = min(max(MIN_SAMPLES // lag, _STRETCH), series.shape[1] // lag)
-    number = series.shape[1] // (periods * lag)
-    return series[:, -number * periods * lag :].reshape(len(series), number, periods, lag)
-
-
-def _folded(series: Series, lag: int) -> Series:
-    """Returns R2 of each of ``series`` ``[n, steps]`` by the position within ``lag``, adjusted for their number."""
-    cut = _stretches(series, lag)
-    total = ((cut - cut.mean(axis=(2, 3), keepdims=True)) ** 2).sum(axis=(1, 2, 3))
-    left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
-    _, number, periods, _ = cut.shape
-    free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
-    even = total <= 1e-9 * np.sum(series**2, axis=1)  # all variation lies in the steps that were cut off
-    return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)
-
-
 _READINGS = 4
 """Minimum readings of the utilisation in a period that they can show."""
 _LIKE = 0.1
 """Relative difference below which periods count as equal."""
-_LONGER: dict[Part, str] = {
-    "wait": "a step waits longer for its batch",
-    "step": "a step takes longer",
-    "gap": "training stands still",
-}
 _DUE = {
     "loader.num_workers": "a round of the loader's workers",
     "trainer.log_every_steps": "a row of metrics.csv",
@@ -318,25 +199,22 @@ class RunSwings:
         return lags
 
     @cached_property
-    def of_steps(self) -> list[StepSwing]:
-        """Step times that repeat, at lags that settings imply; the strongest first."""
-        return swings_in_steps(self.steps.wait_ms, self.steps.rest_ms, self.lags, self.steps.gap_ms)
-
-    @cached_property
     def of_gpus(self) -> Mapping[int, Swing]:
         """Utilisation that rises and falls with a period, by GPU; empty for a run on the CPU.
 
-        Readings do not show the swing of steps that is shorter than a few of them. They seem to swing with a longer
-        period then, which is no GPU's.
+        If steps wait for workers that finish together, and a round of these is shorter than a few readings, the
+        readings seem to swing with a longer period. That is no GPU's.
         """
         found = {}
-        of_steps = [period_s for swing in self.of_steps if (period_s := self.steps.period_s(swing.lag)) is not None]
+        time, workers = self.record.time, self.lags.get("loader.num_workers", 0)
+        waits = time is not None and time["wait_frac"] > WAIT_FRAC
+        round_s = self.steps.period_s(workers) if workers > 1 and waits else None
         for gpu in self.telemetry.gpus:
             curve = self.telemetry.curves[gpu]
             at_s, util_pct = (curve.get(name, np.empty(0)) for name in ("time_s", "util_pct"))
             swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None
             shortest_s = _READINGS * float(np.median(np.diff(at_s))) if len(at_s) > 1 else 0.0
-            if swing is not None and all(period_s >= shortest_s for period_s in of_steps):
+            if swing is not None and (round_s is None or round_s >= shortest_s):
                 found[gpu] = swing
         return found
 
@@ -347,22 +225,11 @@ class RunSwings:
         return None if found is None or found[1].depth < LEAST_DEPTH else found
 
     def entry(self) -> SwingEntry | None:
-        """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of GPUs."""
-        if self.of_steps and (first_s := self.steps.period_s(self.of_steps[0].lag)) is not None:
-            first = self.of_steps[0]
-            return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+        """Returns the deepest swing of a GPU for run.json, with the settings of its period; None without one."""
         if self.deepest is None:
             return None
-        return {"period_s": self.deepest[1].period_s, "period_steps": None, "cause": None, "r2": None}
-
-    def describe_workers(self) -> str | None:
-        """Returns a sentence if steps take longer once in a round of the loader's workers, else None."""
-        for swing in self.of_steps:
-            period_s = self.steps.period_s(swing.lag)
-            if "loader.num_workers" in swing.settings and period_s is not None:
-                every = f"Every {swing.lag} steps ({show_duration(period_s)}) {_LONGER[swing.where]}"
-                return f"{every}, since the workers finish their batches at about the same time."
-        return None
+        period_s = self.deepest[1].period_s
+        return {"period_s": period_s, "cause": " and ".join(self.settings_with_period(period_s)) or None}
 
     def describe_utilisation(self) -> str | None:
         """Returns levels and period of the GPU whose utilisation swings most, as text; None without a swing."""

@@ -82,8 +82,6 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         text += f" Then all {feeding.cores:g} cores are full, and steps still wait."
-    if (swing := evidence.swings.describe_workers()) is not None:
-        text += f" {swing}"
     text += feeding.show_doubt()
     change = knobs(evidence, num_workers=advised)
     return Finding("too_few_workers", text, feeding.figures(), change, gain=feeding.gain(advised))

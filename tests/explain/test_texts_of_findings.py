@@ -1,0 +1,70 @@
+"""All texts of findings in one file, read by eye: findings.snap.md. `make goldens` writes it anew."""
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tests.kit.evidence_of import evidence, walled
+from wellfed.explain.diagnosis import rules
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.script_words import in_script_words
+
+SNAPSHOT = Path(__file__).with_name("findings.snap.md")
+TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*/*.json.gz"))
+IDS = {
+    name
+    for path in Path(rules.__file__).parent.glob("*_rules.py")
+    for name in re.findall(r'\bFinding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+}
+MADE = {
+    "a run without clocks": evidence(time=None),
+    "little waiting and a near ceiling": evidence(wait_ms=1.5, ceiling=1.06),
+    "long ends of epochs": evidence(wall=walled(steps_s=8.0, epoch_end_s=2.0)),
+    "a shared machine": evidence(
+        wait_ms=30.0, cores=2.0, curves={-1: {"cpu_pct": np.full(9, 20.0), "others_cpu_pct": np.full(9, 180.0)}}
+    ),
+}
+"""Cases of findings that no recorded run has."""
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Evidence]]:
+    for path in TRACES:
+        for name, text in json.loads(gzip.decompress(path.read_bytes()))["files"].items():
+            (folder / name).write_text(text)
+        yield f"{path.parent.name}/{path.name.removesuffix('.json.gz')}", Evidence.read(folder)
+    yield from MADE.items()
+
+
+def snapshot(folder: Path) -> str:
+    """Each finding as the first case has it that has other words than those before, with numbers left out."""
+    found: dict[str, dict[str, str]] = {}
+    for name, given in cases(folder):
+        for finding in run_rules(given):
+            found.setdefault(finding.id, {}).setdefault(words(finding), lines(name, given, finding))
+    parts = [f"## {name}\n\n" + "\n".join(texts.values()) for name, texts in sorted(found.items())]
+    return "# Texts of all findings\n\nWritten by `make goldens`. Read what changed.\n\n" + "\n\n".join(parts) + "\n"
+
+
+def words(finding: Finding) -> str:
+    return re.sub(r"[\d.,]+ ?(ms|s|%|MiB|GiB|GB/s|MHz|min)?", "N", finding.text)
+
+
+def lines(name: str, given: Evidence, finding: Finding) -> str:
+    script = in_script_words(finding, given.record).text
+    more = "" if script == finding.text else f"\n  - script: {script}"
+    return f"- {name}: {finding.text}{more}"
+
+
+def test_the_texts_of_all_findings_are_those_that_were_read(tmp_path: Path) -> None:
+    found = snapshot(tmp_path)
+    if os.environ.get("WELLFED_UPDATE_GOLDEN") == "1":
+        SNAPSHOT.write_text(found, encoding="utf-8")
+    assert set(re.findall(r"^## (\w+)$", found, flags=re.MULTILINE)) == IDS
+    assert found == SNAPSHOT.read_text(encoding="utf-8")
