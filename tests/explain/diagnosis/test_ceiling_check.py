@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.kit.evidence_of import walled
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line, contradiction
-from wellfed.explain.diagnosis.finding import Finding
 from wellfed.record import RunRecord
 
 
@@ -85,40 +84,11 @@ def test_a_rank_that_waits_for_its_data_is_named_and_not_the_machine() -> None:
     )
 
 
-def test_a_rank_that_hardly_waits_explains_nothing() -> None:
-    found = contradiction(of_ranks(0.02))
-    assert found is not None
-    assert found.slower == "steps"
-
-
 def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None:
     line = ceiling_line(record(1000, 900, 0.5))
     assert "data cost it nothing" not in line
     assert "That is too low: 50.0 %" in line
     assert "2,000 samples/s (predicted)" in line
-
-
-def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
-    starved = replace(record(100, 1, 0.8, copy=0.1), ceiling=None)
-    assert ceiling_line(starved) == (
-        "without waiting for data its steps would make 1,000 samples/s (predicted; no ceiling was measured)"
-    )
-    assert ceiling_line(replace(record(100, 1, 0.03), ceiling=None)) is None
-    assert ceiling_line(replace(starved, time=None)) is None
-    assert ceiling_line(replace(starved, throughput=None)) is None
-
-
-def test_of_a_machine_that_others_use_nothing_is_predicted() -> None:
-    busy = Finding("busy_machine", "", {}).entry()
-    assert ceiling_line(replace(record(100, 1, 0.8), ceiling=None, findings=[busy])) is None
-    line = ceiling_line(replace(record(512, 1000, 0.008), findings=[busy]))
-    assert line is not None
-    assert line.endswith("reached 51.2 % of it")
-
-
-def test_where_all_agrees_there_is_nothing_to_explain() -> None:
-    assert ceiling_line(record(500, 1000, 0.5)).endswith("this run reached 50.0 % of it")
-    assert ceiling_line(record(1000, 990, 0.01)).endswith("this run was no slower, so data cost it nothing")
 
 
 @pytest.mark.parametrize("hook", ["Own.on_train_batch_start", "Own.on_before_optimizer_step", "OneCycleLR.step"])

@@ -61,16 +61,6 @@ def write_steps(folder, given):
     (folder / "steps.csv").write_text("\n".join([",".join(names), *rows, ""]))
 
 
-def test_warm_up_of_a_killed_run_is_as_its_table_marks_it(tmp_path):
-    """It was resumed, so that the first steps of its second process are warm-up, too."""
-    write_steps(tmp_path, compiled_again())
-    RunRecord("run", status="killed").write(tmp_path)
-    found = Evidence.read(tmp_path)
-    assert (found.record.throughput["steps"], found.record.throughput["warmup_steps"]) == (196, 4)
-    assert found.record.throughput["samples_per_s"] == pytest.approx(160)
-    assert len(found.steps.wait_ms) == 196
-
-
 @pytest.mark.parametrize("status", ["running", "killed"])
 def test_wall_time_of_a_resumed_run_is_its_tables_until_the_next_checkpoint(tmp_path, status):
     """The record has that of the process before, which ended after 5 s; the table has the minute since."""
@@ -103,29 +93,12 @@ def test_rules_read_the_steps_and_readings_of_a_resumed_run_s_last_process(tmp_p
     assert found.ceiling_factor == (2 if status == "ok" else None), "an earlier process measured it"
 
 
-def test_steps_of_an_old_table_that_a_run_went_on_with_have_no_mark():
-    marks = np.where(np.arange(100) < 50, np.nan, 0.0)
-    marks[50:53] = 1
-    given = evidence(columns={"warmup": marks})
-    given.record.throughput["warmup_steps"] = 3
-    assert np.flatnonzero(given.steps.is_warmup).tolist() == [0, 1, 2, 50, 51, 52]
-
-
 def test_a_knob_is_as_planned_else_as_configured_else_unknown():
     given = evidence(plan={"loader.num_workers": 3}, config={"loader": {"num_workers": None, "backend": "auto"}})
     assert given.value("loader.num_workers") == 3
     assert given.value("loader.backend") == "auto"
     assert given.value("loader.nothing") is None
     assert given.value("nothing.at.all") is None
-
-
-
-
-def test_a_killed_run_without_tables_is_said_to_be_too_short(tmp_path):
-    RunRecord("run", pid=2**22 + 1, host_name=RunRecord.start("x").host_name, boot_id="gone").write(tmp_path)
-    (finding,) = run_rules(Evidence.read(tmp_path))
-    assert finding.id == "too_few_steps"
-    assert "No step was measured" in finding.message
 
 
 def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
@@ -183,12 +156,6 @@ def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_pat
     first = run_rules(found)[0]
     assert first.id == "too_few_workers"
     assert "one worker builds a batch in 40 ms" in first.message
-
-
-def test_a_table_without_samples_gives_no_rate(tmp_path):
-    RunRecord("run", status="killed").write(tmp_path)
-    (tmp_path / "steps.csv").write_text("step,wait_ms\n1,2\n2,3\n")
-    assert Evidence.read(tmp_path).record.throughput is None
 
 
 def test_others_take_of_a_quota_only_what_the_rest_of_the_machine_cannot_hold():

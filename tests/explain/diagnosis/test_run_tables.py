@@ -14,11 +14,6 @@ def same(found, expected):
     np.testing.assert_array_equal(found, np.array(expected, float))
 
 
-def test_a_head_that_is_no_line_of_a_table_has_no_columns(tmp_path):
-    (tmp_path / "steps.csv").write_bytes(b"step,wai\rt_ms,\x00\xff\n1,2,3\n")
-    assert not len(columns(tmp_path / "steps.csv", ["step"])["step"])
-
-
 def test_columns_of_numbers_with_empty_cells(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,wait_ms,copy_ms\n1,0.5,\n2,,3\n,1,\n")
@@ -85,11 +80,6 @@ def test_curves_of_other_machines_have_numbers_of_their_own(tmp_path, odd):
     assert set(found) == {0, of_node(1, 0), of_node(1, HOST)}
     same(found[of_node(1, 0)]["util_pct"], [70])
     same(found[of_node(1, HOST)]["cpu_pct"], [90])
-
-
-def test_a_phase_that_this_version_does_not_know_is_none(tmp_path):
-    (tmp_path / "telemetry.csv").write_text("time_s,phase,gpu,util_pct\n0,train,0,50\n1,dance,0,60\n2,77,0,60\n")
-    same(curves(tmp_path, ("util_pct",))[0]["phase"], [PHASES.index("train"), np.nan, np.nan])
 
 
 def test_a_metric_s_values_with_their_steps(tmp_path):

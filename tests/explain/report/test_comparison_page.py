@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.kit.browser import with_script
@@ -15,11 +14,8 @@ from tests.kit.page_reader import Page, read_page
 from tests.study.board.test_sweep_pictures import EVIL, QUOTE
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report import comparison_page
 from wellfed.explain.report.comparison import Comparison, compared, compared_rows
 from wellfed.explain.report.comparison_page import comparison_html
-from wellfed.explain.report.pictures.picture_parts import binned
-from wellfed.observe.telemetry.machines import HOST
 
 TRACES = Path(__file__).parents[2] / "traces" / "simulated"
 
@@ -89,21 +85,6 @@ def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
     assert "img" not in found.tags
 
 
-def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[float] = []
-    monkeypatch.setattr(comparison_page, "binned", lambda x, y, *named: drawn.append(y.max()) or binned(x, y, *named))
-    curves = {HOST: {"time_s": np.arange(50.0), "cpu_pct": np.full(50, 930.0)}}
-    html = comparison_html(Comparison(evidence(curves=curves), evidence()))
-    assert "not watched" in html
-    assert "CPU cores busy while training. A: mean 9.30." in html
-    assert drawn[0] == pytest.approx(9.3)
-
-
-def test_without_any_curve_there_are_no_pictures() -> None:
-    one = evidence(columns=dict.fromkeys(("step", "wait_ms", "compute_ms", "host_ms"), np.empty(0)))
-    assert "<svg" not in comparison_html(Comparison(one, one))
-
-
 def test_a_browser_shows_both_within_the_width_of_a_phone(chromium: Path, tmp_path: Path, real: Comparison) -> None:
     page = tmp_path / "page.html"
     probe = "document.title=[document.documentElement.scrollWidth,innerWidth].join()"
@@ -131,14 +112,3 @@ def test_several_runs_lie_over_each_other_and_stand_beside_each_other() -> None:
     assert [curve[5][0] for curve in chart["c"]] == [15.1, 10.1, 11.1]
     (row,) = compared_rows(compared(runs), "plan")
     assert (row.name, list(row.values)) == ("loader.num_workers", ["0", "1", "2"])
-
-
-def test_runs_on_other_data_or_devices_have_no_ratio_in_the_headline() -> None:
-    one = evidence(machine={"cpu": "a", "cpu_quota_cores": 4.0})
-    for other, why in (
-        (evidence(machine={"cpu": "b", "cpu_quota_cores": 4.0}), "Different devices, a and b"),
-        (evidence(machine={"cpu": "a"}, config={"workload": {"data": {"scale": 2}}}), "What is learned differs"),
-    ):
-        verdict = Comparison(one, other).verdict
-        assert verdict.startswith(f"The rates of A and B are not compared. {why}")
-        assert " times" not in verdict.replace("times and metrics", "")

@@ -92,68 +92,10 @@ def test_the_metric_is_the_one_that_picks_the_best(metrics: Any, config: Any, me
     assert of(metrics=metrics, config=config).metric == metric
 
 
-@pytest.mark.parametrize(
-    ("started_at", "age"),
-    [
-        ("2026-01-01T11:59:30+00:00", "30 s"),
-        ("2026-01-01T13:00:00", "0 s"),  # a clock that was put back
-        ("2026-01-01T09:00:00", "3 h"),
-        ("2025-12-01T12:00:00+00:00", "31 d"),
-        ("", ""),
-        ("yesterday", ""),
-    ],
-)
-def test_the_age_is_shown_in_its_largest_unit(started_at: str, age: str) -> None:
-    assert cells(of(started_at=started_at))["age"] == age
-
-
 def test_a_record_that_cannot_be_read_is_a_row_too() -> None:
     one = digest(FOLDER, PermissionError(13, "Permission denied"))
     assert (one.status, one.workload, one.problem) == ("damaged", "recsys", "Permission denied")
     assert shown(None, one)[-1] == "  Permission denied"
-
-
-def test_columns_that_do_not_fit_are_shown_below() -> None:
-    one = of(
-        wait_ms=2.0,
-        compute_ms=8.0,
-        ceiling=1.25,
-        metrics={"val/a": 0.25},
-        workload="hyperspectral",
-        status="interrupted",
-        findings=[STARVED],
-    )
-    head, first, below = shown(80, one)
-    assert head.split() == ["run", "workload", "status", "age", "verdict"]
-    assert max(map(len, (head, first, below))) <= 80
-    assert below == "  12,673 samples/s, 80.0 % of the ceiling, 100 steps, val/a 0.25"
-    assert len(shown(None, one)) == len(shown(200, one)) == 2
-
-
-TYPED = [("gpu=24gb", "loader=auto", "seed=1"), ("gpu=24gb", "loader=baseline"), ("gpu=24gb", "seed=1")]
-
-
-def test_overrides_that_differ_between_runs_come_first() -> None:
-    runs = [of(overrides=["workload=recsys", *words]) for words in TYPED]
-    assert [line.partition("typed: ")[2] for line in shown(100, *runs) if "typed" in line] == [
-        "loader=auto seed=1 workload=recsys gpu=24gb",
-        "loader=baseline workload=recsys gpu=24gb",
-        "seed=1 workload=recsys gpu=24gb",
-    ]
-    assert shown(None, *runs)[1].endswith("  loader=auto seed=1 workload=recsys gpu=24gb")
-
-
-@pytest.mark.parametrize(
-    ("width", "typed"),
-    [
-        (80, "typed: gpu=24gb loader=auto seed=1"),
-        (40, "typed: gpu=24gb loader=auto seed=1"),
-        (35, "typed: gpu=24gb (2 more)"),
-        (20, "typed: (3 more)"),
-    ],
-)
-def test_overrides_are_shortened_by_whole_words(width: int, typed: str) -> None:
-    assert f"  {typed}" in shown(width, of(overrides=list(TYPED[0])))
 
 
 def test_a_verdict_has_the_words_and_the_colour_of_the_page() -> None:

@@ -47,42 +47,10 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
     ]
 
 
-def test_the_table_has_names_that_fit_where_they_are_shown() -> None:
-    (section,) = (one for one in sections(record_of(SEEN)) if one.name == "profile")
-    assert section.head == ("GPU ms a step", "share", "calls a step", "operation")
-    assert section.rows == [
-        ("12.500", "62.5 %", "4", "aten::mm"),
-        ("7.500", "37.5 %", "0.5", "void at::native::" + "x" * 80 + "..."),
-    ]
-
-
-def test_what_was_not_seen_of_a_gpu_is_said_and_on_a_cpu_there_is_nothing_to_say() -> None:
-    first = "10 steps recorded, 32.12 ms each: recording costs time, too"
-    said = "the host alone: torch recorded nothing of what the GPU did"
-    assert profile_lines(record_of(UNSEEN)) == [first, said, TRACE]
-    assert profile_lines(record_of(UNSEEN, "cpu")) == [first, TRACE]
-    assert "| CPU ms a step |" in to_markdown(record_of(UNSEEN, "cpu"))
-
-
-def test_fewer_steps_than_asked_for_are_told() -> None:
-    first = profile_lines(record_of({**SEEN, "steps": 1}, asked=10))[0]
-    assert first.startswith("1 step (of 10: training ended) recorded, ")
-
-
 def test_a_run_without_a_profile_has_no_word_of_it() -> None:
     record = record_of(None)
     assert profile_lines(record) == []
     assert "## Profile" not in to_markdown(record)
-
-
-@pytest.mark.parametrize("name", ["a|b\nc", "\x1b[31mred"])
-def test_a_name_breaks_no_table(name: str) -> None:
-    operations = [{**SEEN["operations"][0], "name": name}]
-    text = to_markdown(record_of({**SEEN, "operations": operations}))  # type: ignore[typeddict-item]
-    rows = text.partition("## Profile of steps")[2].partition("\n## ")[0].strip().splitlines()
-    assert rows[-1].replace("\\|", "").count("|") == 5
-    assert rows[-1].startswith("| 12.500 | 62.5 % | 4 | ")
-    assert "\x1b" not in text
 
 
 def test_of_many_gpus_the_idlest_have_a_line_and_those_of_a_kind_one_together() -> None:

@@ -3,17 +3,9 @@ import math
 import pytest
 
 from wellfed.explain.report.run_lines import (
-    amount_line,
     error_lines,
     event_rows,
-    gpu_lines,
-    headline,
-    memory_lines,
-    show_value,
-    speed_lines,
-    time_lines,
 )
-from wellfed.explain.report.run_page import tiles
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 
@@ -87,47 +79,6 @@ def test_a_run_that_never_got_far_has_a_report(status, tmp_path):
     assert "nan" not in text
 
 
-def test_the_record_in_memory_and_the_one_on_disk_read_alike(tmp_path):
-    record = full()
-    record.metrics = {"a": 0.5}
-    record.write(tmp_path)
-    assert to_markdown(record) == to_markdown(RunRecord.read(tmp_path))
-
-
-def test_what_was_not_measured_is_left_out():
-    record = RunRecord("r")
-    assert speed_lines(record) == []
-    record.ceiling = {"samples_per_s": 1.0}  # without a rate there is nothing to compare
-    assert speed_lines(record) == []
-    assert time_lines(record) == ["No step was timed."]
-    record.memory = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
-    assert memory_lines(record) == ["A CPU: peak 256.0 MiB, no budget"]
-    record.plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
-    assert memory_lines(record) == ["A CPU: peak 256.0 MiB more than before training, no budget"]
-
-
-def test_a_single_step_is_counted_as_one_and_its_samples_have_their_name():
-    record = RunRecord("r", status="ok", steps=1, samples=2048, config={"workload": {"sample_unit": "triplets"}})
-    assert headline(record).startswith("ok: 1 step in ")
-    assert amount_line(record) == "0 epochs, 2,048 triplets"
-    assert time_lines(record) == ["No step was timed: all were warm-up."]
-
-
-def test_a_step_of_an_older_record_is_told_by_its_median():
-    record = full()
-    del record.time["step_ms_mean"]
-    assert "a step takes 50.00 ms in the median (p95 61.25); on average: wait 50.0 %, " in time_lines(record)[1]
-
-
-@pytest.mark.parametrize("util", [{}, {"mean": 50.0}, {"mean": None, "p5": 1.0, "p95": 2.0}, None, 3.0])
-def test_a_figure_of_a_gpu_without_its_parts_is_left_out(util):
-    record = RunRecord("r", gpus={"0": {"util_pct": util, "power_w": {"mean": 300.0}, "energy_j": None}})
-    assert gpu_lines(record) == ["gpu 0: 300 W"]
-    assert "GPU utilisation" not in [tile.name for tile in tiles(record)]
-    record.machine = {"gpus": [{}]}
-    assert "## Machine" in to_markdown(record)
-
-
 def test_a_signal_and_the_way_on_are_part_of_the_verdict():
     stop = {
         "kind": "signal",
@@ -140,32 +91,6 @@ def test_a_signal_and_the_way_on_are_part_of_the_verdict():
     assert "- interrupted: 0 steps in 0 ms\n- stopped by SIGTERM\n- resume=auto goes on.\n" in to_markdown(record)
     record.status = "ok"  # it was gone on from
     assert error_lines(record) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "null"), (True, "true"), (7.2, "7.2"), (12345.5, "12345.5"), ("bf16-mixed", "bf16-mixed"), (3, "3")],
-)
-def test_values_as_typed(value, shown):
-    assert show_value(value) == shown
-
-
-def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
-    record = full()
-    record.ceiling = {"samples_per_s": 40_000.0}
-    record.time |= {"wait_frac": 0.02, "compute_frac": 0.88}
-    assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")
-
-
-@pytest.mark.parametrize(
-    ("copy", "wait", "readiness", "is_hidden"),
-    [(0.01, 0.013, 0.49, True), (None, 0.013, 0.49, False), (0.01, 0.3, 0.49, False), (0.01, 0.013, 0.97, False)],
-)
-def test_waiting_that_a_device_does_not_notice_is_told_so(copy, wait, readiness, is_hidden):
-    record = full()
-    record.readiness_frac = readiness
-    record.time |= {"copy_frac": copy, "wait_frac": wait}
-    assert any(line.endswith("; the device had work meanwhile") for line in time_lines(record)) is is_hidden
 
 
 def test_figures_of_a_simulated_card_are_marked():

@@ -17,7 +17,6 @@ from tests.kit.page_reader import Page, read_page
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.pictures import run_pictures
-from wellfed.explain.report.run_lines import gain_of
 from wellfed.explain.report.run_page import tiles, to_html
 from wellfed.explain.report.write import write_reports
 from wellfed.record import RunRecord
@@ -48,14 +47,6 @@ def test_the_verdict_comes_first_with_what_to_copy(tmp_path: Path) -> None:
     assert ("class", "copy") in page.attributes
     assert "About" in page.text
     assert "1 event: 1 checkpoint" in page.text
-
-
-def test_the_tile_of_waiting_is_of_the_mean_step() -> None:
-    time: Any = {"wait_frac": 0.01, "copy_frac": None, "step_ms_mean": 83.2, "step_ms_p50": 45.3}
-    (tile,) = tiles(RunRecord("r", time=time))
-    assert (tile.name, tile.figure, tile.note) == ("waiting for data", "1.0 %", "of the mean step, 83.2 ms")
-    (tile,) = tiles(RunRecord("r", time=time | {"copy_frac": 0.25}))
-    assert (tile.name, tile.figure) == ("waiting and copying", "26.0 %")
 
 
 @pytest.mark.parametrize(("wait_ms", "note"), [(10.0, ""), (0.0, ", doubtful")])
@@ -129,20 +120,6 @@ def test_no_text_of_the_user_s_is_more_than_text(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_what_is_not_finite_is_said(tmp_path: Path) -> None:
-    made_run(tmp_path)
-    (tmp_path / "metrics.csv").write_text(
-        "step,epoch,time_s,split,name,value\n"
-        + "".join(
-            f"{step},0,{step},train,loss,{value}\n" for step, value in enumerate(("1", "nan", "", "inf", "0.5"), 1)
-        )
-        + "".join(f"{step},0,{step},val,gone,nan\n" for step in range(5))
-    )
-    page = page_of(tmp_path)
-    assert "train is not finite in 3 of 5 rows, first at step 2" in page.text
-    assert "val not finite" in page.text
-
-
 def test_a_run_on_the_cpu_has_no_pictures_of_the_gpus_that_others_use(tmp_path: Path) -> None:
     record = made_run(tmp_path, gpus=2, metrics={})
     plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
@@ -164,31 +141,12 @@ def test_a_table_that_breaks_off_or_jumps_has_pictures(tmp_path: Path) -> None:
     assert len(pictures_of(page_of(tmp_path))) == 8
 
 
-def test_of_many_metrics_the_first_have_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_pictures, "MOST_METRICS", 2)
-    made_run(tmp_path, steps=20, has_telemetry=False, metrics={f"m{place}": ("train",) for place in range(30)})
-    page = page_of(tmp_path)
-    assert [told[:2] for told in pictures_of(page)][-2:] == ["m0", "m1"]
-    assert "train/m29" in page.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*/*.json.gz"))[::7], ids=lambda path: path.name.split(".")[0])
 def test_a_recorded_run_has_a_page(path: Path, tmp_path: Path) -> None:
     for file, text in json.loads(gzip.decompress(path.read_bytes()))["files"].items():
         (tmp_path / file).write_text(text)
     assert len(pictures_of(page_of(tmp_path))) >= 2
-
-
-def test_the_gain_is_what_stands_behind_the_overrides() -> None:
-    entry: Any = {"message": "61 % waits.", "change": ["a=1", "b=2"]}
-    told = {
-        "61 % waits. Try: a=1 b=2, about 2.1 times as fast (1.50 to 2.5), predicted.":
-            "About 2.1 times as fast (1.50 to 2.5), predicted.",
-        "61 % waits. Try: a=1 b=2. This changes what is learned.": "This changes what is learned.",
-        "61 % waits. Try: a=1 b=2.": "",
-    }  # fmt: skip
-    assert {text: gain_of({**entry, "text": text}) for text in told} == told
 
 
 @pytest.mark.slow

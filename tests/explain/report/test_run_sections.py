@@ -12,20 +12,6 @@ from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 from wellfed.run.closing import _ARTIFACTS
 
-ORDER = [
-    "verdict",
-    "findings",
-    "utilisation",
-    "time",
-    "memory",
-    "metrics",
-    "files",
-    "plan",
-    "machine",
-    "events",
-    "started",
-]
-
 
 def judged(folder: Path) -> Evidence:
     made_run(
@@ -39,15 +25,6 @@ def judged(folder: Path) -> Evidence:
     evidence = Evidence.read(folder)
     conclude(evidence)
     return evidence
-
-
-def test_page_and_report_have_the_same_sections_in_the_same_order(tmp_path: Path) -> None:
-    evidence = judged(tmp_path)
-    told = sections(evidence.record, evidence.first_metrics)
-    assert [section.name for section in told] == ORDER
-    assert re.findall(r'<section id="(\w+)"', to_html(evidence, tmp_path)) == ORDER
-    markdown = to_markdown(evidence.record, evidence.first_metrics)
-    assert re.findall(r"^## (.*)$", markdown, re.MULTILINE) == [section.title for section in told]
 
 
 def test_all_lines_of_a_section_stand_in_both_reports(tmp_path: Path) -> None:
@@ -64,17 +41,6 @@ def test_all_lines_of_a_section_stand_in_both_reports(tmp_path: Path) -> None:
     for finding in evidence.record.findings:
         assert finding["message"] in page
         assert " ".join(finding["change"]) in page
-
-
-def test_a_record_with_nothing_in_it_has_its_sections() -> None:
-    told = {section.name: section for section in sections(RunRecord("r"))}
-    assert list(told) == [name for name in ORDER if name != "files"]
-    headline, state, amount = told["verdict"].lines
-    assert (headline, amount) == ("running: 0 steps in 0 ms", "0 epochs, 0 samples")
-    assert state.startswith("It still runs")
-    assert told["utilisation"].lines == ["Neither a GPU nor the host was watched."]
-    assert told["machine"].lines == ["Not recorded."]
-    assert told["started"].lines[0] == "overrides: none"
 
 
 def test_what_is_of_every_run_is_no_file_of_the_workload() -> None:

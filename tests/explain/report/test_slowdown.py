@@ -141,22 +141,6 @@ def test_what_differs_is_named(facts: dict[str, Any], where: str, problem: str) 
     assert fault.way_out
 
 
-def test_another_processor_beside_the_same_gpu_is_named() -> None:
-    gpu = {"gpus": [{"name": "NVIDIA H200", "memory_gib": 140.0}]}
-    (fault,) = reasons_against(
-        Comparison(run(machine={**MACHINE, **gpu}), run(machine={**MACHINE, **gpu, "cpu": "Epyc"}))
-    )
-    assert str(fault) == "machine.cpu: is Xeon in A and Epyc in B. Run both on the same machine."
-
-
-@pytest.mark.parametrize(("names", "watched"), [(("H200", "T4"), {}), (("T4", "H200"), {"1": {}})])
-def test_further_cards_of_a_machine_are_no_other_device(names: tuple[str, str], watched: dict[str, Any]) -> None:
-    cards = [{"index": index, "name": name} for index, name in enumerate(names)]
-    a = run(machine={**MACHINE, "gpus": [{"index": 0, "name": "H200"}]})
-    b = run(machine={**MACHINE, "gpus": cards}, gpus=watched)
-    assert list(reasons_against(Comparison(a, b))) == []
-
-
 def test_where_settings_are_compared_they_may_differ_and_the_work_may_not() -> None:
     b = run(config={"loader": {"num_workers": 4}})
     assert [*reasons_against(Comparison(run(), b), settings_may_differ=True)] == []
@@ -164,15 +148,6 @@ def test_where_settings_are_compared_they_may_differ_and_the_work_may_not() -> N
     assert [fault.where for fault in reasons_against(Comparison(run(), other), settings_may_differ=True)] == [
         "workload"
     ]
-
-
-def of_data(value: int) -> dict[str, Any]:
-    return {"workload.model.num_users": {"value": value, "because": "users", "source": "data"}}
-
-
-def test_values_of_other_data_are_named() -> None:
-    (fault,) = reasons_against(Comparison(run(plan=of_data(3)), run(plan=of_data(4))))
-    assert str(fault) == "workload.model.num_users: is 3 in A and 4 in B. Run both on the same."
 
 
 def script(*arguments: str, parameters: int = 10, workers: int = 0, batch_size: int = 8) -> Evidence:

@@ -3,16 +3,12 @@
 import io
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
-from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text, shortened
-
-LONG = "/a/folder/" + 60 * "x"
+from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 
 
 def lines(table: TextTable, width: int | None) -> list[str]:
@@ -24,16 +20,6 @@ def test_numbers_stand_to_the_right_and_two_spaces_between_columns() -> None:
     table.add_row("weights", "1,024")
     table.add_row("all", "7", below=["a remark"])
     assert lines(table, 80) == ["A title", "name     bytes", "weights  1,024", "all          7", "  a remark"]
-
-
-def test_cells_are_wrapped_between_words() -> None:
-    table = TextTable("knob", "because")
-    table.add_row("loader.num_workers", "3 of 4 cores are left for workers")
-    assert lines(table, 40) == [
-        "knob                because",
-        "loader.num_workers  3 of 4 cores are",
-        "                    left for workers",
-    ]
 
 
 def test_columns_that_do_not_fit_are_shown_below_their_row() -> None:
@@ -50,18 +36,6 @@ def test_columns_that_do_not_fit_are_shown_below_their_row() -> None:
     ]
 
 
-def test_a_cell_with_a_word_longer_than_its_column_is_shown_below() -> None:
-    table = TextTable("", "")
-    table.add_row("engine", f"wellfed 1.0, {LONG}")
-    table.add_row("host", "a machine")
-    assert lines(table, 72) == ["engine", "  wellfed 1.0,", f"  {LONG}", "host    a machine"]
-    table = TextTable("knob", "A", "B")
-    table.add_row("model", 40 * "a", "small")
-    head, row, below = lines(table, 44)
-    assert row.index("small") == head.index("B")
-    assert below == f"  A {40 * 'a'}"
-
-
 words = st.text(st.characters(blacklist_categories=("Z", "C", "M")), min_size=1, max_size=9)
 
 
@@ -74,23 +48,6 @@ def test_no_word_is_lost_or_broken(rows: list[tuple[str, ...]], width: int) -> N
     assert all(cell_len(line) <= width for line in found)
     shown = Counter(word for line in found for word in line.replace(",", " ").split())
     assert not Counter(word for row in rows for cell in row for word in 2 * [*cell.replace(",", " ").split()]) - shown
-
-
-@pytest.mark.parametrize("width", [1, 2, 7])
-def test_a_window_that_is_too_narrow_for_a_word_still_shows_it(width: int) -> None:
-    table = TextTable("name", "value")
-    table.add_row("loader", "processes")
-    text = "".join("".join(lines(table, width)).split())
-    assert "loader" in text
-    assert "processes" in text
-
-
-def test_cells_and_heads_have_their_styles() -> None:
-    table = TextTable("name", "verdict")
-    table.add_row("x", Text("Starved", "red"))
-    head, row = table.lines(80)
-    assert [span.style for span in head.spans] == ["bold", "bold"]
-    assert [(span.style, row.plain[span.start : span.end]) for span in row.spans if span.style] == [("red", "Starved")]
 
 
 def printed(width: int, *, is_terminal: bool, show: object, **options: object) -> str:
@@ -119,9 +76,3 @@ def test_a_command_stays_whole() -> None:
     for width, is_terminal in ((80, True), (30, False)):
         found = printed(width, is_terminal=is_terminal, show=print_command, label="Use it:", command=command)
         assert found == f"Use it: {command}\n"
-
-
-@pytest.mark.parametrize(("width", "text"), [(9, "a=1 b=2"), (20, "a=1 b=2"), (6, "(2 more)"), (0, "(2 more)")])
-def test_words_are_left_out_whole(width: int, text: str) -> None:
-    assert shortened(["a=1", "b=2"], width) == text
-    assert shortened([], width) == ""

@@ -49,21 +49,6 @@ def test_no_load_is_known():
     assert device_load(on_card(events=[{"kind": "data_parallel", "devices": 2}])) is None
 
 
-def test_a_little_waiting_that_the_ceiling_denies_hides_no_idle_card():
-    """Else a run on a card that is busy for a fifth of its steps, and waits for 6 % of them, would be healthy."""
-    found = on_card(wait_ms=0.65, ceiling=1.06, launch_frac=0.95, card={"util_pct": 24, "sm_active_pct": 11})
-    load = device_load(found)
-    assert load is not None
-    assert load.limit == "launches"
-    assert "launch_bound" in [finding.id for finding in run_rules(found)]
-
-
-def test_an_instance_of_a_card_has_no_utilisation():
-    load = device_load(on_card(card={"util_pct": None, "sm_active_pct": 30}, launch_frac=1.0))
-    assert load is not None
-    assert (load.busy_frac, load.limit) == (pytest.approx(0.3, abs=0.01), "launches")
-
-
 def test_copies_between_steps_are_no_idle_time_within_them():
     load = device_load(on_card(copy_ms=10.0, card={"util_pct": 49, "sm_active_pct": 49}))
     assert load is not None

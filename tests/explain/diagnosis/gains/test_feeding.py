@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.gains.feeding import feeding_of, is_starved, knobs
 from wellfed.explain.diagnosis.waiting import cause_of_waiting
@@ -34,17 +33,6 @@ def ranked(**given):
     launch = {"by": "torchrun", "job": None, "attempt": 0}
     more = {"launch": launch, "ranks": [{**rank, "rank": number} for number in (0, 1)], "plan": {"trainer.devices": 2}}
     return feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, cpu_pct=200.0, others_pct=200.0, **more, **given))
-
-
-def test_other_ranks_take_more_cores_when_steps_get_shorter():
-    """Both need two cores for a step, so that all eight are full when it takes half as long."""
-    found = ranked()
-    assert found.step_ms_with(32) == pytest.approx(found.step_ms / 2)
-
-
-@pytest.mark.parametrize(("cores", "advised"), [(16.0, 5), (6.0, 2)])
-def test_a_worker_to_spare_needs_a_core_of_this_rank_s_share(cores, advised):
-    assert ranked(cores=cores, on_gpu=True).workers_advised == advised
 
 
 def test_batches_of_all_ranks_must_fit_into_memory():
@@ -101,10 +89,6 @@ def test_what_host_memory_and_a_stream_have_no_room_for_is_not_advised():
     full = fed_by(1, build_ms=100.0, loading={"batch_mib": 100.0}, machine=machine)
     assert feeding_of(full).workers_advised == 4  # of 2 batches each, in 0.8 GiB
     assert feeding_of(fed_by(1, build_ms=100.0, loading={"most_workers": 2})).workers_advised == 2
-
-
-def test_of_steps_that_nobody_timed_nothing_is_said():
-    assert feeding_of(evidence(time=None)) is None
 
 
 def test_only_overrides_that_differ_are_given():

@@ -20,19 +20,6 @@ def evidence(phases: list[str], interval_s: float = 1.0, saved_s: tuple[float, .
     return Evidence(RunRecord("r", events=events), watched=watched)
 
 
-def test_a_reading_tells_of_the_time_before_it() -> None:
-    axis = TimeAxis.of(evidence(["start", "train", "validate", "validate", "train", "dance", "test"]))
-    assert (axis.begin_s, axis.end_s) == (1, 7)
-    assert axis.spans == {"validate": [(2, 4)], "test": [(5, 7)]}
-    assert [key.text for key in axis.keys] == ["validate", "test"]
-
-
-def test_a_moment_in_a_phase_is_not_all_the_time_since_the_reading_before() -> None:
-    of = evidence(["train", "validate", "validate", "train", "train"], interval_s=10.0)
-    of.record.phases = {"validate": {"total_s": 4.0, "times": 2}}
-    assert TimeAxis.of(of).spans == {"validate": [(18, 20), (28, 30)]}
-
-
 def test_a_phase_is_shaded_where_it_ended_not_where_it_was_read() -> None:
     of = evidence(["train", "validate", "validate", "ceiling"] * 25, interval_s=1.0, saved_s=(52.0,))
     of.record.phases = {
@@ -56,17 +43,6 @@ def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> No
     assert first == pytest.approx((100 - 999 / 500, 101 + 999 / 500))
     often = TimeAxis.of(evidence(["train", "validate"] * 5000))
     assert len(often.spans["validate"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "unit", "end"), [(100, "seconds", 100), (600, "minutes", 10), (36_000, "hours", 10)]
-)
-def test_a_long_run_is_told_in_hours(seconds: float, unit: str, end: float) -> None:
-    axis = TimeAxis.of(evidence(["train"] * 100, interval_s=seconds / 100)).axis
-    assert axis.title == f"{unit} since the run started"
-    *_, (place, text) = axis.ticks()
-    assert text == f"{end}"
-    assert place == pytest.approx(1, abs=0.03)
 
 
 def test_without_a_table_there_is_an_axis() -> None:

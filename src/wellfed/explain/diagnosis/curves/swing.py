@@ -15,7 +15,6 @@ import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
-from wellfed.explain.diagnosis.thresholds import WAIT_FRAC
 from wellfed.observe.telemetry.machines import named
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_duration
@@ -166,6 +165,8 @@ def _noise_like(values: Series) -> Series:
 
 _READINGS = 4
 """Minimum readings of the utilisation in a period that they can show."""
+_LOCKSTEP = 0.5
+"""Minimum correlation of the waiting with that of one round of the workers before."""
 _LIKE = 0.1
 """Relative difference below which periods count as equal."""
 _DUE = {
@@ -205,10 +206,8 @@ class RunSwings:
         If steps wait for workers that finish together, and a round of these is shorter than a few readings, the
         readings seem to swing with a longer period. That is no GPU's.
         """
-        found = {}
-        time, workers = self.record.time, self.lags.get("loader.num_workers", 0)
-        waits = time is not None and time["wait_frac"] > WAIT_FRAC
-        round_s = self.steps.period_s(workers) if workers > 1 and waits else None
+        found, workers = {}, self.lags.get("loader.num_workers", 0)
+        round_s = self.steps.period_s(workers) if self._is_lockstep(workers) else None
         for gpu in self.telemetry.gpus:
             curve = self.telemetry.curves[gpu]
             at_s, util_pct = (curve.get(name, np.empty(0)) for name in ("time_s", "util_pct"))
@@ -217,6 +216,13 @@ class RunSwings:
             if swing is not None and (round_s is None or round_s >= shortest_s):
                 found[gpu] = swing
         return found
+
+    def _is_lockstep(self, workers: int) -> bool:
+        """Returns whether the waiting of a step is like that of the step one round of the workers before."""
+        wait_ms = self.steps.wait_ms
+        if workers < 2 or len(wait_ms) < MIN_SAMPLES + workers or np.ptp(wait_ms[:-workers]) == 0:
+            return False
+        return bool(np.corrcoef(wait_ms[:-workers], wait_ms[workers:])[0, 1] > _LOCKSTEP)
 
     @property
     def deepest(self) -> tuple[int, Swing] | None:

@@ -44,21 +44,6 @@ def test_the_last_of_each_change_counts():
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "override"),
-    [
-        ("loader.device_prefetch=1", "loader.device_prefetch=1"),
-        ("workload.optimizer.foreach=false", "++workload.optimizer.foreach=false"),
-    ],
-)
-def test_a_single_change_of_any_knob_is_kept(change, override):
-    events = [{"kind": "oom", "step": 5, "message": ""}, {"kind": "ladder", "step": 5, "change": change}]
-    found = device_memory_full(on_card(events=events))
-    assert found is not None
-    assert found.change == (override,)
-    assert found.message.endswith("What did not fit was repeated, and the run kept these settings.")
-
-
 def test_a_run_that_was_restarted():
     changes = {"memory.micro_batch": 8, "memory.accumulate": 2, "workload.optimizer.foreach": False}
     restart = {"kind": "restart", "step": 3, "checkpoint": "last.ckpt", "because": "no room", "changes": changes}
@@ -67,12 +52,6 @@ def test_a_run_that_was_restarted():
     assert found.change == ("memory.micro_batch=8", "++workload.optimizer.foreach=false", "memory.accumulate=null")
     assert "ran out 1 time, first in step 5" in found.message
     assert "The run continued from its last checkpoint in smaller parts" in found.message
-
-
-def test_a_cache_that_is_given_back_again_and_again():
-    found = device_memory_full(on_card(events=[{"kind": "thrash", "step": 4, "message": ""}]))
-    assert found is not None
-    assert "was so full that torch emptied its cache, first in step 4" in found.message
 
 
 @pytest.mark.parametrize(
