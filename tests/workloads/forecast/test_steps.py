@@ -37,12 +37,6 @@ def test_a_frequency_is_found_again_with_steps_left_out(frequency: Frequency, st
     assert found.season == frequency.season
 
 
-def test_business_days_keep_their_time_of_day():
-    closings = np.array([f"2024-03-{day:02}T17:30" for day in (4, 5, 6, 7, 8, 11, 12)], dtype="M8[us]")
-    found = infer_frequency(closings)
-    assert (found.kind, found.dates(np.arange(7)).tolist()) == ("business", closings.tolist())
-
-
 @pytest.mark.parametrize(
     ("word", "name", "season"),
     [
@@ -67,12 +61,6 @@ def test_business_days_keep_their_time_of_day():
 def test_frequencies_have_words_names_and_seasons(word: str, name: str, season: int):
     found = parse_frequency(word, FIRST)
     assert (found.name, found.season) == (name, season)
-
-
-@pytest.mark.parametrize("word", ["", "x", "0D", "D2", "2B", "-1D", "1.5h"])
-def test_words_that_are_none(word: str):
-    with pytest.raises(ValueError, match="is none of s, min, h, D, B"):
-        parse_frequency(word, FIRST)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +98,3 @@ def test_a_place_in_day_week_and_year_repeats_after_each():
     assert same == [[True, True, True], [True, False, False], [True, True, False], [True, False, True]]
     circle = calendar.table_P2.square().sum(1)
     assert torch.allclose(circle, torch.ones(len(circle)))
-
-
-@pytest.mark.parametrize(
-    ("word", "periods"),
-    [("min", 3), ("12h", 3), ("D", 2), ("B", 2), ("3D", 2), ("W", 1), ("M", 1), ("Q", 1), ("Y", 0)],
-)
-def test_a_calendar_tells_what_steps_are_short_enough_for(word: str, periods: int):
-    frequency = parse_frequency(word, FIRST)
-    calendar = Calendar(frequency)
-    phases = calendar.phases(frequency.dates(np.arange(5)))
-    assert phases.shape == (5, periods) == (5, len(calendar.periods))
-    assert periods == 0 or phases.max() < len(calendar.table_P2)

@@ -1,13 +1,11 @@
 import hashlib
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from wellfed import DataError
-from workloads.recsys.download import download, main
+from workloads.recsys.download import download
 
 FILES = {
     "ml-100k/u.data": "1\t1\t5\t1\n",
@@ -57,43 +55,3 @@ def test_an_archive_without_the_files_is_refused(archive: Path, tmp_path: Path):
     archive.write_bytes(b"no zip")
     with pytest.raises(DataError, match="no readable zip"):
         download("ml-1m", tmp_path / "data", url=archive.as_uri(), md5=md5(archive))
-
-
-def test_no_answer_and_an_unknown_release_are_named(tmp_path: Path):
-    with pytest.raises(DataError, match=r"can't be fetched: .* Check the network"):
-        download("ml-100k", tmp_path, url=(tmp_path / "none.zip").as_uri())
-    with pytest.raises(DataError, match=r"No release 'ml-20m'\. Known: ml-100k, ml-1m"):
-        download("ml-20m", tmp_path)
-
-
-def test_a_transfer_that_was_cut_is_named(archive: Path, tmp_path: Path):
-    content = archive.read_bytes()
-
-    class Cutting(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2])
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            with pytest.raises(DataError, match=r"was cut|can't be fetched"):
-                download(
-                    "ml-100k", tmp_path / "data", url=f"http://127.0.0.1:{server.server_port}/x.zip", md5=md5(archive)
-                )
-        finally:
-            server.shutdown()
-            thread.join()
-    assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_the_command_line_says_what_to_type_next(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    download("ml-100k", tmp_path, url=archive.as_uri(), md5=md5(archive))
-    assert main(["ml-100k", str(tmp_path)]) == 0
-    assert f"workload.data.path={tmp_path / 'ml-100k'}" in capsys.readouterr().out

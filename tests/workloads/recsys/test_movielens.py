@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wellfed import DataError
-from workloads.recsys.bad_lines import BadLines, read_file
+from workloads.recsys.bad_lines import BadLines
 from workloads.recsys.download import RELEASES
-from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens, read_ratings
+from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens
 
 IDS = np.array([1, 2, 3], dtype=np.int64)
 
@@ -28,23 +27,6 @@ def test_both_layouts_give_the_same_interactions(ml_1m: Path, ml_100k: Path):
             "The American President, 1990s. Comedy",
         ]
         assert read.notes == ()
-
-
-def test_a_title_in_utf_8_is_read_as_such(ml_1m: Path):
-    file = ml_1m / "movies.dat"
-    file.write_bytes(file.read_bytes().decode("latin-1").encode("utf-8"))
-    assert read_movielens(ml_1m, 0).item_texts[1] == "Les Misérables, 1990s. Drama"
-
-
-@pytest.mark.parametrize("change", [lambda c: b"\xef\xbb\xbf" + c, lambda c: c.replace(b"\n", b"\r\n"), bytes.rstrip])
-@pytest.mark.parametrize("name", ["u.data", "u.user", "u.item"])
-def test_byte_order_mark_windows_line_ends_and_a_missing_last_line_end_are_harmless(ml_100k: Path, name: str, change):
-    expected = read_movielens(ml_100k, 0)
-    file = ml_100k / name
-    file.write_bytes(change(file.read_bytes()))
-    read = read_movielens(ml_100k, 0)
-    assert np.array_equal(read.users, expected.users)
-    assert (read.user_texts, read.item_texts) == (expected.user_texts, expected.item_texts)
 
 
 BAD_RATINGS = [
@@ -80,22 +62,6 @@ BAD_PEOPLE_AND_FILMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "line", "reason"), BAD_PEOPLE_AND_FILMS)
-def test_a_bad_user_or_film_is_skipped_with_a_note(ml_100k: Path, name: str, line: str, reason: str):
-    file = ml_100k / name
-    number = len(file.read_bytes().splitlines()) + 1
-    file.write_bytes(file.read_bytes() + line.encode() + b"\n")
-    read = read_movielens(ml_100k, 1)
-    assert (len(read.user_texts), len(read.item_texts)) == (2, 3)
-    assert f"{file}, line {number}: {reason}" in read.notes[0]
-
-
-def test_occupation_codes_of_1m_are_checked(ml_1m: Path):
-    (ml_1m / "users.dat").write_text("1::F::25::12::5\n2::M::25::21::5\n")
-    with pytest.raises(DataError, match=r"users\.dat, line 2: occupation 21 is above 20"):
-        read_movielens(ml_1m, 0)
-
-
 def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
     file = ml_100k / "u.data"
     file.write_text(file.read_text() + "first bad\n" + "bad\n" * 2)
@@ -116,13 +82,6 @@ def test_the_advised_download_is_of_the_release_at_hand(ml_1m: Path, ml_100k: Pa
         read_movielens(folder, 0)
     assert str(caught.value).endswith(f"python -m workloads.recsys.download {release}")
     assert release in RELEASES
-
-
-def test_bad_lines_are_counted_over_all_files(ml_100k: Path):
-    for name in ("u.data", "u.user"):
-        (ml_100k / name).write_text((ml_100k / name).read_text() + "bad\n")
-    with pytest.raises(DataError, match=r"u\.user, line 3"):
-        read_movielens(ml_100k, 1)
 
 
 def _missing(folder: Path) -> None:
@@ -158,20 +117,6 @@ FOLDER_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "message"), FOLDER_FAULTS)
-def test_a_folder_that_cannot_be_read_says_why_and_what_to_do(ml_100k: Path, damage, message: str):
-    damage(ml_100k)
-    with pytest.raises(DataError) as caught:
-        read_movielens(ml_100k, 100)
-    assert message in str(caught.value)
-    assert str(ml_100k) in str(caught.value)
-
-
-def test_a_file_in_place_of_the_folder_is_named(ml_100k: Path):
-    with pytest.raises(DataError, match=r"u\.data: is a file; name the folder that holds it"):
-        read_movielens(ml_100k / "u.data", 100)
-
-
 field = st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["", "x", "-1", "1 ", "٣", "1.5", "9" * 25]))
 lines = st.lists(st.lists(field, min_size=3, max_size=5).map("\t".join), max_size=8)
 clean_lines = st.lists(st.lists(st.integers(0, 10**17).map(str), min_size=4, max_size=4).map("\t".join), min_size=1)
@@ -189,25 +134,3 @@ def test_the_fast_reader_agrees_with_the_slow_one_or_declines(rows: list[str], e
     else:
         assert bad.count == 0
         assert np.array_equal(fast, slow)
-
-
-@given(content=st.binary(max_size=200) | lines.map(lambda rows: "\n".join(rows).replace("\t", "::").encode()))
-def test_any_bytes_give_ratings_or_a_readable_error(tmp_path_factory: pytest.TempPathFactory, content: bytes):
-    file = tmp_path_factory.getbasetemp() / "ratings.dat"
-    file.write_bytes(content)
-    try:
-        ratings = read_ratings(file, b"::", IDS, IDS, BadLines(3))
-    except DataError:
-        with pytest.raises(DataError, match=r"ratings\.dat"):
-            read_ratings(file, b"::", IDS, IDS, BadLines(3))
-    else:
-        assert ratings.shape[1] == 4
-        assert np.isin(ratings[:, :2], IDS).all()
-        assert ((ratings[:, 2] >= 1) & (ratings[:, 2] <= 5)).all()
-
-
-def test_a_named_pipe_is_no_table(tmp_path):
-    """To open one waits for its writer."""
-    os.mkfifo(tmp_path / "u.data")
-    with pytest.raises(DataError, match=r"u\.data is a named pipe, not a file"):
-        read_file(tmp_path / "u.data")

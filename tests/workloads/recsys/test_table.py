@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed import ConfigError, DataError, Datasets, SampleRng
+from wellfed import Datasets, SampleRng
 from workloads.recsys.data import FULL_EPOCH, build, datasets
 from workloads.recsys.interactions import Interactions
 from workloads.recsys.table import read_table
@@ -57,15 +57,6 @@ def test_columns_are_found_by_usual_names(put: Callable[..., Path], names: str, 
     made = datasets(str(put(names, separator=separator)))
     assert held_out(made) == [(1, 3), (1, 0)]  # items by name: milk, rice, salt, tea
     assert made.derived["workload.model.text"] == ("none", "users and items have no sentences")
-
-
-def test_a_table_without_names_is_in_the_order_of_movielens(put: Callable[..., Path]):
-    rows = [(f"u{user}", *rest) for user, *rest in ROWS]
-    made = datasets(str(put("", rows, separator="\t")))
-    assert held_out(made) == [(1, 3), (1, 0)]
-    assert made.notes[1] == (
-        "t.csv: 7 rows, users of column 1, items of column 2, ratings of column 3, times of column 4"
-    )
 
 
 def test_dates_are_times(put: Callable[..., Path]):
@@ -144,28 +135,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
-def test_tables_that_teach_nothing_are_refused(put: Callable[..., Path], content: tuple, message: str):
-    with pytest.raises(DataError, match=f"(?s){message}"):
-        datasets(str(put(*content)), max_bad_lines=1)
-
-
-def test_one_user_and_the_same_table_twice(put: Callable[..., Path]):
-    rows = [("me", item, 5, time) for time, item in enumerate("abcdef")]
-    others = [("you", item, 5, 0) for item in "ghijk"]
-    one = datasets(str(put(rows=rows + others)), passes=1)
-    twice = datasets(str(put(rows=(rows + others) * 2)), passes=1)
-    assert len(one.train) == len(twice.train) == 7
-    assert "11 repeated (user, item) pairs: the latest of each is kept" in twice.notes
-    some = datasets(str(put(rows=[*rows, *[("you", item, 5, 0) for item in "abcd"]])))
-    assert some.notes[-1].startswith("1 user of 2 evaluated chose all 6 items: the one to find is the only one left")
-
-
 def test_bad_rows_are_counted(put: Callable[..., Path]):
     made = datasets(str(put(rows=[*ROWS, ("ann", "", 1, 1), ("bo", "tea", 4, "soon")])), max_bad_lines=2)
     assert made.notes[2] == "2 bad rows skipped, the first: row 8 after the names: no item: 'ann, , 1, 1'"
-
-
-def test_min_rating_of_a_table_without_ratings_is_refused(put: Callable[..., Path]):
-    with pytest.raises(ConfigError, match=r"min_rating: 4, but the table has no ratings"):
-        datasets(str(put("user,item", [row[:2] for row in ROWS])), min_rating=4)
