@@ -9,6 +9,7 @@ from wellfed.observe.telemetry import sampler as sampler_file
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.observe.telemetry.series import Sample
 
 NEVER_S = 600.0
@@ -63,6 +64,15 @@ def test_dear_figures_are_read_every_few_seconds(heard):
     with sampling(heard, source, interval_s=0.001, now_s=lambda: now_s[0]):
         until(lambda: len(source.reads) >= 12)
     assert source.reads[:12] == [True, *[False] * 4, True, *[False] * 4, True, False]
+
+
+def test_the_next_beat_is_the_first_one_after_now():
+    assert next_beat(10.0, 10.0, 0.5) == 10.5
+    assert next_beat(10.0, 11.2, 0.5) == 11.5  # missed beats are skipped
+    assert next_beat(10.0, 3.0, 0.5) == 10.0
+    for number in range(1, 200):  # whole numbers of intervals, where rounding decides
+        now_s = 5.0 + 0.3 * number
+        assert 0 < next_beat(5.0, now_s, 0.3) - now_s <= 0.3 + 1e-6
 
 
 # ---- Edges ----

@@ -20,7 +20,7 @@ from wellfed.monitor.curve_file import CurveFile
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.screens import LiveScreen, PlainScreen
 from wellfed.monitor.seen_gpus import find_gpus
-from wellfed.observe.telemetry.ticker import next_beat
+from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal
 from wellfed.units import counted, seconds_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample, Source
-from wellfed.observe.telemetry.ticker import Ticker
 from wellfed.record import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Sampler:
         self._began_at_s = self.now_s()
         self.progress.on_edge = self._on_edge
         for watch in self.watches:
-            watch.ticker.start()
+            watch.start()
         return self
 
     def __exit__(
@@ -89,11 +89,11 @@ class Sampler:
         if self.progress.phase in TRAINING:  # an error or a signal ended training
             self._on_edge(self.progress.phase)
         for watch in self.watches:
-            watch.ticker.stop()
+            watch.stop()
         try:
             give_up_at_s = time.monotonic() + STOP_S
             for watch in self.watches:
-                if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
+                if not watch.join(max(0.0, give_up_at_s - time.monotonic())):
                     message = f"a reading of the {watch.name} had not come back when the run ended."
                     self.event("telemetry_trouble", trouble="stuck", message=message)
         finally:  # a second signal may arrive during the wait
@@ -131,7 +131,7 @@ class Sampler:
 
     def cpu_s(self) -> float:
         """Returns the CPU time of the threads, up to their latest readings."""
-        return sum(watch.ticker.cpu_s for watch in self.watches)
+        return sum(watch.cpu_s for watch in self.watches)
 
     def _on_edge(self, left: Phase) -> None:
         for watch in self.watches:
@@ -139,18 +139,48 @@ class Sampler:
 
 
 class _Watch:
-    """One source and its thread."""
+    """One source and its thread, which reads it every interval without drift. Missed rounds are skipped."""
 
     def __init__(self, source: Source, sampler: Sampler) -> None:
         self.name, self._source, self._sampler = source.name, source, sampler
-        self.ticker = Ticker(source.name, sampler.interval_s, self._round, self._close, now_s=sampler.now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
         self._slow_at_s = sampler.now_s()
+        self._wake, self._is_stopping = threading.Event(), False
+        self.cpu_s = 0.0
+        """CPU seconds of the thread so far."""
+        # A daemon thread, so that the process ends even if a driver call never returns.
+        self._thread = threading.Thread(target=self._run, name=f"wellfed-{source.name}", daemon=True)
+        self.start = self._thread.start
 
     def at_edge(self, left: Phase) -> None:
         """Takes a round for the phase that is over."""
         self._edges.append((left, self._sampler.progress.step))
-        self.ticker.nudge()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ends the thread after the current round."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Returns whether the thread ended within this time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        now_s, interval_s = self._sampler.now_s, self._sampler.interval_s
+        beat_at_s = now_s()
+        while not self._is_stopping:
+            self._round()
+            self.cpu_s = time.thread_time()
+            beat_at_s = next_beat(beat_at_s, now_s(), interval_s)
+            self._wake.wait(min(max(0.0, beat_at_s - now_s()), threading.TIMEOUT_MAX))
+            self._wake.clear()
+        while self._edges:  # training has just ended: its last interval counts
+            self._round()
+        with self._guarded():
+            self._source.close()
+        self.cpu_s = time.thread_time()
 
     def _round(self) -> None:
         with self._guarded():
@@ -164,7 +194,7 @@ class _Watch:
             before = edge or (self._edges[0] if self._edges else None)
             self._hand_over(readings, before)
             if self._edges:
-                self.ticker.nudge()
+                self._wake.set()
 
     def _hand_over(self, readings: Sequence[Reading], before: tuple[Phase, int] | None) -> None:
         def stamped() -> list[Sample]:
@@ -176,12 +206,6 @@ class _Watch:
         if readings:
             self._sampler.take(stamped)
 
-    def _close(self) -> None:
-        while self._edges:  # training has just ended: its last interval counts
-            self._round()
-        with self._guarded():
-            self._source.close()
-
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Reports an error, and keeps it from the training."""
@@ -192,4 +216,10 @@ class _Watch:
             message = f"the {self.name} is no longer watched: {type(error).__name__}: {error}"
             self._sampler.event("telemetry_trouble", trouble="failed", message=message)
             self._edges.clear()
-            self.ticker.stop()
+            self.stop()
+
+
+def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:
+    """Returns the first beat after now, where beats are ``beat_at_s`` plus whole intervals."""
+    next_at_s = beat_at_s + interval_s * max(0, math.floor((now_s - beat_at_s) / interval_s) + 1)
+    return next_at_s if next_at_s > now_s else next_at_s + interval_s  # the division may have been rounded up
