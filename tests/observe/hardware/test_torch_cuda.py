@@ -41,12 +41,6 @@ def test_a_build_without_cuda(monkeypatch):
     assert torch_cuda().problem == "torch 2.13.0 is built without CUDA"
 
 
-def test_rocm_counts(monkeypatch):
-    fake_torch(monkeypatch, cuda=None, hip="6.4", count=1)
-    assert torch_cuda().cuda == "ROCm 6.4"
-    assert torch_cuda().problem is None
-
-
 def test_torchs_own_warning_is_the_reason(monkeypatch):
     def too_old():
         warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old.\nUpdate it.", stacklevel=1)
@@ -56,15 +50,6 @@ def test_torchs_own_warning_is_the_reason(monkeypatch):
     seen = torch_cuda()
     assert seen.problem == "CUDA initialization: The NVIDIA driver on your system is too old"
     assert seen.notes == ()
-
-
-def test_a_warning_beside_usable_devices_is_a_note(monkeypatch):
-    def available():
-        warnings.warn("no kernels for sm_120", stacklevel=1)
-        return True
-
-    fake_torch(monkeypatch, count=1, is_available=available)
-    assert torch_cuda().notes == ("no kernels for sm_120",)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA unknown error - reboot.\nmore"), AssertionError("Invalid id")])

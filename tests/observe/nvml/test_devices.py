@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_nvml.driver import FakeGpu, FakeMig, Scenario
+from tests.fake_nvml.driver import FakeGpu, Scenario
 from tests.fake_nvml.scripted import GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.observe.nvml.devices import list_devices, list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
@@ -65,13 +65,6 @@ def test_mig_instances_follow_their_card():
     assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
 
 
-def test_a_power_limit_that_is_not_told_costs_no_card(fake_driver):
-    told, refuses = FakeGpu("GPU-a", power_limit_w=699.5), {"nvmlDeviceGetEnforcedPowerLimit": 999}
-    gpus = [told, FakeGpu("GPU-b"), FakeGpu("GPU-c", power_limit_w=700, errors=refuses)]
-    with fake_driver.load(Scenario(gpus)), NvmlSession() as nvml:
-        assert [device.power_limit_w for device in list_devices(nvml).devices] == [699.5, None, None]
-
-
 def holders_of(fake_driver, *gpus, **more):
     with fake_driver.load(Scenario(list(gpus), **more)), NvmlSession() as nvml:
         return [device.holders for device in list_devices(nvml).devices]
@@ -84,11 +77,6 @@ def test_the_largest_comes_first_by_its_file_name(fake_driver):
     assert (second.pid, second.name, second.memory_gib) == (11, "python3.12", 1.5)
 
 
-def test_a_process_without_a_name_is_listed_all_the_same(fake_driver):
-    ((one,),) = holders_of(fake_driver, FakeGpu(processes=[(2**22 + 1, 2.0)]))
-    assert (one.pid, one.name) == (2**22 + 1, None)
-
-
 def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
     class Lists:
         def ask(self, function, *args):
@@ -99,10 +87,3 @@ def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
             return [SimpleNamespace(pid=pid, usedGpuMemory=size and size * GIB) for pid, size in sizes.items()]
 
     assert [(one.pid, one.memory_gib) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
-
-
-def test_an_instance_has_its_own(fake_driver):
-    card = FakeGpu("GPU-a", mig=[FakeMig("MIG-a")], processes=[(9, 3.0, "python")])
-    parent, instance = holders_of(fake_driver, card)
-    assert [one.pid for one in parent] == [9]
-    assert instance == ()

@@ -112,15 +112,6 @@ def test_the_first_reading_is_not_the_mean_of_what_went_before(opened):
     assert Utilisation(device, "gpu").read() == 90
 
 
-def test_between_two_samples_the_latest_rate_is_taken(opened):
-    driver, device = opened(FakeGpu(util=50), sample_spacing_s=1000.0)
-    gpu = Utilisation(device, "gpu")
-    gpu.read()
-    driver.switch(Scenario([FakeGpu(util=70)], sample_spacing_s=1000.0))
-    driver.advance(0.1)
-    assert gpu.read() == 70
-
-
 def test_without_a_buffer_the_rate_is_taken_and_the_buffer_no_longer_asked_for(opened):
     driver, device = opened(FakeGpu(util=64, errors={"nvmlDeviceGetSamples": NOT_SUPPORTED}))
     gpu = Utilisation(device, "gpu")
@@ -176,16 +167,3 @@ def test_without_a_sensor_there_is_no_power_before_the_second_reading(opened):
     assert meter.read() == {"energy_j": 0}
     driver.advance(10)
     assert meter.read()["power_w"] == pytest.approx(300, rel=0.1)
-
-
-def test_a_counter_that_goes_back_leaves_the_stretch_to_the_sensor(opened):
-    driver, device = opened(FakeGpu(power_w=100, energy_start_j=10_000))
-    meter = power(driver, device)
-    meter.read()
-    driver.switch(Scenario([FakeGpu(power_w=100, energy_start_j=0)]))
-    for number in range(1, 4):
-        driver.advance(10)
-        figures = meter.read()
-        assert figures["power_w"] == pytest.approx(100, rel=0.1)
-        assert figures["energy_j"] == pytest.approx(1000 * number, rel=0.1)
-    assert driver.num_calls("nvmlDeviceGetPowerUsage") == 2

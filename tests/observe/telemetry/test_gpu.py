@@ -60,14 +60,6 @@ def test_without_gpm_pcie_is_the_drivers_and_the_rest_is_absent(watch):
     assert event == {"kind": "metric_absent", "gpu": 0, "metrics": list(GPM_FIGURES)[:4], "reason": ABSENT}
 
 
-def test_gpus_are_told_apart_by_uuid(watch):
-    scenario = Scenario([h200("GPU-1", temp_c=30), h200("GPU-2", temp_c=70, used_gib=9)])
-    watched = watch(scenario, [WatchedGpu(0, "GPU-2"), WatchedGpu(3, "GPU-1")])
-    found = watched.read()
-    assert {gpu: figures["temp_c"] for gpu, figures in found.items()} == {0: 70, 3: 30}
-    assert {gpu: figures["mem_used_gib"] for gpu, figures in found.items()} == {0: 9, 3: 5}
-
-
 def test_fast_readings_leave_out_what_is_dear(watch):
     watched = watch(Scenario([a100()]))
     for _ in range(3):
@@ -78,17 +70,6 @@ def test_fast_readings_leave_out_what_is_dear(watch):
     for _ in range(5):
         assert set(watched.later(0.5, slow=False)[0]) == {"util_pct", "mem_util_pct", "mem_used_gib"}
     assert [watched.driver.num_calls(name) for name in names] == before
-
-
-def test_gpm_that_is_late_to_answer_is_not_forestalled(watch):
-    # All else is found out before its first window is over; what it may give yet is not told to be absent.
-    now_s = [0.0]
-    watched = watch(Scenario([h200(errors={"nvmlDeviceGetPcieThroughput": NO_PERMISSION})]), now_s=lambda: now_s[0])
-    for _ in range(3 + 1):
-        assert "pcie_rx_mb_s" not in watched.read()[0]
-    now_s[0] += 1.0
-    assert set(GPM_FIGURES) <= set(watched.later(1.0)[0])
-    assert watched.events == []
 
 
 def test_a_swing_of_nine_and_a_half_seconds_is_seen_as_one(watch):
@@ -107,15 +88,6 @@ def test_a_swing_of_nine_and_a_half_seconds_is_seen_as_one(watch):
 
 
 # ---- What is refused ----
-
-
-def test_pcie_without_permission_is_absent_and_told_once(watch):
-    watched = watch(Scenario([a100(errors={"nvmlDeviceGetPcieThroughput": NO_PERMISSION})]))
-    figures = [watched.later()[0] for _ in range(6)]
-    assert all(EVERY - set(found) == GPM_ALONE | {"pcie_rx_mb_s", "pcie_tx_mb_s"} for found in figures)
-    assert absent_of(watched)["no permission"] == ["pcie_rx_mb_s", "pcie_tx_mb_s"]
-    assert watched.kinds() == ["metric_absent"] * 2
-    assert watched.driver.num_calls("nvmlDeviceGetPcieThroughput") == 2
 
 
 @pytest.mark.parametrize(

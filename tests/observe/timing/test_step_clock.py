@@ -130,13 +130,6 @@ def test_on_a_device_the_hosts_time_to_launch_a_step_is_told():
     assert row.compute_ms == pytest.approx(500)
 
 
-def test_each_step_is_given_once():
-    host = Host(has_device=False)
-    host.one_step(wait=1, copy=0, compute=1, host=1)
-    assert len(host.rows()) == 1
-    assert host.rows() == []
-
-
 def test_a_device_that_is_never_idle_shows_no_wait_and_no_host_time():
     host = Host(has_device=True)
     for _ in range(5):
@@ -155,15 +148,6 @@ def test_a_device_that_is_starved_shows_the_wait():
     for row in host.rows()[1:]:  # 31 ms pass on the host, of which the device is busy for 12
         assert shares(row) == pytest.approx((19, 2, 10, 0))
         assert row.step_ms == pytest.approx(31)
-
-
-def test_what_of_a_gap_is_no_wait_is_the_hosts():
-    host = Host(has_device=True)
-    for _ in range(5):
-        host.one_step(wait=4, copy=1, compute=5, host=20)
-    host.idle()
-    for row in host.rows()[1:]:  # a gap of 24 - 6 ms, of which 4 were spent waiting
-        assert shares(row) == pytest.approx((4, 1, 5, 14))
 
 
 def test_shares_add_up_to_the_devices_time_line():
@@ -201,13 +185,6 @@ def test_what_lies_between_steps_after_an_interrupt_belongs_to_neither(has_devic
     assert [row.wait_ms for row in rows[:2]] == pytest.approx([1, 2])
     assert rows[1].step_ms == pytest.approx(7)
     assert all(row.step_ms < 10 for row in rows)
-
-
-@pytest.mark.parametrize(("wait", "ready"), [(0.0, True), (0.04, True), (0.06, False), (0.5, False)])
-def test_ready_is_by_how_long_the_loop_waited(wait, ready):
-    host = Host(has_device=False)
-    host.one_step(wait=wait, copy=0, compute=4, host=0)
-    assert host.rows()[0].ready is ready
 
 
 def test_time_goes_on_from_an_earlier_part_of_the_run():
@@ -394,19 +371,3 @@ def test_copies_that_others_make_are_copy_wherever_they_are():
         assert shares(row) == pytest.approx((0, 12, 45, 5) if num_copies else (0, 0, 35, 0))
         few = few or (step == 20 and len(host.device.events))
     assert len(host.device.events) == few
-
-
-@pytest.mark.parametrize("num_copies", [0, 1, 5])
-def test_copies_leave_the_steps_whose_phases_are_timed(num_copies):
-    host, num_timed = Host(has_device=True), 0
-    for _ in range(200):
-        host.clock.ask(), host.clock.got(), host.clock.copy_begins(epoch=0), host.clock.copied()
-        for is_done in num_copies * (False, True):
-            host.clock.copies(is_done=is_done)
-        for phase in (FORWARD, BACKWARD, OPTIMIZER):
-            host.clock.mark((phase, host.clock.now_s()))
-            host.launch(1)
-        host.clock.end(step=1, samples=8, micro_batch=8, num_micro=1)
-        host.idle()
-        num_timed += host.rows()[0].device_forward_ms is not None
-    assert num_timed == pytest.approx(200 / 3, rel=0.1)

@@ -16,7 +16,6 @@ from wellfed.observe.timing.wall import (
     STEPS,
     VALIDATION,
     Wall,
-    is_within_steps,
     waited_for_a_core_s,
 )
 
@@ -130,12 +129,6 @@ def test_all_accounts_add_up_to_the_total(passed: list[tuple[str, float]]) -> No
     assert parts == pytest.approx(found["total_s"], abs=1e-4)
     assert found["total_s"] == pytest.approx(1 + sum(seconds for _, seconds in passed), abs=1e-4)
     assert found["other_s"] < 1e-3
-
-
-def test_hooks_that_are_timed_within_a_step() -> None:
-    assert is_within_steps("Own.on_train_batch_end")
-    assert is_within_steps("OneCycleLR.step")
-    assert not is_within_steps("Own.on_train_epoch_end")
 
 
 def test_the_thread_that_waited_most_for_a_core_counts() -> None:
