@@ -254,7 +254,7 @@ CASES = {
         "Network",
         "train: HoldsLambda",
         "test_its_data_can_be_sent_to_a_process",
-        "train can't be sent to worker processes: HoldsLambda.scale: .*instead of a lambda",
+        "train can't be sent to worker processes: HoldsLambda: .*instead of a lambda",
     ),
     "mean_of_means": (
         "Network",

@@ -346,7 +346,7 @@ def _steps_of_one(number: int, folder: Path) -> None:
     join(number, folder)
     own = streams.loader_of(OneSlow(range(320)), batch_size=16, rank=number, world_size=2)
     clock = StepClock()
-    for one in TimedLoader(StepsOfRanks(own, drop_last=False), clock):
+    for one in TimedLoader(StepsOfRanks(own), clock):
         clock.copied()
         for phase in (FORWARD, BACKWARD, OPTIMIZER):
             clock.mark((phase, clock.now_s()))
