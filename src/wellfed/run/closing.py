@@ -17,7 +17,7 @@ from wellfed.observe.loggers.sink import PICTURES
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record import RunRecord
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
 
 _LOG = logging.getLogger(__name__)
 PROFILE = "profile/trace.json"

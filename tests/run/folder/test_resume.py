@@ -16,13 +16,12 @@ from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
 from wellfed.run.folder.resume import Target, check_unchanged, expand, latest_checkpoint, locate
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 
 def checkpoint(path, *, cut=False):
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {"global_step": 3, "state_dict": {"w": torch.zeros(50)}}
-    checkpoint_trailer.write(path, partial(torch.save, state), {"step": 3})
+    torch.save(state, path)
     if cut:
         path.write_bytes(path.read_bytes()[:-200])
     return path

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from wellfed.errors import ConfigError, first_line
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
+from wellfed.train.lightning.checkpoints.checkpoint_files import is_intact
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _WEIGHTS_ALONE = (
@@ -25,7 +24,7 @@ RESUMED = (*_KEYS, "loops", "callbacks", "optimizer_states", "lr_schedulers")
 
 
 def is_readable(checkpoint: Path) -> bool:
-    """Returns whether a file is a whole archive of torch.save: by its digest, which a run writes at its end.
+    """Returns whether a file is a whole archive of torch.save, by its checksums.
 
     The whole file is read, once until it changes. torch itself would load changed bytes without an error.
     """
@@ -36,22 +35,9 @@ def is_readable(checkpoint: Path) -> bool:
     return _is_whole(checkpoint, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def step_of(checkpoint: Path) -> int | None:
-    """Returns the step in a checkpoint's trailer; None if it has none."""
-    try:
-        step = (checkpoint_trailer.facts_of(checkpoint) or {}).get("step")
-    except OSError:
-        return None
-    return step if isinstance(step, int) else None
-
-
 @lru_cache(maxsize=32)
 def _is_whole(checkpoint: Path, *_version: int) -> bool:
-    try:
-        is_intact = checkpoint_trailer.is_intact(checkpoint)
-    except (OSError, ValueError):
-        return False
-    return zipfile.is_zipfile(checkpoint) if is_intact is None else is_intact  # others write no digest
+    return is_intact(checkpoint)
 
 
 def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wellfed.run.folder.resume import CHECKPOINTS, Target
 from wellfed.run.outcome import Outcome
-from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
 
 
 class SavedTraining:

@@ -19,7 +19,6 @@ from wellfed.train.lightning.ceiling import HOOKS, replaced, steps_alone
 from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.user_module import additions
 from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
-from wellfed.train.lightning.user_module.rank_shares import RankShares
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure
 from wellfed.train.memory.step_down import MicroBatches
@@ -43,8 +42,7 @@ class ModuleLearner(Learner):
     ) -> Any:
         """Returns a Trainer with the additional callbacks that a LightningModule needs."""
         trainer, event = self.config.trainer, self.books.journal.event
-        more: list[Any] = [RankShares()] if options.world_size > 1 else []
-        more += [SchedulersOfParts()] if options.accumulate > 1 else []
+        more = [SchedulersOfParts()] if options.accumulate > 1 else []
         non_finite = additions.NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=event)
         for checkpoints in last:
             if isinstance(checkpoints, LateCheckpoints):

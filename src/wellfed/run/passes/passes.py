@@ -26,7 +26,7 @@ from wellfed.process import StopRequest
 from wellfed.ranks import launched, own_local_rank
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.closing import PROFILE
-from wellfed.run.folder.checkpoint_file import step_of
+from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.models import prepare_step
@@ -48,7 +48,7 @@ from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, Prog
 from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
-from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.prefetch import prefetched
@@ -353,10 +353,9 @@ class Passes:
             self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
-            step, picked = step_of(best), self._checkpoints.best
+            step, picked = load_checkpoint(best)["global_step"], self._checkpoints.best
             by = f"best {picked.mode} of val/{picked.metric}"
-            where = "" if step is None else f" of step {step}"
-            tested = f"the weights of {BEST}{where} ({by})"
+            tested = f"the weights of {BEST} of step {step} ({by})"
             if any(type(one).__name__ == "ModelCheckpoint" for one in self._learner.objects.callbacks.values()):
                 tested += "; your ModelCheckpoint keeps files of its own"
         self._books.record.tested = tested

@@ -20,12 +20,12 @@ from wellfed.contract import LossOutput
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
+from wellfed.train.lightning.checkpoints import checkpoint_files
 from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.finite_check import is_finite, no_longer_finite, unset_buffers
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
-from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
+from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -290,27 +290,6 @@ def test_a_damaged_last_replaces_no_sound_one(tmp_path: Path, monkeypatch: pytes
     assert is_full or step_of(last) == 5
 
 
-@pytest.mark.parametrize("saves_before", [0, 1])
-def test_a_folder_in_place_of_a_checkpoint_is_set_aside(tmp_path: Path, saves_before: int) -> None:
-    saved: list[int] = []
-
-    def save(step: int, name: str) -> None:
-        saved.append(step)
-        if len(saved) == saves_before:
-            (tmp_path / name).unlink()
-            (tmp_path / name / "own").mkdir(parents=True)
-
-    for name in ("last.ckpt", "best.ckpt")[saves_before:]:
-        (tmp_path / name / "own").mkdir(parents=True)
-    callback = tiny.checkpoints(tmp_path, every_steps=2, on_saved=save)
-    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=4)
-    callback.validated_at_end(0.1, 4)
-    assert callback.files.failure is None
-    for name in ("last.ckpt", "best.ckpt"):
-        assert step_of(tmp_path / name) == 4
-        assert (tmp_path / f"{name}.folder" / "own").is_dir()
-
-
 def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
     """Runs one of two ranks; rank 0 can't write its second checkpoint. Writes events and saved files."""
     torch.set_num_threads(1)
@@ -325,7 +304,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
         on_disk_error=lambda error, step: told.append(step),
         on_saved=lambda step, name: saved.append(step),
     )
-    owner, name = (DigestCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback.files), "_rotate")
+    owner, name = (PlainCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback.files), "_rotate")
     works, calls = getattr(owner, name), [0]
 
     def full_at_the_second(*given: Any, **named: Any) -> None:
@@ -461,7 +440,34 @@ def test_a_card_is_waited_for_once() -> None:
     assert after["synchronisations"] - before["synchronisations"] == 1
 
 
-@pytest.mark.parametrize("value", [10**400, "x", None, [1.0]], ids=["huge", "text", "none", "list"])
-def test_a_best_value_that_is_no_number_counts_as_none(tmp_path: Path, value: object) -> None:
-    checkpoint_trailer.write(tmp_path / "best.ckpt", lambda file: torch.save({}, file), {"best": {"loss": value}})
-    assert tiny.checkpoints(tmp_path).best.value is None
+def flip(path: Path, place: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_a_file_that_was_cut_or_changed_is_not_intact(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    content = {"w": torch.arange(5000.0)}
+    for damage in (None, lambda: flip(path, 0.5), lambda: path.write_bytes(path.read_bytes()[:-100]), path.unlink):
+        checkpoint_files.write(path, lambda temporary: torch.save(content, temporary))
+        assert checkpoint_files.is_intact(path)
+        if damage is not None:
+            damage()
+            assert not checkpoint_files.is_intact(path)
+
+
+def test_a_write_that_fails_keeps_the_file_before_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    path.write_text("before")
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        checkpoint_files.write(path, fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
+    assert path.read_text() == "before"
+    with pytest.raises(FileNotFoundError):
+        checkpoint_files.write(tmp_path / "none" / "a.ckpt", fail)

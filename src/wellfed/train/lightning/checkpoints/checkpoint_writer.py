@@ -12,10 +12,12 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed.errors import first_line
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
-from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
+from wellfed.train.lightning.checkpoints import checkpoint_files
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
 
 _LOG = logging.getLogger(__name__)
+BEST_VALUES = "best"
+"""Key of a checkpoint's entry with the metric that picks ``best.ckpt``, in that file alone."""
 
 
 class CheckpointWriter:
@@ -79,12 +81,15 @@ class CheckpointWriter:
             self._on_saved(trainer.global_step, name)
         return is_written
 
-    def copy_to_best(self, facts: dict[str, dict[str, float]]) -> bool:
-        """Copies ``last.ckpt`` to ``best.ckpt``, with these facts in its trailer; returns whether it could."""
+    def copy_to_best(self, values: dict[str, float]) -> bool:
+        """Writes ``last.ckpt`` with these values as ``best.ckpt``; returns whether it could."""
         try:
-            self._set_aside(BEST)
-            checkpoint_trailer.copy(self.folder / LAST, self.folder / BEST, facts)
-        except OSError as error:
+            state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+            content = {**state, BEST_VALUES: values}
+            checkpoint_files.write(self.folder / BEST, lambda path: torch.save(content, path))
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
             self._on_disk_error(error, self.last_step)
             return False
         return True
@@ -110,21 +115,12 @@ class CheckpointWriter:
     def _rename(self, temporary: Path, name: str) -> OSError | None:
         """Renames the file to its final name; returns the error if that fails."""
         try:
-            self._set_aside(name)
             if name == LAST:
                 self._rotate()
-            checkpoint_trailer.replace(temporary, self.folder / name)
+            checkpoint_files.replace(temporary, self.folder / name)
         except OSError as error:
             return error
         return None
-
-    def _set_aside(self, name: str) -> None:
-        """Renames a folder that has the name of a checkpoint, since no file can replace it."""
-        path = self.folder / name
-        if path.is_dir():
-            aside = path.with_name(f"{name}.folder")
-            path.rename(aside)
-            _LOG.warning("%s is a folder and no checkpoint. It is called %s now.", path, aside.name)
 
     def _rotate(self) -> None:
         """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. A damaged last is not kept."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import torch
 
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
-from wellfed.train.lightning.checkpoints.checkpoint_trailer import BEST, LAST
-from wellfed.train.lightning.checkpoints.checkpoint_writer import CheckpointWriter
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
+from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST_VALUES, CheckpointWriter
 from wellfed.train.lightning.checkpoints.finite_check import FiniteCheck
-from wellfed.train.lightning.checkpoints.plain_checkpoint import FACTS
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
-_EARLIER_BEST_VALUE = "best.json"
-"""File in which earlier versions kept the value of ``best.ckpt``."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Checkpoints(pl.Callback):
     """Saves every n steps and every n minutes, and after each epoch if no step count is given.
 
     Files: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, ``keep_last`` in all, and ``best.ckpt`` with its
-    value in its trailer. A module with non-finite weights or loss is never saved.
+    value. A module with non-finite weights or loss is never saved.
     """
 
     def __init__(
@@ -81,8 +78,8 @@ class Checkpoints(pl.Callback):
         self._progress = progress or Progress()
         self._finite = FiniteCheck(finite_step)
         self._saved_at_s = time.monotonic()
-        self._facts: dict[str, dict[str, float]] = {}
-        """Facts for the trailer of the current file."""
+        self._best_values: dict[str, float] = {}
+        """Metric and value for the current file, if it is ``best.ckpt``."""
         self._is_alone = True
 
     # -- when to save ---------------------------------------------------------------------------------------------
@@ -125,26 +122,23 @@ class Checkpoints(pl.Callback):
         if trainer.world_size > 1:  # saving is a collective, and only rank 0 has the best value
             is_best = trainer.strategy.broadcast(is_best)
         if value is not None and is_best:
-            self._facts = self._best_facts(value)
+            self._best_values = {self.best.metric: value}
             try:
                 is_saved = self._save(trainer, BEST)
             finally:
-                self._facts = {}
+                self._best_values = {}
             if is_saved:
                 self.best.value = value
 
     def validated_at_end(self, value: float, step: int) -> None:
         """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
         is_best = self.best.is_reached_by(value) and self.files.step_of_last() == step
-        if is_best and self.files.copy_to_best(self._best_facts(value)):
+        if is_best and self.files.copy_to_best({self.best.metric: value}):
             self.best.value = value
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        if self._facts:
-            checkpoint[FACTS] = self._facts
-
-    def _best_facts(self, value: float) -> dict[str, dict[str, float]]:
-        return {"best": {self.best.metric: value}}
+        if self._best_values:
+            checkpoint[BEST_VALUES] = self._best_values
 
     # -- the last checkpoint --------------------------------------------------------------------------------------
 
@@ -197,11 +191,7 @@ class Checkpoints(pl.Callback):
 def _best_value(path: Path, metric: str) -> float | None:
     """Returns the value of a ``best.ckpt``; None without one."""
     try:
-        facts = checkpoint_trailer.facts_of(path)
-        if facts is None:  # written by an earlier version
-            values = json.loads(path.with_name(_EARLIER_BEST_VALUE).read_text(encoding="utf-8"))
-        else:
-            values = facts["best"]
-        return float(values[metric])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return float(state[BEST_VALUES][metric])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
         return None

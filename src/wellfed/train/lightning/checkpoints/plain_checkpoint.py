@@ -1,4 +1,4 @@
-"""Writes checkpoint files with a digest, and without objects that a weights-only load refuses."""
+"""Writes checkpoint files without objects that a weights-only load refuses."""
 
 from __future__ import annotations
 
@@ -12,35 +12,17 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from wellfed.train.lightning.checkpoints import checkpoint_trailer
+from wellfed.train.lightning.checkpoints import checkpoint_files
 
 _LOG = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 _LEFT_OUT = object()
-FACTS = "trailer"
-"""Key of a checkpoint's entry that goes to the trailer instead of the archive."""
 
 
-class DigestCheckpointIO(TorchCheckpointIO):
-    """Checkpoint files written beside their target, with a trailer, and flushed to disk.
-
-    Lightning writes the whole file to memory, then to the temporary directory, and moves it.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        facts = checkpoint.pop(FACTS, {})
-        if "://" in str(path) or storage_options is not None:  # no local disk
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        target = Path(path)
-        is_users = not target.name.startswith(".")  # so that a removed run folder is not made again
-        target.parent.mkdir(parents=is_users, exist_ok=True)
-        facts = {"step": checkpoint.get("global_step"), **facts}
-        checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts, is_shared=is_users)
-
-
-class PlainCheckpointIO(DigestCheckpointIO):
+class PlainCheckpointIO(TorchCheckpointIO):
     """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
+
+    Files are written beside their target and flushed to disk. Lightning writes the whole file to memory first.
 
     Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only. They would
     refuse a file with objects.
@@ -51,7 +33,14 @@ class PlainCheckpointIO(DigestCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         left_out: dict[str, str] = {}
-        super().save_checkpoint(plain(checkpoint, left_out), path, storage_options)
+        content = plain(checkpoint, left_out)
+        if "://" in str(path) or storage_options is not None:  # no local disk
+            super().save_checkpoint(content, path, storage_options)
+        else:
+            target = Path(path)
+            is_users = not target.name.startswith(".")  # so that a removed run folder is not made again
+            target.parent.mkdir(parents=is_users, exist_ok=True)
+            checkpoint_files.write(target, lambda temporary: torch.save(content, temporary))
         new = {name: kind for name, kind in left_out.items() if name not in self._warned}
         if new:
             self._warned.update(new)
