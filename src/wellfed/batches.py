@@ -279,19 +279,6 @@ def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[
     return [part(start, size) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 
 
-def why_uncut(batch: Batch) -> str | None:
-    """Returns why a batch can't be cut into micro-batches; None if it can, or if its size is unknown."""
-    try:
-        num_samples = batch_size(batch)
-        if num_samples > 1:
-            split(batch, [1, num_samples - 1])
-    except TypeError:
-        return None
-    except DataError as error:
-        return str(error)
-    return None
-
-
 def repeated(sample: Batch, size: int) -> Batch:
     """Returns a batch of any size that repeats the samples of another. Members that can't be cut stay whole."""
     num_samples = batch_size(sample)

@@ -47,8 +47,6 @@ TABLE = [
     (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "failed", "worker", 1, 2, True),
     (RuntimeError(SHM), "failed", "worker", 1, 2, True),
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. "), "failed", "worker", 1, 2, True),
-    (torch.AcceleratorError("CUDA error: unspecified launch failure"), "failed", "code", 1, 2, True),
-    (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "failed", "code", 1, 2, True),
     (RuntimeError("CUDA error: device-side assert triggered"), "failed", "code", 1, 2, False),
     (RuntimeError(WORKER_BUG), "failed", "code", 1, 2, False),
     (OSError(errno.ENOSPC, "No space left on device"), "failed", "disk", 1, 2, True),

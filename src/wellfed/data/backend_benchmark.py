@@ -150,7 +150,7 @@ def _build(loader: TrainLoader | StreamLoader, *, is_here: bool) -> FirstBatches
     with closing(loader):
         deliveries = _endless(loader)
         batch = next(deliveries).batch
-        size, uncut = batches.num_bytes(batch), batches.why_uncut(batch)
+        size = batches.num_bytes(batch)
         del batch
         times_ms: list[float] = []
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -160,7 +160,7 @@ def _build(loader: TrainLoader | StreamLoader, *, is_here: bool) -> FirstBatches
         cpu_frac = (time.process_time() - began_cpu_s) / max(sum(times_ms) / 1000, 1e-9)
         build_ms = statistics.median(times_ms)
         build_cpu_ms = build_ms * min(1.0, cpu_frac) if is_here else None
-        return FirstBatches(build_ms, size, len(loader), uncut=uncut, build_cpu_ms=build_cpu_ms)
+        return FirstBatches(build_ms, size, len(loader), build_cpu_ms=build_cpu_ms)
 
 
 def _loop(loader: TrainLoader | StreamLoader, step: TrialStep, workers: int) -> float:

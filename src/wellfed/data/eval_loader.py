@@ -67,13 +67,6 @@ class EvalLoader:
         """Backend and workers that build the batches."""
         self._source = BatchSource(self._builder, self.settings)
 
-    def limit(self, num_workers: int, prefetch_factor: int) -> None:
-        """Uses fewer workers, or fewer batches ahead, from the next ``iter()`` on; 0 workers = this process."""
-        self._source.close()
-        fewer = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
-        self.settings = fewer if num_workers else LoaderSettings(pin_memory=self.settings.pin_memory)
-        self._source = BatchSource(self._builder, self.settings)
-
     def __len__(self) -> int:
         return self._length
 

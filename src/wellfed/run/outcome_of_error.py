@@ -31,17 +31,6 @@ _HOST_ADVICE = (
     "memory.micro_batch or model."
 )
 
-# Errors of a failed card. An illegal address or an assert is a fault of the code, whose traceback helps.
-_CARD_FAILED = re.compile(
-    r"(CUDA|HIP)( driver)? error: "
-    r"(unspecified launch failure|unknown error|uncorrectable|.*(is lost|fallen off|unavailable|launch timed out|"
-    r"hardware stack|contained|initialization error|no CUDA-capable device)).*"
-)
-_CARD_ADVICE = (
-    "No call to the card succeeds in this process any more. Either the card has failed (see nvidia-smi, and Xid in "
-    "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
-)
-
 # Errors of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc) and of the store of torch.distributed.
 _RANK_GONE = re.compile(
     r".*(Connection (closed by peer|reset by peer|refused)|Broken pipe|remote process exited|ncclRemoteError|"
@@ -85,9 +74,6 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         if "exited unexpectedly with exit code" in lost:
             return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
         return Outcome("failed", failed, "worker", lost, f"A worker was killed, {KILLED_WORKER}")
-    card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
-    if card is not None:
-        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())
     gone = lost_rank(error)
     if gone is not None:
         message = f"Another rank has ended, and this one can't go on alone: {gone}"

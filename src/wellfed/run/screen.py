@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,11 +23,6 @@ if TYPE_CHECKING:  # the first line appears before numpy is imported
 
 _VALUE_WIDTH = 16
 """Columns of the longest value without a space."""
-_FRAMES, _ASCII_FRAMES = "\u280b\u2819\u2839\u2838\u283c\u2834\u2826\u2827\u2807\u280f", "|/-\\"
-"""Characters of the spinner."""
-_FRAME_S = 0.1
-_OF_USERS = ("reading data", "planning", "testing")
-"""Stages that run code of users."""
 _NARROW = 60
 """Columns of a terminal below which lines of the start are wrapped instead of cut."""
 
@@ -40,7 +33,7 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
-        self._spinner: _Spinner | None = None
+        self._has_stage = False
         if not self.is_utf and hasattr(self.file, "reconfigure"):
             self.file.reconfigure(errors="backslashreplace")  # a name with other characters must not end the run
 
@@ -54,22 +47,24 @@ class Terminal(Console):
         """Columns of the terminal; None for a file, whose lines are as long as their text."""
         return self.width if self.is_terminal else None
 
-    def stage(self, text: str, *, moves: bool = True) -> None:
-        """Shows what goes on beside a spinner, until the next print or `end_stage`. Does nothing without a terminal.
-
-        Args:
-            moves: false while code of users runs, whose prompts and bars a spinner would overwrite.
-        """
+    def stage(self, text: str) -> None:
+        """Shows what goes on, until the next print or `end_stage`. Does nothing without a terminal."""
         self.end_stage()
         if self.is_terminal and not self.is_dumb_terminal and not self.quiet:
-            with suppress(OSError, ValueError):  # a terminal without a file, as in a test
-                self._spinner = _Spinner(self.file.fileno(), wrapped(text, self.width - 3)[0], self.is_utf, moves=moves)
+            # The cursor stays in the first column, so that a warning overwrites the line.
+            self._write(f"{wrapped(text, self.width - 1)[0]}\x1b[K\r")
+            self._has_stage = True
 
     def end_stage(self) -> None:
-        """Removes the spinner."""
-        spinner, self._spinner = self._spinner, None
-        if spinner is not None:
-            spinner.end()
+        """Removes what `stage` shows."""
+        if self._has_stage:
+            self._has_stage = False
+            self._write("\x1b[2K")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self.file.write(text if self.is_utf else text.encode("ascii", "backslashreplace").decode())
+            self.file.flush()
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Renders any printed string, also in tables, with control characters escaped."""
@@ -107,50 +102,6 @@ class Terminal(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-class _Spinner:
-    """A line that a thread redraws.
-
-    It writes to the file descriptor alone: a process that is forked meanwhile must not inherit a held lock of a stream.
-    """
-
-    def __init__(self, descriptor: int, text: str, is_utf: bool, *, moves: bool) -> None:
-        self._descriptor, self._text, self._has_ended = descriptor, text, threading.Event()
-        self._frames = itertools.cycle(_FRAMES if is_utf else _ASCII_FRAMES)
-        self._encoding = "utf-8" if is_utf else "ascii"
-        self._draw()
-        self._thread = threading.Thread(target=self._run, name="wellfed-spinner", daemon=True) if moves else None
-        if self._thread is not None:
-            self._thread.start()
-
-    def end(self) -> None:
-        """Stops the thread, and clears the line."""
-        self._has_ended.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._write("\r\x1b[2K")
-
-    def _run(self) -> None:
-        while not self._has_ended.wait(_FRAME_S):
-            self._draw()
-
-    def _draw(self) -> None:
-        # The cursor stays in the first column, so that a warning overwrites the line.
-        self._write(f"\r{next(self._frames)} {self._text}\x1b[K\r")
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError):
-            if _is_foreground(self._descriptor):
-                os.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
-
-
-def _is_foreground(descriptor: int) -> bool:
-    """Returns false for a job in the background, which would write over the shell's prompt."""
-    try:
-        return os.tcgetpgrp(descriptor) == os.getpgrp()
-    except (OSError, AttributeError):  # not the terminal of this session; Windows
-        return True
-
-
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> TextTable:
     """Returns a table of all planned values with their reasons."""
     from wellfed.explain.report.run_lines import show_value
@@ -165,11 +116,11 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
 
 def show_stage(console: Terminal, workload: str, resumed: Path | None, stage: str) -> None:
     """Shows on a terminal what a run does now, e.g. "planning"."""
-    console.stage(f"{_what(workload, resumed)}: {stage}", moves=stage not in _OF_USERS)
+    console.stage(f"{_what(workload, resumed)}: {stage}")
 
 
 def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
-    """Shows what starts, before torch is imported: a spinner on a terminal, otherwise a line."""
+    """Shows what starts, before torch is imported: on a terminal until the next line."""
     if console.is_terminal and not console.is_dumb_terminal:
         show_stage(console, workload, resumed, "importing PyTorch")
     else:
@@ -273,13 +224,6 @@ def _fitted(line: str, columns: int | None) -> list[str]:
     if columns < _NARROW:
         return wrapped(line, columns, more="  ")
     return [f"{wrapped(line, columns - 4)[0]} ..."]
-
-
-def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
-    """Shows how a rerun differs from the original run."""
-    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.")
-    for dotted, old, new in found:
-        console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
 
 
 def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:

@@ -25,7 +25,7 @@ from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import EXIT_TIME_LIMIT, StopRequest
 from wellfed.ranks import launched, own_local_rank, requeue
-from wellfed.record import RunRecord, differences
+from wellfed.record import RunRecord
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
@@ -225,9 +225,6 @@ class Run:
             screen.show_plan(self._console, config.workload.name, plan, notes, num_train)
             for warning in plan.warnings:
                 _LOG.warning(warning)
-            if config.rerun:
-                found = _differences(RunRecord.read(Path(config.rerun)), self.composed.resolved, self._books.record)
-                screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 
     def _resume_from(self, target: Target, passes: Passes) -> Path:
@@ -285,14 +282,6 @@ class Run:
                 _print_error(outcome.advice)
         else:
             _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
-
-
-def _differences(earlier: RunRecord, config: Mapping[str, Any], record: RunRecord) -> list[tuple[str, Any, Any]]:
-    """Returns what differs from the run that is run again, in configuration, versions and code."""
-    found = differences(earlier.config, {**config, "rerun": earlier.config.get("rerun")})
-    found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
-    found += differences(earlier.git, record.git, "git") if record.git else []
-    return found + (differences(earlier.engine, record.engine, "engine") if earlier.engine else [])
 
 
 def _print_error(text: str) -> None:

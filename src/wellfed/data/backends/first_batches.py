@@ -32,8 +32,6 @@ class FirstBatches:
     timed: Mapping[str, BackendTime] = field(default_factory=dict)
     """Times by backend; empty if the time to build a batch was enough to decide."""
     failed: tuple[str, ...] = ()
-    uncut: str | None = None
-    """Reason why the first batch can't be cut into micro-batches; None = it can."""
     build_cpu_ms: float | None = None
     """CPU time to build a batch; None = as its time."""
     step_cpu_ms: float | None = None

@@ -20,7 +20,6 @@ from wellfed.run.objects.datasets import (
 )
 from wellfed.run.objects.evaluation import make_metrics
 from wellfed.run.objects.models import check_model, features_of, sparse_layers, use_own_modes
-from wellfed.run.objects.optimizers import check_sparse
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import make_callbacks
 
@@ -78,12 +77,10 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
 
 
 def check_around(config: RunConfig, objects: RunObjects) -> None:
-    """Raises a ConfigError if metrics or optimizer don't go with the model, before anything is planned."""
-    workload, model = config.workload, objects.model
+    """Raises a ConfigError if metrics don't go with the model, before anything is planned."""
+    workload = config.workload
     if not objects.is_lightning_module:
         make_metrics(config)
-        if layers := dict(sparse_layers(model)):
-            check_sparse(workload.optimizer or {}, model, layers.items())
     elif workload.metrics is not None:
         problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
         raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")

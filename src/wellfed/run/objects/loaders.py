@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from wellfed.batches import methods, why_uncut
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.backend_benchmark import (
@@ -17,7 +15,6 @@ from wellfed.data.backend_benchmark import (
     copied,
     time_backends,
     time_step,
-    without_side_effects,
 )
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.loader_parts import RepeatedBatches, loader_of
@@ -25,9 +22,7 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader, train_loader
-from wellfed.errors import DataError
 from wellfed.plan.run_plan import LoaderSection, RunPlan
-from wellfed.ranks import largest_share
 from wellfed.record import OnEvent, ignore_event
 from wellfed.run.objects.run_objects import RunObjects
 
@@ -163,30 +158,6 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: RunObjects) -> FirstBatches | None:
     """Returns size and build time of a first batch; None if it can't be built."""
     return build_first_batches(_trial_loaders(config, objects), first, objects.data.train)
-
-
-def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: FirstBatches | None) -> None:
-    """Raises a DataError if the plan cuts a step, or may have to, and the first batch can't be cut.
-
-    Builds that batch if ``first`` has none, without drawing from the dataset's generators. Streams and the user's own
-    loaders are skipped, since they may give each batch once. Their first step raises the error.
-    """
-    memory, train = plan.memory, objects.data.train
-    is_own = plan.loader.backend == "own"
-    is_cut = memory.accumulate > 1 or memory.micro_batch < largest_share(
-        config.workload.samples_per_step, plan.trainer.world_size
-    )
-    may_be_cut = memory.on_oom == "retry" and memory.micro_batch > 1 and not objects.is_lightning_module
-    if not (is_cut or may_be_cut) or "split" in methods(train):
-        return
-    uncut = first.uncut if first is not None else None
-    # With a builder, the batch was already tried and failed.
-    if first is None and first_builder(config, plan) is None and not isinstance(train, Stream) and not is_own:
-        loader = _trial_loaders(config, objects)(inline_settings(config))
-        with without_side_effects(train), suppress(Exception), closing(loader):  # training raises it again
-            uncut = why_uncut(next(iter(loader)).batch)
-    if uncut is not None:
-        raise DataError(uncut)
 
 
 def _trial_loaders(

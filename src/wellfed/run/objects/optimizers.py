@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, first_line
+from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import RunPlan
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.step.train_step import parameter_groups
@@ -65,33 +65,6 @@ def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
         )
         return _USUAL_STATES
     return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
-
-
-def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers. Takes one step
-    on tiny parameters."""
-    by_name = dict(layers)
-    of_layers = {id(weight) for layer in by_name.values() for weight in layer.parameters(False)}
-    tiny = nn.Parameter(torch.zeros(2, 3))
-    tiny.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 3), (2, 3), check_invariants=True)
-    tried = [tiny]
-    if any(weight.requires_grad and id(weight) not in of_layers for weight in model.parameters()):
-        tried.append(nn.Parameter(torch.zeros(2, 3)))
-        tried[1].grad = torch.ones(2, 3)
-    made = build(optimizer, "workload.optimizer", [{"params": tried}])
-    if type(made).__name__ == "LBFGS":  # it computes gradients itself
-        return
-    try:
-        made.step()
-    except RuntimeError as error:
-        where = f"workload.optimizer._target_={optimizer['_target_']}"
-        names = " and ".join(name or type(layer).__name__ for name, layer in by_name.items())
-        problem = f"can't step with the sparse gradients of the model ({names}, sparse=True): {first_line(error)}."
-        way_out = (
-            "Leave out sparse=True, or set workload.optimizer._target_=torch.optim.SGD (without weight_decay). "
-            "torch.optim.SparseAdam takes models whose gradients are all sparse."
-        )
-        raise ConfigError.of(where, problem, way_out) from error
 
 
 def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:

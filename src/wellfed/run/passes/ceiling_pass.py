@@ -5,17 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from wellfed.batches import Delivery
-from wellfed.data.backend_benchmark import copied
-from wellfed.data.streams.stream import Stream
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
-from wellfed.run.objects.loaders import inline_settings, make_train_loader
 from wellfed.run.outcome_of_error import lost_rank
 from wellfed.run.passes.learner import Learner
 from wellfed.run.screen import Terminal
@@ -25,10 +20,6 @@ from wellfed.units import show_duration
 _LOG = logging.getLogger(__name__)
 _CEILING_S, _CEILING_FRAC = 10.0, 0.05
 """Maximum time of the ceiling: seconds, or this share of the training time, if that is more."""
-_ANNOUNCED_S = 1.5
-"""Expected seconds from which a ceiling is announced on the terminal."""
-_LITTLE_MS = 500
-"""Maximum extra milliseconds for a few batches without worker processes, which would have to be started for them."""
 
 
 class CeilingPass:
@@ -43,8 +34,7 @@ class CeilingPass:
     def warm_up(self) -> float | None:
         """Does a few steps before a timed training, and returns their rate as `measure` does. Training continues after
         these batches, so all of its batches are equally new to caches."""
-        few = self._few_without_workers()
-        rate = self._rate(self._first_batches if few is None else lambda: few, max(1, self._steps))
+        rate = self._rate(self._first_batches, max(1, self._steps))
         return rate if self._steps else None
 
     def measure(self, console: Terminal) -> float | None:
@@ -57,7 +47,7 @@ class CeilingPass:
             return None
         wall, known = self._learner.books.wall.entry(), self._learner.books.journal.summary()
         most_s = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0))
-        steps, batches, expected_s = self._steps, CEILING_BATCHES, 0.0
+        steps, batches = self._steps, CEILING_BATCHES
         if known is not None:
             step_s = 1e-3 * known.step_ms_mean * (1 - known.wait_frac)
             build_s = 1e-3 * max(known.build_ms_mean or 0.0, known.step_ms_mean * known.wait_frac)
@@ -65,16 +55,8 @@ class CeilingPass:
             steps_s = most_s - batches * build_s
             steps = max(0, min(steps, int(steps_s / max(step_s, 1e-9)) - WARMUP_STEPS))
             steps = steps if steps >= min(FEWEST, self._steps) else 0
-            expected_s = batches * build_s + (steps + WARMUP_STEPS) * step_s
         if steps == 0:
             console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
-        elif expected_s >= _ANNOUNCED_S:
-            takes = f"about {show_duration(expected_s)}, at most {show_duration(most_s)}"
-            if console.is_terminal:
-                console.stage(f"Measuring the ceiling: {takes}")
-            else:
-                what = f"Measuring the ceiling, {steps} steps on batches that are on the device already"
-                console.print(f"{what}: {takes}.", soft_wrap=True)
         return self._rate(lambda: self._first_batches(batches) if steps else [], steps, most_s)
 
     def _rate(self, few: Callable[[], list[Delivery]], steps: int, most_s: float = math.inf) -> float | None:
@@ -109,23 +91,3 @@ class CeilingPass:
             return list(islice(loader, number))
         finally:
             loader.close()
-
-    def _few_without_workers(self) -> list[Delivery] | None:
-        """Returns the same batches, built in this process; None if starting workers is faster, or if that fails."""
-        config, objects, planned = self._learner.config, self._learner.objects, self._learner.plan.loader
-        data, known = objects.data, objects.first_batches
-        if known is None or not planned.has_processes or isinstance(data.train, Stream):  # shared differently
-            return None
-        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
-        if later_ms > _LITTLE_MS or config.loader.max_skipped:  # a sample may end the process that loads it
-            return None
-        data = replace(data, train=copied(data.train))  # shares no file that is opened on first use
-        inline = make_train_loader(config, inline_settings(config), data)
-        try:
-            with closing(inline):
-                few = list(islice(inline, CEILING_BATCHES))
-        except Exception as error:  # noqa: BLE001  data may load only in workers; otherwise training raises the error
-            _LOG.info("the first batches could not be built without workers: %r", error)
-            return None
-        self._loader.load_state_dict(inline.state_dict())
-        return few

@@ -37,7 +37,7 @@ from wellfed.run.passes.eval_batches import EvalBatches
 from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
-from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
+from wellfed.run.passes.samples_of_nan import name_sample
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.lightning import trainer as lit
@@ -255,7 +255,6 @@ class Passes:
                 except NonFiniteLoss as error:
                     name_sample(learner, self._loader, error, batches.state_dict())
                     raise
-            name_left_out(learner, self._loader, trainer.global_step, batches.state_dict())
         self.close()
 
     def _logging_media(self) -> AbstractContextManager[None]:

@@ -14,8 +14,6 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 _LOG = logging.getLogger(__name__)
 _MOST_EXAMINED = 200
 """Maximum number of batches examined after a non-finite loss."""
-_MOST_NAMED = 3
-"""Maximum number of left-out steps whose samples are named."""
 
 
 def name_sample(learner: Learner, loader: Any, error: NonFiniteLoss, state: dict[str, Any]) -> None:
@@ -32,15 +30,6 @@ def name_sample(learner: Learner, loader: Any, error: NonFiniteLoss, state: dict
         f"{found.epoch}, batch {found.batch}), so the loss is no finite number.",
     )
     error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step."]
-
-
-def name_left_out(learner: Learner, loader: Any, step: int, state: dict[str, Any]) -> None:
-    """Adds the sample to the events of the first steps that were left out for a non-finite loss."""
-    left_out = [one for one in learner.books.record.events if one["kind"] == "nan" and "sample" not in one]
-    for event in left_out[:_MOST_NAMED]:
-        found = _non_finite_sample(loader, state, skipped=step - event["step"])
-        if found is not None:
-            event.update(asdict(found))
 
 
 def _non_finite_sample(loader: Any, state: dict[str, Any], **which: int) -> NonFiniteSample | None:
