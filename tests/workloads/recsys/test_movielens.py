@@ -10,8 +10,6 @@ from workloads.recsys.bad_lines import BadLines
 from workloads.recsys.download import RELEASES
 from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens
 
-IDS = np.array([1, 2, 3], dtype=np.int64)
-
 
 def test_both_layouts_give_the_same_interactions(ml_1m: Path, ml_100k: Path):
     for folder in (ml_1m, ml_100k):
@@ -50,16 +48,6 @@ def test_a_bad_rating_is_skipped_with_a_note_of_its_place(ml_100k: Path, line: s
     read = read_movielens(ml_100k, 1)
     assert len(read.users) == 6
     assert read.notes == (f"1 bad line skipped, the first: {file}, line 3: {reason}: {line[:80]!r}",)
-
-
-BAD_PEOPLE_AND_FILMS = [
-    ("u.user", "3|x|F|other|1", "age 'x' is no whole number"),
-    ("u.user", "3|20|Q|other|1", "gender 'Q' is neither M nor F"),
-    ("u.user", "3|20|F", "3 fields instead of 5"),
-    ("u.user", "1|20|F|other|1", "id 1 occurs twice"),
-    ("u.item", "40|Film|||", "5 fields instead of 24"),
-    ("u.item", "40|Film||||" + "|".join("2" * 19), "a genre flag is neither 0 nor 1"),
-]
 
 
 def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
@@ -101,20 +89,6 @@ def _nested(folder: Path) -> None:
     inner.mkdir()
     for file in list(folder.glob("u.*")):
         file.rename(inner / file.name)
-
-
-FOLDER_FAULTS = [
-    (_missing, "no such folder"),
-    (_other_content, "found photo.png; expected ratings.dat, users.dat, movies.dat (MovieLens-1M) or u.data"),
-    (_nested, "in ml-100k/. Write workload.data.path="),
-    (lambda f: (f / "u.user").unlink(), "u.user missing for MovieLens-100K"),
-    (lambda f: [(f / n).unlink() for n in ("u.user", "u.item")], "u.user, u.item missing for MovieLens-100K"),
-    (lambda f: (f / "u.item").write_text(""), "u.item is empty"),
-    (lambda f: (f / "u.data").write_text(" \n\n"), "u.data is empty"),
-    (lambda f: (f / "u.data").write_text("1\t10\t5\t1\n", encoding="utf-16"), "u.data, line 1: UTF-16"),
-    (lambda f: (f / "u.item").write_text("10|x\n", encoding="utf-16-le"), "u.item, line 1: UTF-16"),
-    (lambda f: (f / "u.data").write_text("9\t9\t5\t1\n"), "u.data holds no readable rating"),
-]
 
 
 field = st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["", "x", "-1", "1 ", "٣", "1.5", "9" * 25]))

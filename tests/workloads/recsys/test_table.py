@@ -118,23 +118,6 @@ def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int
     assert "workload.data.passes" not in typed.derived
 
 
-REFUSED = {
-    "one item": (("user,item", [(user, "a") for user in range(9)]), "1 item, so there is nothing to rank"),
-    "few rows each": (("user,item", [(user, user % 3) for user in range(9)]), "no user has 3 interactions"),
-    "other names": (
-        ("a,b", [("x", "y")]),
-        "'a', 'b' are no columns of users and items.*Name the columns user and item",
-    ),
-    "no rows": (("user,item", []), "no row that can be used"),
-    "ragged": (("user,item", [(1, 2), (1, 2, 3, 4, 5)]), "line 3.*Correct that line"),
-    "bad ratings": (
-        ("user,item,rating", [(1, 2, 3), (1, 3, "x"), (1, 4, "y")]),
-        r"2 bad rows, more than workload.data.max_bad_lines=1; the first is row 2 after the names: the rating is no",
-    ),
-    "no users": (("user,item", [("", 2)] * 3), "no row that can be used"),
-}
-
-
 def test_bad_rows_are_counted(put: Callable[..., Path]):
     made = datasets(str(put(rows=[*ROWS, ("ann", "", 1, 1), ("bo", "tea", 4, "soon")])), max_bad_lines=2)
     assert made.notes[2] == "2 bad rows skipped, the first: row 8 after the names: no item: 'ann, , 1, 1'"

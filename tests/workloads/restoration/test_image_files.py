@@ -10,10 +10,6 @@ from workloads.restoration.image_files import find_images
 Put = Callable[..., Path]
 
 
-def names(folder: Path, seed: int = 0) -> set[str]:
-    return {file.name for file in find_images(folder, seed).files}
-
-
 def test_images_in_folders_in_folders_are_found_whatever_the_case_of_their_suffix(photos: Path, put: Put):
     for name in ("a.png", "B.JPG", "x/a.png", "x/y/c.JpEg", "x/y/d e.webp"):
         put(name)
