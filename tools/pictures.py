@@ -41,7 +41,7 @@ IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "pictures.json"
 CARD = "24gb"
 COMMAND = ("src/train.py", "workload=recsys", "loader=baseline", f"gpu={CARD}", "trainer.max_steps=120", "logger=none")
-SIZES = {"page": (1280, 1340, ""), "steps": (1280, 575, "#time"), "phone": (390, 1100, "")}
+SIZES = {"page": (1280, 1340, ""), "phone": (390, 1100, "")}
 """Width and height in pixels, and the part of the page, by name."""
 BOARDS = {"board": (1280, 510, ("board",)), "phones": (390, 900, ("board", "compared"))}
 """Width and height of each page in pixels, and the pages side by side, by name."""
