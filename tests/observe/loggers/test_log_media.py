@@ -188,7 +188,7 @@ def test_a_file_is_shown(shown: Shown, tmp_path: Path) -> None:
     assert np.array_equal(shown.pictures[0][2], COLOURS)
 
 
-@pytest.mark.parametrize("image", [torch.ones(8, 3, 4, 4), torch.ones(2, 2).long(), "absent.png"])
+@pytest.mark.parametrize("image", [torch.ones(8, 3, 4, 4), torch.ones(7), torch.ones(2, 2).long(), "absent.png"])
 def test_a_mistake_is_one_warning_and_no_picture(shown: Shown, image: Any, caplog: pytest.LogCaptureFixture) -> None:
     for shown.step in range(3):
         log_image("wrong", image)

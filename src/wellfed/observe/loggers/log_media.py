@@ -144,7 +144,11 @@ def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) 
 
 
 def _picture(image: Any) -> Any:
-    """Returns a picture of Pillow; Pillow raises an error for other shapes and types than `log_image` names."""
+    """Returns a picture of Pillow, which raises an error for other types than `log_image` names.
+
+    Raises:
+        ValueError: the array has another number of dimensions.
+    """
     import numpy as np
     from PIL import Image
     from torch import Tensor
@@ -157,6 +161,8 @@ def _picture(image: Any) -> Any:
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image  # numpy has no bfloat16
     pixels = np.asarray(image)
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"the shape is {pixels.shape}, and must be H x W, H x W x 3 or 3 x H x W")
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and (is_tensor or pixels.shape[2] not in (1, 3)):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
