@@ -97,7 +97,7 @@ def test_a_kind_that_does_not_exist_ends_with_the_names(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["no callbacks", "a stream, shuffle buffer", "four ranks", "a card, out of memory"])
+@pytest.mark.parametrize("kind", ["no callbacks", "a stream", "four ranks", "a card, out of memory"])
 def test_a_training_that_is_killed_once_ends_as_if_undisturbed(tmp_path: Path, kind: str) -> None:
     """The resume is the fifth: in a restarted container."""
     whole, took_s = undisturbed(kind, tmp_path / "whole")
