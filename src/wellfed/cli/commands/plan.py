@@ -77,13 +77,8 @@ def show(found: DryPlan, stream: IO[str]) -> None:
     if plan.predicted_peak_gib is not None:
         title = f"Memory at its peak ({plan.peak_moment}), predicted"
         memory = TextTable("part", TextColumn("bytes", is_number=True), title=title)
-        reserved, workspaces = plan.predicted_peak_gib * 2**30, plan.device.workspaces
-        rows: dict[str, float] = {
-            **plan.parts,
-            "the allocator's unused blocks": reserved - sum(plan.parts.values()) - workspaces,
-            "cuBLAS's workspaces": workspaces,
-            "reserved by the allocator, all in all": reserved,
-        }
+        total = plan.predicted_peak_gib * 2**30
+        rows: dict[str, float] = {**plan.parts, "cuBLAS's workspaces": plan.device.workspaces, "total": total}
         for name, size in rows.items():
             memory.add_row(name, show_bytes(size))
         console.print("", memory)
