@@ -105,7 +105,7 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
     assert record.phases["checkpoint"]["times"] == 1
     assert record.process is not None
-    assert record.process["parameter_tensors"] == 28
+    assert record.process["parameter_values"] > 10_000
 
 
 def test_nothing_is_compiled_again(tmp_path: Path) -> None:
