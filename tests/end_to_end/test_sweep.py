@@ -281,7 +281,7 @@ def elsewhere(cwd: Path, launcher: str) -> Swept:
     swept = sweep(cwd, f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", f"hydra/launcher={launcher}")
     assert swept.done.code == 0, swept.done.text
     statuses = Counter(row.status for row in swept.rows)
-    assert statuses == {"ok": 2, "failed": 2, "invalid": 2}, swept.done.text
+    assert statuses == {"ok": 2 + 6, "failed": 2, "invalid": 2}, swept.done.text  # the best again, too
     for row in swept.rows:
         if row.status != "invalid":
             record = record_of(swept.folder / row.folder)

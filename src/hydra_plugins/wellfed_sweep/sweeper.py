@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 
 class WellfedSweeper(Sweeper):
@@ -55,10 +55,17 @@ class WellfedSweeper(Sweeper):
 
     def _launch(self, folder: str, jobs: list[list[str]]) -> object:
         """Runs each list of overrides by the chosen launcher of Hydra, whose own files go into ``folder``."""
+        from wellfed import project
+
         assert self.hydra_context is not None
         assert self.config is not None
-        with read_write(self.config.hydra):
+        with read_write(self.config.hydra), open_dict(self.config.hydra):
             self.config.hydra.sweep.dir = folder
+            ray = self.config.hydra.launcher.get("ray")
+            if ray is not None and ray.init.address not in (None, "local"):
+                # A cluster that runs already takes no size from hydra-ray-launcher, and lacks this environment.
+                ray.init.setdefault("object_store_memory", None)
+                ray.init.setdefault("runtime_env", {"env_vars": {project.VARIABLE: str(project.root())}})
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
         )

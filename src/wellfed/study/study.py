@@ -91,7 +91,7 @@ class Study(ABC):
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
 
         Raises:
-            WellfedError: no study can be made of the command; a new folder without a row is removed.
+            WellfedError: no study can be made of the command; a new folder in which no trial has run is removed.
         """
         with only_one(self.folder, make=True), self.stop.listening():
             is_new = holds_nothing(self.folder)
@@ -110,7 +110,8 @@ class Study(ABC):
                     self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
-                if is_new and not (self.trials and self.trials.ledger.found.rows):
+                rows = () if self.trials is None else self.trials.ledger.found.rows
+                if is_new and all(row.status == "invalid" for row in rows):
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
             except OSError as error:  # a full disk, above all
