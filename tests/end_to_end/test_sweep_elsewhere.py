@@ -76,11 +76,3 @@ def test_a_worker_that_is_killed_costs_its_trial_and_the_same_command_goes_on(tm
     latest = ledger.read(again.folder).latest.values()
     assert [row.status for row in latest] == ["ok"] * 2
     assert Counter(row.kind for row in again.rows)["confirm"] == 6
-
-
-def test_an_address_where_no_ray_is_keeps_the_sweep_for_the_same_command(tmp_path: Path) -> None:
-    there = ("hydra/launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:9")
-    done = run("train.py", *arguments(tmp_path, f"{LR}=0.1,0.2", *there), cwd=tmp_path, PYTHONPATH=PATH, timeout_s=600)
-    assert done.code == 1, done.text
-    assert "Hydra's launcher failed: ConnectionError" in done.out
-    assert "Traceback" not in done.text
