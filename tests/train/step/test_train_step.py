@@ -97,7 +97,7 @@ def weights_of(step: TrainStep) -> torch.Tensor:
 
 
 def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None, **more: Any) -> TrainStep:
-    fallbacks = Fallbacks(MicroBatches(micro, more.pop("steps", None)))
+    fallbacks = Fallbacks(MicroBatches(micro))
     precision, on_event = more.pop("precision", None) or Precision("32-true", "cpu"), more.pop("on_event", ignore_event)
     computation = Computation(model, Loss(model, "none", print), Preparation(data, 0, model), precision, CPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
