@@ -135,7 +135,6 @@ def test_targets_that_are_no_tensors_are_those_of_their_samples(texts: Any) -> N
     [
         ({"micro": 4}, True),
         ({"micro": 8, "on_oom": "retry"}, True),  # it may come to be cut
-        ({"micro": 8, "on_oom": "retry", "steps": []}, False),  # as with BatchNorm
         ({"micro": 8, "on_oom": "retry", "may_adapt": False}, False),
         ({"micro": 8}, False),
     ],
@@ -233,7 +232,7 @@ BAD = {"loss": torch.full((4, 3), float("nan")), "gradient": torch.tensor([[0.0,
 def test_a_step_that_is_left_out_changes_neither_weights_nor_buffers(bad: str, retries: bool) -> None:
     """A finite loss may have gradients that are not."""
     events: list[Any] = []
-    more: dict[str, Any] = {"on_oom": "retry", "steps": []} if retries else {}
+    more: dict[str, Any] = {"on_oom": "retry"} if retries else {}
     step = step_on(Normed(), 4, on_nan="skip", on_event=lambda kind, **facts: events.append((kind, facts)), **more)
     torch.manual_seed(2)
     good = torch.randn(4, 3)
