@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from torch import nn, optim
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from wellfed import generators
 from wellfed.batches import Delivery
@@ -128,7 +129,7 @@ class Footprints:
         return estimate.repeated(found.batch)
 
     def _first_batch(self, train: Any, size: int) -> Batch:
-        with self._deliveries(train, size) as deliveries:
+        with unset_fake_temporarily(), self._deliveries(train, size) as deliveries:  # workers need real tensors
             return next(deliveries).batch
 
     @contextmanager
