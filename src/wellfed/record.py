@@ -406,7 +406,7 @@ class FindingEntry(TypedDict):
     severity: Literal["high", "medium", "low", "info"]
     message: str
     advice: str
-    """What to do where no override does it; empty if there is no such advice."""
+    """Action where no override helps; empty if there is none."""
     evidence: dict[str, Any]
     change: list[str]
     changes_learning: bool

@@ -12,7 +12,7 @@ MOST_WORKERS = 32
 
 @dataclass(frozen=True)
 class Work:
-    """What a step and its batch take."""
+    """Time and CPU time of a step and its batch."""
 
     step_ms: float
     """Milliseconds of a step without waiting for data."""

@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def need(self) -> str:
-        """What needs the memory, and how much, for messages."""
+        """Micro-batch and peak, for messages."""
         return f"{_at_a_time(self.micro_batch)} {show_gib(self.peak_gib)}"
 
 

@@ -75,7 +75,7 @@ class Feeding:
 
     @property
     def work(self) -> Work:
-        """What a step and its batch take, beside other processes."""
+        """Time and CPU time of a step and its batch, beside other processes."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         free_cores = max(1.0, self.cores - max(0.0, self.others - self.ranks_cores))  # one core is always available
         return Work(self.fed_ms, alone_ms, self.cpu_ms + self.ranks_cores * self.step_ms, free_cores)
