@@ -30,6 +30,7 @@ from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
 from wellfed.run.folder.resume import Target
+from wellfed.run.folder.run_folder import write_first
 from wellfed.run.folder.saved_training import SavedTraining
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import OK, Outcome
@@ -38,7 +39,6 @@ from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.run.train import write_first
 from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.memory import cap, oom
 from wellfed.units import for_stream, show_text

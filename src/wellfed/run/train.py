@@ -170,7 +170,7 @@ class _Start:
             self.composed = self.composed.in_folder(folder.path if self.shared is None else self.shared.folder)
             record = begin_record(self.composed, folder, target)
             if self.rank == 0 and not folder.is_resumed:  # a refused resume leaves the folder as it was
-                write_first(self.composed, folder.path, record)
+                run_folder.write_first(self.composed, folder.path, record)
             with log_file(folder.path / "train.log"):
                 if folder.warning:
                     _LOG.warning(folder.warning)
@@ -264,17 +264,6 @@ def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> Non
     spin_less(environ)
     if config.gpu.allocator is Allocator.expandable:
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-
-
-def write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
-    """Writes the first record, and reserves disk space for the last one."""
-    try:
-        composed.write_hydra_files(folder)
-        run_record.write(folder)
-        run_folder.reserve(folder)
-    except OSError as error:
-        problem = f"nothing can be written to {folder}: {error.strerror}."
-        raise ConfigError.of("paths.log_dir", problem, "Free space, or name a folder on another disk.") from error
 
 
 def begin_record(

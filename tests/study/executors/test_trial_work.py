@@ -29,7 +29,7 @@ from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
 from wellfed.study.executors import trial_work as trial
-from wellfed.study.executors.point_plans import PointPlan
+from wellfed.study.executors.executor import PointPlan
 
 NUM_ROWS = 5
 STUDY = Pipe()[0]

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from wellfed import record
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.run.folder import lock
 
@@ -61,6 +63,17 @@ class RunFolder:
 def reserve(folder: Path) -> None:
     """Reserves space for the record of a run that ends on a full disk."""
     (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no space
+
+
+def write_first(composed: Composed[RunConfig], folder: Path, first: record.RunRecord) -> None:
+    """Writes the first record, and reserves disk space for the last one."""
+    try:
+        composed.write_hydra_files(folder)
+        first.write(folder)
+        reserve(folder)
+    except OSError as error:
+        problem = f"nothing can be written to {folder}: {error.strerror}."
+        raise ConfigError.of("paths.log_dir", problem, "Free space, or name a folder on another disk.") from error
 
 
 def release(folder: Path) -> None:

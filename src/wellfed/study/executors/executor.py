@@ -7,13 +7,17 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.process import StopRequest
 from wellfed.record import Status
 from wellfed.study.row import Row
+
+if TYPE_CHECKING:
+    from wellfed.data.backends.first_batches import FirstBatches
+    from wellfed.plan.predict.peak import KnownFootprints
 
 Launch = Callable[[str, list[list[str]]], object]
 """Another launcher of Hydra's: gets a folder for its own files, runs each list of overrides, returns at their end."""
@@ -40,6 +44,21 @@ class Trial:
     def key(self) -> str:
         """Name that no other trial of the study has."""
         return self.row.folder
+
+
+@dataclass(frozen=True)
+class PointPlan:
+    """Facts about a point that are known before it runs. Its trials need not find them again."""
+
+    point: str
+    """Id of the point."""
+    problem: str | None = None
+    """Why it can't be run."""
+    status: Status = "infeasible"
+    """Status of its row in that case."""
+    predicted_peak_gib: float | None = None
+    first_batches: FirstBatches | None = None
+    footprints: KnownFootprints | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,35 +17,18 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.process import without_collections
-from wellfed.record import Status
-from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
+from wellfed.study.executors.executor import PointPlan, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
 from wellfed.units import counted
 
 if TYPE_CHECKING:
-    from wellfed.data.backends.first_batches import FirstBatches
-    from wellfed.plan.predict.peak import KnownFootprints
+    pass
 
 Task = Callable[[Any, Connection], int]
 """Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
-
-
-@dataclass(frozen=True)
-class PointPlan:
-    """Facts about a point that are known before it runs. Its trials need not find them again."""
-
-    point: str
-    """Id of the point."""
-    problem: str | None = None
-    """Why it can't be run."""
-    status: Status = "infeasible"
-    """Status of its row in that case."""
-    predicted_peak_gib: float | None = None
-    first_batches: FirstBatches | None = None
-    footprints: KnownFootprints | None = None
 
 
 def shared_key(config: RunConfig) -> str:

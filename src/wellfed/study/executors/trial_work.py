@@ -35,7 +35,7 @@ from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
-from wellfed.study.executors.point_plans import PointPlan
+from wellfed.study.executors.executor import PointPlan
 from wellfed.study.row import TrialMetric
 from wellfed.train.lightning.trainer import before_forks
 
