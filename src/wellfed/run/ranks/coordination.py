@@ -58,8 +58,11 @@ class OtherRanks:
 
     @property
     def is_shown_by_rank_0(self) -> bool:
-        """Whether rank 0 shows how this rank has ended."""
-        return self._exchange is not None
+        """Whether rank 0 shows how this rank has ended.
+
+        False for a rank that Lightning has started: rank 0 may wait for it in torch, and show nothing.
+        """
+        return self._together is not None
 
     @property
     def _together(self) -> Exchange | None:
