@@ -74,7 +74,7 @@ def test_a_tune_has_its_own_with_its_budget_first_and_the_groups_of_a_run():
     assert "at most 7" in text.splitlines()[0]
     assert "24gb*" in text
     found = examples(text, "tune.py")
-    assert len(found) == 4
+    assert len(found) == 3
     for words in found:
         assert compose(words, "tune").config.tune.max_trials == 20
 

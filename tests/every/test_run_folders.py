@@ -73,7 +73,7 @@ def newer_schema(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (cut_record, "is not a run record: "),
+        (cut_record, "is damaged: "),
         (newer_schema, "has schema 2; this version of wellfed reads schema 1."),
     ],
 )

@@ -244,7 +244,6 @@ def stream_facts(num_shards: int | None) -> StreamFacts:
         has_length=True,
         gives_batches=False,
         shared_by="shard",
-        shares_ranks_itself=False,
         num_shards=num_shards,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -89,19 +90,23 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while Hydra's only HydraConfig is another one."""
+
+
 @contextmanager
 def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
     """Yields a configuration without its ``hydra`` node; ``${hydra:...}`` still resolves."""
-    hydra: Any = HydraConfig.instance()
-    before = hydra.cfg
     if not cfg.hydra.runtime.get("output_dir"):
         with open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = RUN_FOLDER
-    hydra.cfg = cfg
-    try:
-        job = copy.copy(cfg)
-        with open_dict(job):
-            del job["hydra"]
-        yield job
-    finally:
-        hydra.cfg = before
+    job = copy.copy(cfg)
+    with open_dict(job):
+        del job["hydra"]
+    hydra: Any = HydraConfig.instance()
+    with _ONE_AT_A_TIME:
+        before, hydra.cfg = hydra.cfg, cfg
+        try:
+            yield job
+        finally:
+            hydra.cfg = before

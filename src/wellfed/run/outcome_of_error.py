@@ -19,6 +19,7 @@ from wellfed.errors import (
     DoesNotFit,
     OutOfMemoryExhausted,
     WellfedError,
+    first_line,
 )
 from wellfed.process import Stopped, exit_code_of
 from wellfed.run.outcome import Outcome, RankEnded
@@ -29,6 +30,11 @@ _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or 
 _HOST_ADVICE = (
     f"It is the host's memory: {LESS_HOST_MEMORY}, memory.features=dynamic; and where the CPU trains, a smaller "
     "memory.micro_batch or model."
+)
+
+_CARD_ADVICE = (
+    "No call to the card succeeds in this process any more. Either the card has failed (see nvidia-smi, and Xid in "
+    "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
 )
 
 # Errors of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc) and of the store of torch.distributed.
@@ -74,6 +80,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         if "exited unexpectedly with exit code" in lost:
             return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
         return Outcome("failed", failed, "worker", lost, f"A worker was killed, {KILLED_WORKER}")
+    if isinstance(error, RuntimeError) and "unspecified launch failure" in str(error):
+        return Outcome("failed", failed, "code", first_line(error), f"{_CARD_ADVICE} {way_on or ''}".rstrip())
     gone = lost_rank(error)
     if gone is not None:
         message = f"Another rank has ended, and this one can't go on alone: {gone}"

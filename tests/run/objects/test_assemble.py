@@ -290,7 +290,6 @@ def test_a_data_module_gives_its_data():
     assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
     facts = data_facts(parts)
     assert (facts.num_eval, facts.eval_batch_size) == (len(parts.data.test), 3)
-    assert (facts.num_validation, facts.validation_batch_size) == (0, None)
     parts.end()
     assert parts.data_module.torn_down == ("fit", "test")
 

@@ -54,26 +54,6 @@ def watched(folder: Path, card: Mapping[str, str] | None = None, **parts: Any) -
     return record_of(folder)
 
 
-@pytest.mark.parametrize(
-    "in_step",
-    [STEP.format("time.sleep(0.02)"), pytest.param(CLOSURE, marks=pytest.mark.slow)],
-    ids=["loop", "closure"],
-)
-def test_work_between_backward_and_optimizer_is_found(in_step: str, tmp_path: Path) -> None:
-    record = watched(tmp_path, in_step=in_step)
-    (finding,) = [one for one in record.findings if one["id"] == "slow_callbacks"]
-    assert "between forward pass, backward pass and optimizer" in finding["text"]
-    assert record.time is not None
-    assert record.time["optimizer_frac"] < 0.3
-
-
-@pytest.mark.slow
-def test_work_between_epochs_is_found(tmp_path: Path) -> None:
-    record = watched(tmp_path, in_step=STEP.format("pass"), after_epoch="time.sleep(0.3)", epochs=6, samples=40)
-    (finding,) = [one for one in record.findings if one["id"] == "slow_callbacks"]
-    assert "of training passed between epochs: 3" in finding["text"]
-
-
 def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> None:
     record = watched(tmp_path, in_step=STEP.format("pass") + "\n        if number % 5 == 4: validate()")
     (finding,) = [one for one in record.findings if one["id"] == "frequent_validation"]

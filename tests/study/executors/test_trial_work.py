@@ -13,19 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.few import few
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
-from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.record import RunRecord
-from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.micro_batch import footprints
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
 from wellfed.study.executors import trial_work as trial
@@ -193,35 +188,3 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib
     assert planner(point, parts).for_training(0).predicted_peak_gib is None
-
-
-# -- the warm-up -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "build_ms", "more", "is_here"),
-    few(
-        [
-            ("Items", 1.0, (), True),
-            ("InWorkers", 1.0, (), False),
-            ("Items", 900.0, (), False),
-            ("Items", None, (), False),
-            ("Items", 1.0, ("loader.max_skipped=1",), False),
-        ],
-        3,
-    ),
-)
-def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
-    tmp_path: Path, data: str, build_ms: float | None, more: Sequence[str], is_here: bool
-) -> None:
-    point = composed("loader.backend=torch", "loader.num_workers=2", "telemetry.ceiling_steps=2", *more)
-    known = None if build_ms is None else FirstBatches(build_ms, 80, 6)
-    parts = replace(parts_of(data), first_batches=known)
-    books = Bookkeeper(RunRecord.start("w"), tmp_path, point.config)
-    passes = Passes(point.config, parts, planner(point, parts).rough(), books, rank=0)
-    asked.clear()
-    rate = passes.ceiling.warm_up()
-    assert rate is not None
-    assert rate > 0
-    assert (os.getpid() in asked) is is_here
-    assert passes._loader.state_dict() == {"epoch": 0, "batch": 4}  # training goes on from there, whoever built them

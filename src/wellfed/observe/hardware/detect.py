@@ -46,7 +46,8 @@ def machine(
     every, nvml_error = ask_nvml(nvml or NvmlSession(), nvml_deadline_s)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     uuids = [gpu.uuid for gpu in torch_cuda.devices if gpu.uuid is not None] if torch_cuda else []
-    cards = visible_devices(every, visible=visible, torch_uuids=uuids or None)
+    order = environ.get("CUDA_DEVICE_ORDER")
+    cards = visible_devices(every, visible=visible, order=order, torch_uuids=uuids or None)
     nvml_problem = None
     if nvml_error is not None:
         nvml_problem = nvml_error.reason
