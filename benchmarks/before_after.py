@@ -34,7 +34,7 @@ from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.report.comparison import Comparison  # noqa: E402
 from wellfed.explain.report.write import write_comparison  # noqa: E402
-from wellfed.record import RunRecord  # noqa: E402
+from wellfed.record.entries import RunRecord  # noqa: E402
 
 MOST_STEPS, LEAST_GAIN = 8, 1.02
 """Findings that are followed at most; a change that makes a run faster by less is taken back."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.timing.interval import student_t_975
-from wellfed.record import git_state
+from wellfed.record.provenance import git_state
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as at a user's second command
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from tests.fake_cuda.machine import SITE, Cards, compile_driver, machine_environ
 from tests.fake_nvml.driver import FakeDriver
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.record import FindingEntry, RunRecord
+from wellfed.record.entries import FindingEntry, RunRecord
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 120

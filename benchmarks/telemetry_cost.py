@@ -45,7 +45,7 @@ from wellfed.observe.loggers.wandb_sink import WandbSink, open_run  # noqa: E402
 from wellfed.observe.telemetry.gpu import WatchedGpu  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
-from wellfed.record import RunRecord  # noqa: E402
+from wellfed.record.entries import RunRecord  # noqa: E402
 
 BATCH, WIDTH = 32, 64
 WARMUP_S = 1.0

@@ -8,7 +8,7 @@ from tests.kit.made_run import made_run
 from wellfed.cli import main as cli
 from wellfed.config.compose import compose
 from wellfed.observe.loggers.journal import MOST_OF_A_KIND, Journal
-from wellfed.record import FILE_NAME, RunRecord
+from wellfed.record.entries import FILE_NAME, RunRecord
 from wellfed.run.folder.resume import find_latest
 
 

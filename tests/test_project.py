@@ -7,7 +7,7 @@ import pytest
 
 from wellfed import project
 from wellfed.errors import ConfigError
-from wellfed.record import engine_state, engine_version
+from wellfed.record.provenance import engine_state, engine_version
 
 ASK = "from wellfed import project; print(project.root())"
 

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 import wellfed
 from tests.kit.meeting import together
-from wellfed import record
-from wellfed.record import RunRecord, differences, git_state, process_start, read, write_atomically
+from wellfed.process import process_start
+from wellfed.record import files
+from wellfed.record.entries import RunRecord, differences, read
+from wellfed.record.files import write_atomically
+from wellfed.record.provenance import git_state
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -81,8 +84,8 @@ trees = st.recursive(
 @given(st.dictionaries(st.text(), trees, max_size=3))
 def test_any_tree_is_strict_json_and_does_not_change_when_read_and_written_again(tree):
     found = strict(RunRecord("r", config=tree).to_json())["config"]
-    assert found == record.plain(tree)
-    assert record.plain(found) == found
+    assert found == files.plain(tree)
+    assert files.plain(found) == found
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 2}', '{"schema": null}', "\x00\x00"])
@@ -130,7 +133,7 @@ def test_only_a_running_record_is_judged(tmp_path):
 LOOP = """
 import sys
 from pathlib import Path
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 made, folder = RunRecord.start("r"), Path(sys.argv[1])
 made.write(folder)
 print("ready", flush=True)
@@ -165,7 +168,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, 
         def fail(descriptor, error=error):
             raise error
 
-        monkeypatch.setattr(record.os, "fsync", fail)
+        monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(type(error)):
             write_atomically(tmp_path / "f", "new")
         assert [path.name for path in tmp_path.iterdir()] == ["f"]
@@ -176,7 +179,7 @@ WRITE = """
 import os
 from pathlib import Path
 from tests.kit.meeting import meet_before
-from wellfed.record import write_atomically
+from wellfed.record.files import write_atomically
 os.getpid = lambda: 1
 meet_before("pathlib.Path.replace", "written")
 write_atomically(Path("f"), os.environ["MEETING_ME"] * 100_000)

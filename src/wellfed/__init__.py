@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wellfed.observe.loggers.log_media import log_image as log_image
     from wellfed.observe.loggers.log_media import log_table as log_table
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
-    from wellfed.record import RunRecord as RunRecord
+    from wellfed.record.entries import RunRecord as RunRecord
     from wellfed.run.objects.load_model import load_model as load_model
     from wellfed.run.watch.own_trainers import AccelerateWatch as AccelerateWatch
     from wellfed.run.watch.own_trainers import RayTrainWatch as RayTrainWatch
@@ -56,7 +56,7 @@ _HOMES = {
     "GPUWatch": "monitor.gpu_watch",
     "LossOutput": "contract",
     "RayTrainWatch": "run.watch.own_trainers",
-    "RunRecord": "record",
+    "RunRecord": "record.entries",
     "SampleRng": "sample_rng",
     "TrainData": "contract",
     "TrainerWatch": "run.watch.trainer_watch",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
 import signal
+import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 CPUS_AT_START: frozenset[int] | None = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 """CPUs this process may use; None if the system does not report them (macOS, Windows).
@@ -208,3 +211,47 @@ class StopRequest:
             if self.is_stepping:
                 return
         raise Stopped(signum)
+
+
+def is_alive(record: Mapping[str, Any]) -> bool:
+    """Returns whether the process of a running record may still run. Processes on other hosts count as alive."""
+    if record.get("host_name") != socket.gethostname():
+        return True
+    pid = int(record.get("pid") or 0)
+    if record.get("boot_id") != boot_id() or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # exists, but belongs to another user
+    stat = _stat(pid)
+    if stat is not None and stat[0] in "ZX":  # it has ended. In a container without an init its number stays in use
+        return False
+    then, now = record.get("process_start"), process_start(pid)
+    return then is None or now is None or then == now  # another process may have the same id
+
+
+def process_start(pid: int) -> int | None:
+    """Returns the start of a process in clock ticks since boot; None if the system does not report it."""
+    found = _stat(pid)
+    return None if found is None else int(found[19])  # field 22 of proc(5)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Returns the fields of ``/proc/<pid>/stat`` from the third (the state) on; None if the system has none."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:
+        return None
+    fields = after_name.split()
+    return fields if len(fields) > 19 else None
+
+
+def boot_id() -> str:
+    """Returns an id of this boot, which distinguishes processes with the same id before and after a restart."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return platform.node()

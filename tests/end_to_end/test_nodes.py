@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train, weights_of
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 400

@@ -18,7 +18,7 @@ from tests.end_to_end.commands import (
     weights_of,
 )
 from tests.kit.tables import rows_of
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 NO_TRACEBACK = "Traceback (most recent call last)"
 
@@ -197,7 +197,7 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
 
 
 def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
-    from wellfed.record import read
+    from wellfed.record.entries import read
 
     code, text = interrupt(signal.SIGINT, tmp_path, "logger=none")
     assert code == 130, text

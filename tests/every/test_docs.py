@@ -8,11 +8,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from wellfed import contract, errors, record
+from wellfed import contract, errors
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.observe.loggers import journal
 from wellfed.observe.telemetry import metrics
+from wellfed.record.entries import EventKind, RunRecord
 from wellfed.sample_rng import SampleRng
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +34,8 @@ def first_cells(name: str, head: str) -> list[str]:
 
 
 def test_every_key_event_and_error_of_the_record_is_described():
-    assert sorted(first_cells("docs/record.md", "key")) == sorted(
-        field.name for field in dataclasses.fields(record.RunRecord)
-    )
-    assert set(first_cells("docs/record.md", "event")) == set(get_args(record.EventKind))
+    assert sorted(first_cells("docs/record.md", "key")) == sorted(field.name for field in dataclasses.fields(RunRecord))
+    assert set(first_cells("docs/record.md", "event")) == set(get_args(EventKind))
     assert all(f"`{kind}`" in page("docs/record.md") for kind in get_args(errors.ErrorKind))
 
 

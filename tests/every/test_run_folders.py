@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from wellfed.cli import main as cli
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 TRACES = Path(__file__).parents[1] / "traces"
 RUN, OTHER = "2026-01-02_00-00-00_bbbb", "2026-01-01_00-00-00_aaaa"

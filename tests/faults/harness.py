@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.end_to_end.commands import ROOT, Done, environment, run
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 STEPS = 24
 """Three epochs of eight."""

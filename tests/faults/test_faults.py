@@ -8,7 +8,7 @@ import pytest
 
 from tests.fake_cuda.marker import simulated_machine
 from tests.faults.harness import Box, Expected, judge
-from wellfed.record import FILE_NAME
+from wellfed.record.entries import FILE_NAME
 
 Plant = Callable[[Box], object]
 """Runs the training of a box with a fault in it; the box's latest command is judged."""

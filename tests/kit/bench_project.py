@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from wellfed.record import RunRecord, git_state
+from wellfed.record.entries import RunRecord
+from wellfed.record.provenance import git_state
 
 HERE = Path(__file__).parent
 folder = Path(next(word for word in sys.argv if word.startswith("hydra.run.dir=")).partition("=")[2])

@@ -7,7 +7,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
-from wellfed.record import RunRecord, WallEntry
+from wellfed.record.entries import RunRecord, WallEntry
 
 
 def walled(*, steps_s: float, callbacks: dict[str, float] | None = None, **parts_s: float) -> WallEntry:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import append
 from wellfed.study.points.grid import Grid, GridPoint
 from wellfed.study.row import Row

@@ -35,7 +35,7 @@ from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.row import Row
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 HOST = -1
 

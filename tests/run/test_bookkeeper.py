@@ -16,7 +16,7 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run import closing, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.outcome import OK, Outcome

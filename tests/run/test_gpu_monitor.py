@@ -12,7 +12,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, gpus_to_watch
 
 

@@ -22,7 +22,7 @@ from wellfed.config.compose import compose
 from wellfed.config.schema import OnOom, ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.restart import MOST_RESTARTS, Restarts, may_restart, with_changes
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

@@ -23,7 +23,7 @@ from tests.kit.few import slow
 from tests.kit.own_run import run_own
 from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

@@ -22,7 +22,7 @@ from tests.kit.small_terminal import has_terminals
 from tests.plan.test_decide import config, planned
 from wellfed.explain.report.run_lines import show_value
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 from wellfed.run import screen
 
 SCRIPT = """

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.evidence_of import walled
 from wellfed.config.compose import compose
 from wellfed.ranks import own_rank
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run import train
 from wellfed.run.folder.log import log_file
 from wellfed.run.folder.resume import Target

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.errors import ConfigError
-from wellfed.record import Status
+from wellfed.record.entries import Status
 from wellfed.study import ledger
 from wellfed.study.ledger import Ledger, Read, append, read
 from wellfed.study.objective import SAMPLES_PER_S

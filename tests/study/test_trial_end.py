@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from wellfed import record
-from wellfed.record import RunRecord
+from wellfed.record import entries
+from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import append, read
 from wellfed.study.row import Row
 from wellfed.study.trial_end import RowMaker, recorded_row, refused_row, why_of
@@ -119,7 +119,7 @@ def test_a_running_record_of_a_dead_process_is_completed(
     assert row.stderr == ("first", "last words")
     found = json.loads((folder / "run.json").read_text())
     assert (found["status"], found["exit_code"], found["error"]) == (status, exit_code, dict(row.error))
-    assert record.read(folder)["throughput"] == throughput
+    assert entries.read(folder)["throughput"] == throughput
 
 
 @pytest.mark.parametrize(("exit_code", "status", "kind", "message"), [*ENDS, (2, "invalid", "config", "last words")])
@@ -139,7 +139,7 @@ def test_one_that_took_too_long_is_a_timeout_though_it_was_killed(tmp_path: Path
     assert row.error is not None
     assert (row.status, row.error["message"]) == ("timeout", "had not ended after 600 s")
     assert "sweep.timeout_s" in row.error["advice"]
-    assert record.read(folder)["status"] == "timeout"
+    assert entries.read(folder)["status"] == "timeout"
 
 
 @pytest.mark.parametrize("status", ["ok", "oom", "failed"])

@@ -9,7 +9,7 @@ from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.record import FILE_NAME, RunRecord
+from wellfed.record.entries import FILE_NAME, RunRecord
 
 
 def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wellfed import generators
 from wellfed.errors import DataError
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.sample_rng import seed_from
 
 _LOG = logging.getLogger(__name__)

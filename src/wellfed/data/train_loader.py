@@ -21,7 +21,7 @@ from wellfed.data.streams.stream import Stream, check_items, is_stream
 from wellfed.data.streams.stream_loader import StreamLoader, StreamReading
 from wellfed.errors import DataError
 from wellfed.ranks import share_of
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
-from wellfed.record import EventKind
+from wellfed.record.entries import EventKind
 
 CSV_COLUMNS = ("timestamp", *COLUMNS)
 _KEPT_STEPS = 100_000

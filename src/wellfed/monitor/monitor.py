@@ -19,7 +19,7 @@ from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
-from wellfed.record import EventKind
+from wellfed.record.entries import EventKind
 from wellfed.units import gib, show_duration, show_energy, show_line
 
 _Figures = Mapping[str, Mapping[str, float]]

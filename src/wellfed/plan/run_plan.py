@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
-from wellfed.record import PlanEntry, filled_in
+from wellfed.record.entries import PlanEntry, filled_in
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)

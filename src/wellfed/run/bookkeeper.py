@@ -19,7 +19,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
+from wellfed.record.entries import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
 from wellfed.run.gpu_monitor import MachineWatch, Usage

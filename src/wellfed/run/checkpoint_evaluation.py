@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from wellfed import record
 from wellfed.command_line import typed_arguments
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import config_folders
@@ -15,6 +14,7 @@ from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
 from wellfed.process import without_collections
+from wellfed.record.entries import RunRecord
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 from wellfed.run.folder.resume import check_unchanged, derived_overrides
 
@@ -45,7 +45,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
     plan = planner.for_evaluation()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            books = Bookkeeper(record.RunRecord.start("evaluate"), Path(folder), config)
+            books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
             return Passes(planner.config, planner.parts, plan, books, rank=0).evaluate(checkpoint)
     except RuntimeError as error:
         text = str(error)
@@ -68,7 +68,7 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     if not is_readable(checkpoint):
         raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
     try:
-        earlier = record.RunRecord.read(folder)
+        earlier = RunRecord.read(folder)
     except (OSError, ValueError) as error:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
         raise ConfigError.of(where, f"has no run record beside it ({error}).", way_out) from error

@@ -15,7 +15,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.log_media import MOST_TABLE_ROWS
 from wellfed.observe.loggers.sink import PICTURES
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
 

@@ -21,7 +21,7 @@ from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample, Summary
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
+from wellfed.record.entries import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
 
 _KEPT_READINGS = 2000

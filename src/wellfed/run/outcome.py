@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ErrorKind, WellfedError
 from wellfed.masking import hidden
-from wellfed.record import Status
+from wellfed.record.entries import Status
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from wellfed.errors import first_line
 from wellfed.masking import SECRET_SHOWN
 from wellfed.observe.loggers import lightning_loggers, wandb_sink
 from wellfed.observe.loggers.sink import Sink
-from wellfed.record import OnEvent, RunRecord
+from wellfed.record.entries import OnEvent, RunRecord
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from wellfed.command_line import PLAN_FLAG, typed_arguments
 from wellfed.explain.report.text_table import TextColumn, TextTable
-from wellfed.record import plain
+from wellfed.record.files import plain
 from wellfed.units import counted, show_bytes, show_text, wrapped
 
 if TYPE_CHECKING:  # the first line appears before numpy is imported

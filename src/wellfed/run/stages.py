@@ -25,7 +25,7 @@ from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import EXIT_TIME_LIMIT, StopRequest
 from wellfed.ranks import launched, own_local_rank, requeue
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint

@@ -25,7 +25,8 @@ from wellfed.masking import learn, masked_override
 from wellfed.plan.nodes import launch_faults
 from wellfed.process import Stopped, StopRequest, exit_code_of, without_collections
 from wellfed.ranks import launched, own_rank
-from wellfed.record import GitState, LaunchEntry, RunRecord, engine_state, git_state
+from wellfed.record.entries import GitState, LaunchEntry, RunRecord
+from wellfed.record.provenance import engine_state, git_state
 from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
 from wellfed.run.folder.log import log_file

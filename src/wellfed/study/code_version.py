@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed import project
-from wellfed.record import engine_state, engine_version, git_state
+from wellfed.record.provenance import engine_state, engine_version, git_state
 
 
 def study_code() -> str:

@@ -15,7 +15,7 @@ from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.process import MAY_FORK
-from wellfed.record import differences
+from wellfed.record.entries import differences
 from wellfed.run.folder.run_folder import new_name
 from wellfed.study.executors.executor import Launch
 from wellfed.study.points import space as spaces

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from wellfed.masking import hidden_in
-from wellfed.record import Status, plain
+from wellfed.record.entries import Status
+from wellfed.record.files import plain
 
 RowKind = Literal["trial", "confirm", "repeat"]
 """``confirm``: one of the best, measured again in turns. ``repeat``: measured again by tune to learn the noise."""

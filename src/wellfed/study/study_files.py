@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
-from wellfed.record import plain, write_atomically
+from wellfed.record.files import plain, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
 from wellfed.masking import hidden
-from wellfed.record import ErrorEntry, RunRecord, Status
+from wellfed.record.entries import FILE_NAME, ErrorEntry, RunRecord, Status
+from wellfed.record.files import write_atomically
 from wellfed.study.learning_curve import best_point, read_curve
 from wellfed.study.row import Outcome, Row, TrialMetric
 
@@ -64,11 +64,11 @@ class RowMaker:
             last = (named or own or [""])[-1].strip().removeprefix("- ")
             error = {**error, "message": last or f"ended with exit code {exit_code}"}
         if found is not None and (found.status, found.exit_code) != (status, exit_code):
-            path = folder / record.FILE_NAME  # the process could not write its own end
+            path = folder / FILE_NAME  # the process could not write its own end
             with contextlib.suppress(OSError, ValueError):
                 entries = json.loads(path.read_text(encoding="utf-8"))
                 entries.update(status=status, error=error, exit_code=exit_code)
-                record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
+                write_atomically(path, json.dumps(entries, indent=1) + "\n")
         ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
         return ended if found is None else _with_curve(with_figures(ended, found), folder, found, self.metric)
 

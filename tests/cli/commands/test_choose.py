@@ -17,7 +17,7 @@ from wellfed.cli import main as cli
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import config_flags, main
 from wellfed.config.schema import RunConfig
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.ranking import leaderboard
 

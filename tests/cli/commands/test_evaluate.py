@@ -11,7 +11,7 @@ from tests.end_to_end.commands import FAST, Done, run
 from wellfed.cli import main as cli
 from wellfed.cli.commands import entry_scripts
 from wellfed.config.compose import compose
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.objects.assemble import make_objects
 
 FOREIGN = {"global_step": 3, "state_dict": {"other": torch.zeros(500)}}

@@ -15,7 +15,7 @@ from wellfed.cli import main as cli
 from wellfed.cli.commands import report
 from wellfed.cli.output import Answer
 from wellfed.explain.report.comparison import compared
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 A, B = "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"
 

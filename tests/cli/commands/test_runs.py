@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.cli import main as cli
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def made(folder: Path, name: str, workload: str = "recsys", **changes: object) -> Path:

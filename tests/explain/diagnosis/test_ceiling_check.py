@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.evidence_of import walled
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line, contradiction
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def record(

@@ -10,7 +10,7 @@ from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):

@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules import verdict_rules
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 VERDICTS = {"unknown", "busy_machine", "too_few_steps", "machine_was_slower", "unexplained", "steps_varied"}
 STARVED = {"plan": {"loader.num_workers": 0, "loader.backend": "inline"}, "loading": {"build_ms_mean": 30.0}}

@@ -12,7 +12,7 @@ import pytest
 from wellfed.explain.diagnosis import rules
 from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.script_words import HANDOVER_MS, in_script_words, in_words
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 KNOB = re.compile(r"\b(loader|trainer|gpu|memory|workload|telemetry|debug|logger|config)(\.\w+|=\w)|\bon_device\b")
 GROUPS = "trainer.|loader.|workload.|memory.|gpu.|debug="

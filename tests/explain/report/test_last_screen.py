@@ -12,7 +12,7 @@ from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.report.last_screen import last_lines, next_command
-from wellfed.record import FindingEntry, RunRecord
+from wellfed.record.entries import FindingEntry, RunRecord
 
 STARVED = Finding(
     "loading_in_main_process",

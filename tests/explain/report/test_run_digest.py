@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.finding import word_of
 from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 
 FOLDER = Path("logs/recsys/runs/2026-01-01_00-00-00_aaaa")
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

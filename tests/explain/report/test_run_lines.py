@@ -8,7 +8,7 @@ from tests.kit.evidence_of import walled
 from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, sections, wall_lines
 from wellfed.explain.report.run_page import tiles
 from wellfed.explain.report.write import to_markdown
-from wellfed.record import PlanEntry, ProfileEntry, RunRecord
+from wellfed.record.entries import PlanEntry, ProfileEntry, RunRecord
 
 SEEN: ProfileEntry = {
     "steps": 10,

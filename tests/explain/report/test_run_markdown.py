@@ -7,7 +7,7 @@ from wellfed.explain.report.run_lines import (
     event_rows,
 )
 from wellfed.explain.report.write import to_markdown
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def full():

@@ -19,7 +19,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.pictures import run_pictures
 from wellfed.explain.report.run_page import tiles, to_html
 from wellfed.explain.report.write import write_reports
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 TRACES = Path(__file__).parents[2] / "traces"
 EVIL = "<script>alert(1)</script>\x1b[31m\udc80\u202e&lt;\"'><img src=x onerror=alert(1)>"

@@ -9,7 +9,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.run_lines import OF_EVERY_RUN, own_files, sections
 from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.write import to_markdown
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.closing import _ARTIFACTS
 
 

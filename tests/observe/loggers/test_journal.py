@@ -12,7 +12,7 @@ from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepTable
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
-from wellfed.record import RunRecord, read
+from wellfed.record.entries import RunRecord, read
 
 
 class Kept:

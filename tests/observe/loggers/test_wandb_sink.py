@@ -207,7 +207,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tests.observe.loggers.test_wandb_sink import gpu_round, opened
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.observe.loggers.journal import Journal
 folder = Path(sys.argv[1])
 sink = opened(folder)

@@ -14,7 +14,7 @@ from tests.run.folder.test_lock import holder
 from wellfed.config.compose import compose
 from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.folder.resume import Target, check_unchanged, expand, latest_checkpoint, locate
 
 

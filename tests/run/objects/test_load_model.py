@@ -10,7 +10,7 @@ from torch import nn
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.objects.load_model import load_model
 
 

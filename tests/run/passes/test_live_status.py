@@ -9,7 +9,7 @@ from wellfed.config.schema import Accelerator, Backend
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes.live_status import LiveStatus
 

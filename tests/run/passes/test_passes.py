@@ -21,7 +21,7 @@ from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
 from wellfed.process import Stopped, StopRequest
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner

@@ -16,7 +16,7 @@ from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.passes.passes import Passes

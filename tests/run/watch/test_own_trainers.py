@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from wellfed import AccelerateWatch, RayTrainWatch
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.run.watch.watched_script import WatchedScript
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.run.watch.test_watched_script import WATCH, ended, findings_of, record_of
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 LOOP = """
 import time, torch

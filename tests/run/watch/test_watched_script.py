@@ -18,7 +18,7 @@ from tests.fake_cuda.machine import Cards, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from tests.kit.few import few
 from wellfed.explain.diagnosis.script_words import OWN_STREAM
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 SCRIPTS = Path(__file__).with_name("scripts")
 WATCH = ("-m", "wellfed", "watch")

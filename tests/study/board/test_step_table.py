@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 from wellfed.study.board.step_table import gain_text, show
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.made_trials import made_settings, made_trial
 from tests.run.folder.test_lock import holder
 from wellfed.process import Stopped
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.executors.executor import ExecutorLost, TrialEnd
 from wellfed.study.executors.launchers import LaunchingExecutor
 from wellfed.study.trial_end import RowMaker

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.grid import Grid

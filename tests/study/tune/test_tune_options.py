@@ -15,7 +15,7 @@ from wellfed.config.compose import compose
 from wellfed.config.files.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.board.step_table import train_command
 from wellfed.study.points.guided.change import Change, TuneTrial, with_overrides
 from wellfed.study.points.guided.gain import TuneGain

@@ -10,7 +10,7 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine

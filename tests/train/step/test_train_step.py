@@ -12,7 +12,7 @@ from tests.kit import tiny
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import DataError, ModelError
-from wellfed.record import ignore_event
+from wellfed.record.entries import ignore_event
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation

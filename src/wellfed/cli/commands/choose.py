@@ -17,7 +17,7 @@ from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import print_command, print_text
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP

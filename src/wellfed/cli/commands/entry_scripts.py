@@ -92,7 +92,7 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         print(f"test/{name} {value:.6g}")
     path = checkpoint.parent.parent / RESULT
     result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
-    from wellfed.record import write_atomically
+    from wellfed.record.files import write_atomically
 
     try:
         write_atomically(path, json.dumps(result, indent=1) + "\n")

@@ -15,7 +15,7 @@ from wellfed.config.files.folder_lookup import RUN
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
 from wellfed.explain.report.text_table import print_text
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 _SHOWN = 20
 

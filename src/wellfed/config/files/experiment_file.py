@@ -11,7 +11,7 @@ from wellfed.config.compose import Composed, unchecked_values
 from wellfed.config.files.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
-from wellfed.record import filled_in
+from wellfed.record.entries import filled_in
 
 _GROUPS_LEFT_OUT = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
 """Groups whose choice is not written; the settings of the first two are written as values."""

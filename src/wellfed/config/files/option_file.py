@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from wellfed.errors import ConfigError
-from wellfed.record import write_atomically
+from wellfed.record.files import write_atomically
 from wellfed.units import show_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

@@ -13,7 +13,7 @@ from torch import Tensor
 from wellfed.data.backends.batch_request import BatchRequest, LostSample
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError, reason_of
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 _LISTED = 20

@@ -25,7 +25,7 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_builder import PartStart, StreamBuilder, StreamedBatch, StreamRequest, request_of
 from wellfed.errors import DataError
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 UNKNOWN_LENGTH = 2**53

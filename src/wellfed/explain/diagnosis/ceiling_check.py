@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellfed.observe.timing.wall import hooks_within_steps_s
-from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
+from wellfed.record.entries import LongestWaitEntry, RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1

@@ -19,7 +19,7 @@ from wellfed.observe.telemetry.machines import HOST, is_host, named
 from wellfed.observe.telemetry.series import TRAINING
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, WARMUP_STEPS, StepRow
-from wellfed.record import RankEntry, RunRecord
+from wellfed.record.entries import RankEntry, RunRecord
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
@@ -93,7 +93,7 @@ class Evidence:
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
-        """Reads a run folder. Raises as `wellfed.record.read` does."""
+        """Reads a run folder. Raises as `wellfed.record.entries.read` does."""
         return cls.of(RunRecord.read(folder), folder)
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import WAIT_FRAC, WORTH_FRAC
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 from wellfed.units import show_factor, show_percent
 
 Figures = dict[str, float | int | str]

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from wellfed.observe.telemetry.machines import HOST, is_host, numbered
 from wellfed.observe.telemetry.series import Phase
-from wellfed.record import LONGEST_LINE, lines_of, regular
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
@@ -41,8 +40,8 @@ def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_C
     spelt = {f",{label},".encode(): f",{number},".encode() for label, number in codes.items()}
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
-        with regular(path).open("rb") as stream:
-            head = _cells(stream.readline(LONGEST_LINE))
+        with path.open("rb") as stream:
+            head = _cells(stream.readline())
             indices = {name: head.index(name) for name in names if name in head}
             for chunk in _chunks(stream) if indices else ():
                 rows = _rows(chunk, len(head), spelt)
@@ -90,8 +89,8 @@ def passes_ended(folder: Path) -> dict[str, Series]:
 def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
     """Yields these cells of each complete row of metrics.csv."""
     try:
-        with regular(folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
-            rows = csv.reader(lines_of(stream, goes_on=False))
+        with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
+            rows = csv.reader(stream)
             head = next(rows, [])
             if set(names) <= set(head):
                 indices = [head.index(name) for name in names]
@@ -101,11 +100,9 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _chunks(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yields the lines of a table, many at a time, up to one longer than `LONGEST_LINE`."""
-    is_whole = True
-    while is_whole and (text := stream.read(_CHUNK_BYTES)):
-        text += stream.readline(LONGEST_LINE)
-        is_whole = text.endswith(b"\n")
+    """Yields the lines of a table, many at a time."""
+    while text := stream.read(_CHUNK_BYTES):
+        text += stream.readline()
         yield io.BytesIO(text).readlines()
 
 

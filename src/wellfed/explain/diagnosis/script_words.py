@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 HANDOVER_MS = 2.0
 """Approximate milliseconds to receive a batch from a worker process of a DataLoader."""

@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import SLOW_START_S
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES, MOST_APART
 from wellfed.observe.timing.wall import hooks_within_steps_s
-from wellfed.record import RunRecord, TimeEntry, WallEntry
+from wellfed.record.entries import RunRecord, TimeEntry, WallEntry
 from wellfed.units import show_percent
 
 OTHER = "other compute"

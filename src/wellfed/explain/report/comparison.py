@@ -18,7 +18,7 @@ from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_fi
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.timing.interval import half_width
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES
-from wellfed.record import RunRecord, differences
+from wellfed.record.entries import RunRecord, differences
 from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
 
 _ROWS = ("wait", "copy", "compute", *COMPUTE_PHASES, "host")

@@ -23,7 +23,7 @@ from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report import run_lines
 from wellfed.explain.report.run_lines import gain_of, own_files
 from wellfed.explain.report.write import MARKDOWN, PAGE
-from wellfed.record import FindingEntry, RunRecord
+from wellfed.record.entries import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
 
 _ENDINGS = {"oom": "out of memory"}

@@ -14,7 +14,7 @@ from rich.text import Text
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.finding import colour_of, word_of
 from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.units import show_count, show_percent
 
 _COLUMNS = (

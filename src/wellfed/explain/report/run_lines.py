@@ -17,7 +17,8 @@ from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.explain.diagnosis.step_times import show_phases
 from wellfed.observe.telemetry.machines import label_of
-from wellfed.record import FindingEntry, RunRecord, SwingEntry, engine_version
+from wellfed.record.entries import FindingEntry, RunRecord, SwingEntry
+from wellfed.record.provenance import engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")

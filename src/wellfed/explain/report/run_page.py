@@ -26,7 +26,7 @@ from wellfed.explain.report.run_lines import (
     simulated_lines,
     state_lines,
 )
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
 _FILES = (

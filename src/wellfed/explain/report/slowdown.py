@@ -15,7 +15,8 @@ from wellfed.errors import Fault
 from wellfed.explain.report.comparison import Comparison, Ratio, device
 from wellfed.explain.report.run_lines import show_value
 from wellfed.observe.timing.interval import MIN_STEPS
-from wellfed.record import RunRecord, differences, plain
+from wellfed.record.entries import RunRecord, differences
+from wellfed.record.files import plain
 from wellfed.units import show_percent
 
 _OF_MACHINE = ("gpus", "cpu", "cpu_quota_cores")

@@ -13,7 +13,8 @@ from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.run_lines import ReportSection, sections
 from wellfed.masking import hidden
-from wellfed.record import RunRecord, write_atomically
+from wellfed.record.entries import RunRecord
+from wellfed.record.files import write_atomically
 from wellfed.units import show_text
 
 _ESCAPED = str.maketrans({"<": "&lt;", "|": "\\|", "`": "'", "[": "\\[", "*": "\\*"})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wellfed.observe.nvml.devices import Holder
-from wellfed.record import MachineEntry
+from wellfed.record.entries import MachineEntry
 
 SIMULATED = "Simulated "
 """Prefix of the name of a card that is not real."""

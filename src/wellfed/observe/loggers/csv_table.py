@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import write_atomically
+from wellfed.record.files import write_atomically
 
 FLUSH_S = 1.0
 

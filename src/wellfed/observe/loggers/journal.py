@@ -20,7 +20,7 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
-from wellfed.record import EventKind, RunRecord
+from wellfed.record.entries import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (

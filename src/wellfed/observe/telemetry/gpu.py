@@ -12,7 +12,7 @@ from wellfed.observe.nvml import gpm, readings
 from wellfed.observe.nvml.session import NO_DATA, NOT_SUPPORTED, NvmlError, NvmlSession
 from wellfed.observe.telemetry.metrics import SLOW_METRICS
 from wellfed.observe.telemetry.series import Reading, Source
-from wellfed.record import EventKind, OnEvent
+from wellfed.record.entries import EventKind, OnEvent
 
 
 @dataclass(frozen=True)

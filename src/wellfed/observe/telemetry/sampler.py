@@ -17,7 +17,7 @@ from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample, Source
-from wellfed.record import EventKind, OnEvent
+from wellfed.record.entries import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from wellfed.observe.timing.interval import half_width
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES, PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
-from wellfed.record import LoadingEntry, Throughput, TimeEntry
+from wellfed.record.entries import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 _PLACES = {name: place for place, name in enumerate(StepRow._fields)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._autograd import DeviceType
 
-from wellfed.record import OperationEntry, ProfileEntry
+from wellfed.record.entries import OperationEntry, ProfileEntry
 
 STEP = "Step#"
 """Name of the ranges of a step in a trace, before its number; a step may have several."""

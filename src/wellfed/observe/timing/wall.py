@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from wellfed.record import WallEntry
+from wellfed.record.entries import WallEntry
 
 START, STEPS, VALIDATION, CHECKPOINT = "start", "steps", "validate", "checkpoint"
 EPOCH_END, LOGGING, END = "epoch_end", "logging", "end"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wellfed.errors import ConfigError
-from wellfed.record import boot_id, is_alive, process_start
+from wellfed.process import boot_id, is_alive, process_start
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -17,7 +17,8 @@ from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import ConfigError, Fault, first_line
 from wellfed.masking import SECRET_SHOWN
 from wellfed.ranks import launched
-from wellfed.record import FILE_NAME, RunRecord, differences, plain
+from wellfed.record.entries import FILE_NAME, RunRecord, differences
+from wellfed.record.files import plain
 from wellfed.run.folder import lock
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from wellfed import record
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
+from wellfed.record.entries import FILE_NAME, RunRecord
 from wellfed.run.folder import lock
 
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
@@ -40,7 +40,7 @@ class RunFolder:
         Raises:
             ConfigError: it holds another run already.
         """
-        if not self.is_resumed and (self.path / record.FILE_NAME).exists():
+        if not self.is_resumed and (self.path / FILE_NAME).exists():
             way_out = f"Name another folder, or go on with that run: resume={self.path}"
             raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
         names = frozenset(path.name for path in self.path.iterdir() if not lock.is_of_lock(path))
@@ -65,7 +65,7 @@ def reserve(folder: Path) -> None:
     (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no space
 
 
-def write_first(composed: Composed[RunConfig], folder: Path, first: record.RunRecord) -> None:
+def write_first(composed: Composed[RunConfig], folder: Path, first: RunRecord) -> None:
     """Writes the first record, and reserves disk space for the last one."""
     try:
         composed.write_hydra_files(folder)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from wellfed import record
 from wellfed.config.build import build
 from wellfed.config.files import folder_lookup
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError, DataError
+from wellfed.record.entries import RunRecord
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 
 
@@ -41,7 +41,7 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
         raise ConfigError.of(str(checkpoint), "is not a checkpoint that can be read.", WAY_OUT)
     weights = load_checkpoint(checkpoint, ("state_dict",))["state_dict"]
     try:
-        workload = record.RunRecord.read(folder).filled_config()["workload"]
+        workload = RunRecord.read(folder).filled_config()["workload"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{checkpoint} has no run record beside it ({error}). Keep it in its run folder.") from error
     if model_args is None:

@@ -23,7 +23,7 @@ from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader, train_loader
 from wellfed.plan.run_plan import LoaderSection, RunPlan
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.run.objects.run_objects import RunObjects
 
 

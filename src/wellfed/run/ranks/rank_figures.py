@@ -21,7 +21,7 @@ from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
 from wellfed.observe.timing.readiness import Rows, StepTable, summarise
 from wellfed.observe.timing.wall import waited_for_a_core_s
-from wellfed.record import RankEntry
+from wellfed.record.entries import RankEntry
 from wellfed.run.outcome import RankEnded
 from wellfed.units import mib
 

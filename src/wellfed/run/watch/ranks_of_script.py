@@ -27,7 +27,7 @@ from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.ranks import Launch, launched
-from wellfed.record import RankEntry
+from wellfed.record.entries import RankEntry
 from wellfed.run.ranks import store as stores
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.run.watch.script_process import ScriptEnd

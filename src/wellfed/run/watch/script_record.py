@@ -33,7 +33,8 @@ from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.observe.timing.readiness import Rows, StepTable
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.record import EventKind, PlanEntry, RankEntry, RunRecord, git_state
+from wellfed.record.entries import EventKind, PlanEntry, RankEntry, RunRecord
+from wellfed.record.provenance import git_state
 from wellfed.run.folder import run_folder
 from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.run.watch.script_process import Script, ScriptEnd

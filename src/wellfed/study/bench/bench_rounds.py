@@ -30,7 +30,8 @@ from wellfed.explain.report.slowdown import reasons_against
 from wellfed.masking import hidden, hidden_in, masked_override
 from wellfed.observe.timing.interval import mean_ratio
 from wellfed.process import die_with_parent
-from wellfed.record import RunRecord, plain, write_atomically
+from wellfed.record.entries import RunRecord
+from wellfed.record.files import plain, write_atomically
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.study.bench.bench_sides import BenchSide
 from wellfed.study.ledger import in_turn

@@ -15,7 +15,7 @@ from wellfed.command_line import command
 from wellfed.errors import ConfigError
 from wellfed.masking import masked_override
 from wellfed.process import StopRequest
-from wellfed.record import git_output, git_state
+from wellfed.record.provenance import git_output, git_state
 
 _SCRIPT = Path("src", "train.py")
 _CHECKOUT_S = 600

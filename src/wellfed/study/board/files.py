@@ -12,7 +12,7 @@ from typing import Any
 
 from wellfed.command_line import command
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.record import write_atomically
+from wellfed.record.files import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
 from wellfed.study.points.grid import of_one_run

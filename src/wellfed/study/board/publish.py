@@ -14,11 +14,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from wellfed import record
 from wellfed.config.schema import LoggerConfig
 from wellfed.observe.loggers import wandb_sink
 from wellfed.observe.loggers.wandb_sink import WandbSink
 from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.record import entries
+from wellfed.record.entries import FILE_NAME
+from wellfed.record.files import write_atomically
 from wellfed.study.board.files import CSV
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
@@ -48,8 +50,8 @@ def unpublished(folder: Path, rows: Sequence[Row]) -> list[tuple[Row, dict[str, 
     found = []
     for row in rows:
         with suppress(OSError, ValueError):
-            if row.folder and not (entries := record.read(folder / row.folder)).get("wandb"):
-                found.append((row, entries))
+            if row.folder and not (recorded := entries.read(folder / row.folder)).get("wandb"):
+                found.append((row, recorded))
     return found
 
 
@@ -73,20 +75,20 @@ def publish(folder: Path, file: SweepFile, trials: Sequence[tuple[Row, dict[str,
     sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
     sink.table("leaderboard", columns, table)
     sink.finish({"points": len(table)}, 0)
-    for row, entries in trials:
+    for row, recorded in trials:
         _copy(
-            folder / row.folder, row, entries, open_run(folder / row.folder, name=row.point, config=entries["config"])
+            folder / row.folder, row, recorded, open_run(folder / row.folder, name=row.point, config=recorded["config"])
         )
 
 
-def _copy(folder: Path, row: Row, entries: dict[str, Any], sink: WandbSink) -> None:
+def _copy(folder: Path, row: Row, recorded: dict[str, Any], sink: WandbSink) -> None:
     """Copies telemetry and figures of a trial, and notes it in the trial's record."""
     for figures in _telemetry(folder / "telemetry.csv"):
         sink.log(figures)
     known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
-    sink.finish({name: value for name, value in known.items() if value is not None}, entries.get("exit_code") or 0)
+    sink.finish({name: value for name, value in known.items() if value is not None}, recorded.get("exit_code") or 0)
     copied = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
-    record.write_atomically(folder / record.FILE_NAME, json.dumps({**entries, "wandb": copied}, indent=1) + "\n")
+    write_atomically(folder / FILE_NAME, json.dumps({**recorded, "wandb": copied}, indent=1) + "\n")
 
 
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:

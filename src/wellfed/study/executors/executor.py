@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.process import StopRequest
-from wellfed.record import Status
+from wellfed.record.entries import Status
 from wellfed.study.row import Row
 
 if TYPE_CHECKING:

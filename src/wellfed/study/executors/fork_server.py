@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.masking import MaskedStream
 from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
-from wellfed.record import Status
+from wellfed.record.entries import Status
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
 _LOOK_S = 0.5

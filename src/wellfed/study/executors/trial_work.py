@@ -29,7 +29,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers import wandb_sink
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record import engine_state
+from wellfed.record.provenance import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.run_objects import RunObjects

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from wellfed.record import Status, plain
+from wellfed.record.entries import Status
+from wellfed.record.files import plain
 from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint

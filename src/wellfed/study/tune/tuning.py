@@ -31,7 +31,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
-from wellfed.record import differences
+from wellfed.record.entries import differences
 from wellfed.study.board import step_table
 from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.executors.executor import Executor
 from wellfed.study.ledger import Ledger, in_turn
 from wellfed.study.points.grid import GridPoint, point_id

@@ -20,7 +20,8 @@ from wellfed.config.schema import LoaderConfig, MemoryConfig, RunConfig, TuneCon
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.run_plan import only_planned
-from wellfed.record import RunRecord, plain
+from wellfed.record.entries import RunRecord
+from wellfed.record.files import plain
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
 from wellfed.study.points.guided.change import knob_of, with_overrides
 from wellfed.study.points.guided.gain import TuneGain

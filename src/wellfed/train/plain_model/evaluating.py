@@ -13,7 +13,7 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
-from wellfed.record import OnEvent
+from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss_faults import add_place

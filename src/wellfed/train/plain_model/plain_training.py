@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
-from wellfed.record import OnEvent
+from wellfed.record.entries import OnEvent
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating

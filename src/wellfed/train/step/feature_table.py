@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
-from wellfed.record import OnEvent
+from wellfed.record.entries import OnEvent
 from wellfed.train.memory import features as sources
 from wellfed.train.memory import oom
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.record import OnEvent
+from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.step_down import Fallbacks, one_weight_at_a_time
 from wellfed.train.memory.step_start import StepStart

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wellfed.batches import Delivery
 from wellfed.errors import ModelError
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
-from wellfed.record import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart

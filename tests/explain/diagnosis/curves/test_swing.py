@@ -7,7 +7,7 @@ from tests.kit.evidence_of import evidence
 from tests.kit.few import slow
 from wellfed.explain.diagnosis.curves.swing import swing_in_time
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def wave(rng, *, period_s, interval_s, duration_s, jitter=0.0, duty=0.5, low=9, high=90):

@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.pictures.machine_pictures import ranks_side_by_side
 from wellfed.explain.report.run_lines import MOST_GPUS
 from wellfed.explain.report.run_page import to_html
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def rank(number: int, wait_frac: float, **more: Any) -> Any:

@@ -9,7 +9,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.explain.report.pictures.run_pictures import metrics
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 STEPS = np.arange(1.0, 11.0)
 

@@ -12,7 +12,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.pictures import run_pictures as own
 from wellfed.explain.report.pictures.run_pictures import own_pictures
 from wellfed.explain.report.run_page import to_html
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def png() -> bytes:

@@ -13,7 +13,7 @@ from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.machine_pictures import utilisation
 from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.explain.report.pictures.step_time_picture import parts_of, step_time
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def of_machine(folder: Path, **made: Any) -> list[PagePicture]:

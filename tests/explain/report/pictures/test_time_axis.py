@@ -9,7 +9,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES
 from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 
 def evidence(phases: list[str], interval_s: float = 1.0, saved_s: tuple[float, ...] = ()) -> Evidence:

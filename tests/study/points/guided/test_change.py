@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.change import TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.row import Row

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kit.few import slow
 from tests.kit.made_machine import GRID, MadeMachine
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.propose import GuidedPoints

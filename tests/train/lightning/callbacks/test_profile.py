@@ -14,7 +14,7 @@ from tests.kit import tiny
 from tests.observe.timing.test_trace_figures import event
 from wellfed.observe.timing.step_clock import StepClock, StepRow
 from wellfed.observe.timing.trace_figures import STEP
-from wellfed.record import ProfileEntry
+from wellfed.record.entries import ProfileEntry
 from wellfed.train.lightning.callbacks import profile
 from wellfed.train.lightning.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace

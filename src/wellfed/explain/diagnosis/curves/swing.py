@@ -16,7 +16,7 @@ import numpy as np
 from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
 from wellfed.observe.telemetry.machines import named
-from wellfed.record import RunRecord, SwingEntry
+from wellfed.record.entries import RunRecord, SwingEntry
 from wellfed.units import counted, show_duration
 
 MIN_PERIODS, MIN_SAMPLES = 5, 40

@@ -18,7 +18,7 @@ from wellfed.explain.diagnosis.finding import Gain
 from wellfed.explain.diagnosis.gains.feeding import is_starved
 from wellfed.observe.telemetry.machines import label_of
 from wellfed.ranks import largest_share
-from wellfed.record import SynchronisationEntry
+from wellfed.record.entries import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
 """Limit of a card: waits of the host for it, slow launches, memory bandwidth, or kernels that fill a part of it."""

@@ -25,7 +25,7 @@ from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.hardware.profiles import lacks_tensor_cores
 from wellfed.observe.telemetry.machines import named
-from wellfed.record import SynchronisationEntry
+from wellfed.record.entries import SynchronisationEntry
 from wellfed.units import counted, show_factor, show_ms, show_percent
 
 

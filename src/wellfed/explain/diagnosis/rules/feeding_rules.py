@@ -34,7 +34,7 @@ from wellfed.explain.diagnosis.waiting import (
     waiting_for,
     way_out_of_latency,
 )
-from wellfed.record import WallEntry
+from wellfed.record.entries import WallEntry
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
 
 _UNUSED_FETCH = ". The data has fetch, which builds whole batches, but the loader requests single samples."

@@ -14,7 +14,7 @@ from wellfed.explain.diagnosis.gains.pauses import MOST_RATIO, distance, gain_of
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.observe.timing.wall import hooks_within_steps_s
-from wellfed.record import WallEntry
+from wellfed.record.entries import WallEntry
 from wellfed.units import show_duration, show_percent
 
 _CHECKPOINT_KNOB, _VALIDATE_KNOB = "trainer.checkpoint_every_steps", "trainer.validate_every_steps"

@@ -31,7 +31,7 @@ from typing import Literal
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.record import RankEntry
+from wellfed.record.entries import RankEntry
 from wellfed.units import MIB, show_bytes, show_count, show_ms, show_percent
 
 Part = Literal["wait", "copy", "host", "forward", "optimizer"]

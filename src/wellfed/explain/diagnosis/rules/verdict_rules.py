@@ -16,7 +16,7 @@ from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import HOST, named
-from wellfed.record import WallEntry
+from wellfed.record.entries import WallEntry
 from wellfed.units import counted, show_percent
 
 

@@ -29,7 +29,7 @@ from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, bin
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.machines import HOST, named
-from wellfed.record import MemoryEntry, RankEntry
+from wellfed.record.entries import MemoryEntry, RankEntry
 from wellfed.units import show_duration, show_gib, show_ms, show_percent
 
 _RULED_FRAC = 1 / 16

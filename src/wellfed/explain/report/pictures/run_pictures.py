@@ -26,7 +26,7 @@ from wellfed.explain.report.pictures.picture_parts import PAUSES, TimeAxis, binn
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, histogram, step_time
 from wellfed.explain.report.run_lines import own_files, show_figure
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 from wellfed.units import MIB, show_duration, show_percent
 
 MOST_PICTURES, MOST_BYTES = 8, MIB

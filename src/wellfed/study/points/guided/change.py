@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from wellfed.record import FindingEntry, LoadingEntry, PlanEntry, RunRecord, Status, TimeEntry
+from wellfed.record.entries import FindingEntry, LoadingEntry, PlanEntry, RunRecord, Status, TimeEntry
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from wellfed.record import FindingEntry
+from wellfed.record.entries import FindingEntry
 from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, with_overrides
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, built_by, moves

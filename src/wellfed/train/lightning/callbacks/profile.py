@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.observe.timing.trace_figures import STEP, figures
-from wellfed.record import OnEvent, ProfileEntry, ignore_event
+from wellfed.record.entries import OnEvent, ProfileEntry, ignore_event
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.module import StepModule
 

@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed.errors import INSTALLED
-from wellfed.record import SynchronisationEntry
+from wellfed.record.entries import SynchronisationEntry
 from wellfed.train.lightning.callbacks.clock import is_within_step
 
 WATCHED_STEPS = 2

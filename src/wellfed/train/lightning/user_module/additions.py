@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wellfed.observe.timing.wall import Wall
-from wellfed.record import OnEvent
+from wellfed.record.entries import OnEvent
 from wellfed.train.lightning.callbacks.clock import delivery_of, is_within_step
 from wellfed.train.lightning.callbacks.users import Last
 from wellfed.train.lightning.hooks import overrides

@@ -7,7 +7,7 @@ from tests.kit.card_evidence import on_card
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.memory_rules import device_memory_full
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.record import RunRecord
+from wellfed.record.entries import RunRecord
 
 DOWN = [
     {"kind": "oom", "step": 5, "message": "CUDA out of memory"},

@@ -1,38 +1,25 @@
-"""Writes and reads ``run.json``, the versioned record of a run.
-
-Plain data, standard library only. The run changes its `RunRecord` and replaces the file as a whole. Readers use
-`RunRecord.read`, or `read` for plain data; both turn a ``running`` record of a dead process into ``killed``.
-"""
+"""Entries of ``run.json``, and the record of a run. Its keys are a contract; docs/record.md describes each."""
 
 from __future__ import annotations
 
 import copy
-import errno
-import hashlib
 import json
 import math
-import numbers
 import os
-import platform
-import re
 import socket
-import stat
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
-from wellfed import __version__, project
 from wellfed.errors import ErrorKind
 from wellfed.masking import hidden_in
+from wellfed.process import boot_id, is_alive, process_start
+from wellfed.record.files import plain, write_atomically
 
 SCHEMA = 1
 FILE_NAME = "run.json"
-
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
 EventKind = Literal[
     "checkpoint", "resume", "oom", "step_down", "thrash", "ladder", "restart", "checkpoint_damaged",
@@ -537,70 +524,6 @@ class RunRecord:
         write_atomically(folder / FILE_NAME, self.to_json())
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a temporary file, flushes it to disk and renames it over ``path``; removes it on failure."""
-    # Two processes in two containers, or on two machines, may have the same id.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:  # also a signal's
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def regular(path: Path) -> Path:
-    """Returns the path of a file or folder.
-
-    Raises:
-        OSError: there is none. With ``errno.EINVAL``: it is a named pipe, a socket or a device, where reading could
-            wait for ever.
-    """
-    mode = path.stat().st_mode
-    kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
-    if kind := next((kind for kind, is_so in kinds.items() if is_so(mode)), ""):
-        raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))
-    return path
-
-
-LARGEST = 32 * 2**20
-"""Maximum size in bytes of a record, or another file that is read whole. Records are smaller, since their events are
-bounded."""
-
-
-def text_of(path: Path, errors: str = "strict") -> str:
-    """Returns the text of a file that is read whole.
-
-    Raises:
-        OSError: it can't be read, or is no file.
-        ValueError: it is larger than any that is written, or no text.
-    """
-    if (size := regular(path).stat().st_size) > LARGEST:
-        raise ValueError(f"it has {size >> 20} MiB, and such a file at most {LARGEST >> 20}")
-    return path.read_text(encoding="utf-8", errors=errors)
-
-
-LONGEST_LINE = 2**20
-"""Characters of a line of a ledger or a table; a longer line is damage."""
-
-
-def lines_of(stream: IO[str], *, goes_on: bool) -> Iterator[str]:
-    """Yields the lines of a ledger or a table, and of a line longer than `LONGEST_LINE` its beginning.
-
-    Args:
-        goes_on: step over the rest of such a line; else it is the last one.
-    """
-    while line := stream.readline(LONGEST_LINE):
-        yield line
-        while len(line) == LONGEST_LINE and not line.endswith("\n"):
-            if not goes_on:
-                return
-            line = stream.readline(LONGEST_LINE)
-
-
 def read(folder: Path) -> dict[str, Any]:
     """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
@@ -624,25 +547,6 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
-_HIGHEST = 1e18
-"""Largest absolute value accepted as a figure."""
-_LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40
-
-
-def bounded(value: Any, depth: int = 0) -> Any:
-    """Returns parsed JSON of bounded size, with null for impossible numbers and for values nested deeper than
-    `_DEEPEST`."""
-    if isinstance(value, str):
-        return value[:_LONGEST_TEXT]
-    if isinstance(value, (int, float)):
-        return value if isinstance(value, bool) or -_HIGHEST <= value <= _HIGHEST else None
-    if value is None or depth > _DEEPEST:
-        return None
-    if isinstance(value, dict):
-        return {key[:_LONGEST_TEXT]: bounded(item, depth + 1) for key, item in islice(value.items(), _MOST_ITEMS)}
-    return [bounded(item, depth + 1) for item in value[:_MOST_ITEMS]]
-
-
 def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of ``config`` with ``values`` set, by dotted knob."""
     filled = copy.deepcopy(dict(config))
@@ -664,124 +568,3 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
         return found
     is_nan = isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new)
     return [] if is_nan or old == new else [(name, old, new)]
-
-
-def is_alive(record: Mapping[str, Any]) -> bool:
-    """Returns whether the process of a running record may still run. Processes on other hosts count as alive."""
-    if record.get("host_name") != socket.gethostname():
-        return True
-    pid = int(record.get("pid") or 0)
-    if record.get("boot_id") != boot_id() or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # exists, but belongs to another user
-    stat = _stat(pid)
-    if stat is not None and stat[0] in "ZX":  # it has ended. In a container without an init its number stays in use
-        return False
-    then, now = record.get("process_start"), process_start(pid)
-    return then is None or now is None or then == now  # another process may have the same id
-
-
-def process_start(pid: int) -> int | None:
-    """Returns the start of a process in clock ticks since boot; None if the system does not report it."""
-    found = _stat(pid)
-    return None if found is None else int(found[19])  # field 22 of proc(5)
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Returns the fields of ``/proc/<pid>/stat`` from the third (the state) on; None if the system has none."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-    except OSError:
-        return None
-    fields = after_name.split()
-    return fields if len(fields) > 19 else None
-
-
-def boot_id() -> str:
-    """Returns an id of this boot, which distinguishes processes with the same id before and after a restart."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return platform.node()
-
-
-_MOST_CHANGED = 100
-"""Maximum number of changed files that are named."""
-_OF_ANOTHER_REPOSITORY = (
-    *("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"),
-    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
-)
-"""Variables that git sets for a hook. With them a command would work on the repository of the hook."""
-
-
-def git_output(folder: Path, *arguments: str, timeout_s: float = 20) -> str:
-    """Returns the output of a git command in a folder. It takes no lock that a user's command would wait for.
-
-    Raises:
-        OSError: git can't be started.
-        subprocess.SubprocessError: the command fails, or takes longer than ``timeout_s``.
-    """
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
-    command, environment = ["git", "-C", str(folder), *arguments], {**kept, "GIT_OPTIONAL_LOCKS": "0"}
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True, env=environment
-    ).stdout
-
-
-def git_state(folder: Path) -> GitState | None:
-    """Returns commit and changes of the checkout that holds ``folder``; None outside one or without git."""
-    try:
-        commit = git_output(folder, "rev-parse", "HEAD").strip()
-        diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
-        # Of the whole checkout, as the diff.
-        untracked = git_output(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
-    changed = [*re.findall(r"^\+\+\+ b/(.*)$", diff, flags=re.MULTILINE), *untracked.splitlines()]
-    return {"commit": commit, "dirty": bool(changed or digest), "changed": changed[:_MOST_CHANGED], "digest": digest}
-
-
-def engine_state() -> EngineState:
-    """Returns the engine that this process uses. Calls git once if it is in a checkout of its own."""
-    return _engine_state(project.root())
-
-
-@cache
-def _engine_state(folder: Path) -> EngineState:
-    within = project.is_engine_within(folder)
-    git = None if within or project.is_engine_installed() else git_state(project.ENGINE)
-    return {
-        "version": __version__,
-        "commit": None if git is None else git["commit"],
-        "dirty": git is not None and git["dirty"],
-        "within_project": within,
-    }
-
-
-def engine_version(engine: EngineState | None) -> str:
-    """Returns the engine as text: ``wellfed 0.2.0``, with its commit if it has a checkout of its own."""
-    if engine is None:  # a record of an earlier version
-        return "wellfed of an unknown version"
-    commit = f" at {engine['commit'][:10]}{'+' if engine['dirty'] else ''}" if engine["commit"] else ""
-    return f"wellfed {engine['version']}{commit}"
-
-
-def plain(value: Any) -> Any:
-    """Returns the value as JSON types; others are converted."""
-    if isinstance(value, (str, bool)) or value is None:
-        return value
-    if isinstance(value, numbers.Integral):  # includes numpy's
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return str(value)
