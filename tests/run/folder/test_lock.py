@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,18 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) 
         assert held_by(tmp_path) == name
         assert told(tmp_path) == str(refusal(tmp_path, name))
     assert held_by(tmp_path) is None
+
+
+@pytest.mark.parametrize("before", ["", '{"pid": 1, "host_name": "HERE", "boot_id": "another"}'], ids=["none", "dead"])
+def test_a_name_that_comes_a_little_later_is_waited_for(tmp_path: Path, before: str) -> None:
+    with holder(tmp_path) as other:
+        named = tmp_path / ".lock.json"
+        own = named.read_text()
+        named.write_text(before.replace("HERE", socket.gethostname()))
+        writer = threading.Timer(0.3, named.write_text, [own])
+        writer.start()
+        assert f"process {other.pid} on" in told(tmp_path)
+        writer.join()
 
 
 @pytest.mark.parametrize("arguments", [(), ("fork",)], ids=["alone", "with a forked worker that lives on"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,9 @@ FILE_NAME = ".lock"
 """Name of the lock file, and beginning of the name of the file that names its holder."""
 _HOLDER = ".lock.json"
 _LEFT_S = 6.0
-"""Maximum seconds to wait for forked children of a dead process, which may keep its lock until they notice its end."""
+"""Maximum seconds to wait for a holder that has no name yet, or is dead: forked children may keep its lock until they
+notice its end."""
+_POLL_S = 0.05
 _held: set[Path] = set()
 """Folders that this process has locked."""
 
@@ -62,15 +65,16 @@ def _locked(folder: Path) -> FileLock:
     from filelock import FileLock, SoftFileLock, Timeout  # imports asyncio
 
     lock = FileLock(folder / FILE_NAME)
+    end_s = time.monotonic() + _LEFT_S
     try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if _holder(folder) is not None:
-                raise
-            lock.acquire(timeout=_LEFT_S)
-    except Timeout as error:
-        raise refusal(folder, _shown(_holder(folder))) from error
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout as error:
+                holder = _holder(folder)
+                if holder or time.monotonic() > end_s:
+                    raise refusal(folder, _shown(holder)) from error
+                time.sleep(_POLL_S)
     except (OSError, NotImplementedError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
         way_out = "Name a folder that can be written, on a file system with file locks."
