@@ -5,7 +5,6 @@ of the settings: weights, events, figures, the peak of its card's tensors, or th
 """
 
 import json
-import math
 import os
 import sys
 from dataclasses import dataclass
@@ -28,26 +27,24 @@ from wellfed.train.step.gradients import GradientAverage
 
 @dataclass
 class Lack:
-    """Lack of memory: its place, the rank, the first call of the model, the most samples that fit, and how often."""
+    """Lack of memory: its place, the rank, the first call of the model and the most samples that fit."""
 
     place: str = ""
     rank: int = 0
     since: int = 0
     above: int = 0
-    times: float = math.inf
     calls: int = 0
     """Calls of the model so far."""
 
     def is_at(self, place: str, size: int) -> bool:
         """Returns whether memory is lacking there for ``size`` samples."""
         is_here = place == self.place and self.rank == int(os.environ["RANK"])
-        return is_here and self.calls >= self.since and size > self.above and self.times > 0
+        return is_here and self.calls >= self.since and size > self.above
 
     def come_to(self, place: str, device: torch.device, size: int = 1000) -> None:
         """Raises the error of a lack of memory, if this is its place."""
         if not self.is_at(place, size):
             return
-        self.times -= 1
         if device.type == "cuda":
             torch.empty(2**30, dtype=torch.uint8, device=device)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
@@ -75,7 +72,7 @@ class Momentum(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
         first = self.param_groups[0]["params"][0]
-        self.lack.come_to("state" if closure is None else "step", first.device)
+        self.lack.come_to("step", first.device)
         if self.lack.is_at("within step", 1000):
             with torch.no_grad():
                 first.add_(1.0)

@@ -339,6 +339,7 @@ def test_fifty_steps_on_a_card_that_has_no_room() -> None:
 
 @pytest.mark.parametrize("precision", few(PRECISIONS, 1))
 def test_a_step_of_the_optimizer_needs_the_last_checkpoint(precision: str) -> None:
-    with pytest.raises(RestartNeeded, match="in the optimizer's step 8") as caught:
+    step = 11 if precision == "16-mixed" else 8  # the scaler has left out three steps by then
+    with pytest.raises(RestartNeeded, match=f"in the optimizer's step {step},") as caught:
         trained(Place("optimizer", since=8), precision, CPU)
     assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")

@@ -43,7 +43,6 @@ def distance(one: Any, other: Any) -> float:
 SMALLER = {"memory.micro_batch": 8}
 ONE_BY_ONE = {"workload.optimizer.foreach": False}
 PLACES = {
-    "state": ({"times": 1}, "in the optimizer's step 1, with micro-batches of 16", ONE_BY_ONE),
     "forward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
     "backward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
     "sums": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),  # of gradients, after all passes
