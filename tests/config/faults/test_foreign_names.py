@@ -7,6 +7,7 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.faults.explain_refusal import ABSENT, NAMES, NOTES, VALUES
+from wellfed.config.faults.gone import GONE
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.knobs import entries
 from wellfed.config.schema import RunConfig
@@ -123,6 +124,13 @@ def test_whatever_is_offered_is_a_knob_or_an_option() -> None:
 def test_what_there_is_none_of_says_what_there_is() -> None:
     found = faults_of([f"trainer.{name}=1" for name in ABSENT])
     assert found == {f"trainer.{name}=1": text for name, text in ABSENT.items()}
+
+
+def test_a_knob_that_is_gone_says_what_to_do_instead() -> None:
+    knobs = [name for name in GONE if not name.startswith("wellfed ")]
+    assert len(knobs) >= 7
+    for name, told in faults_of([f"{name}=1" for name in knobs]).items():
+        assert GONE[name.removesuffix("=1")] in told
 
 
 def test_the_table_names_what_there_is() -> None:

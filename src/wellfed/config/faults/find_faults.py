@@ -20,6 +20,7 @@ from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob, ours_for
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
+from wellfed.config.faults.gone import GONE
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS, job_of
@@ -175,14 +176,15 @@ class _Search:
     def _add_value_fault(self, index: int, parsed: Override, error: Exception) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
         ours, note = "", ""
-        if dotted not in self.knobs and not parsed.is_delete():
+        is_gone = dotted in GONE
+        if dotted not in self.knobs and not parsed.is_delete() and not is_gone:
             value = text.partition("=")[2]
             ours, note = ours_for(dotted, value, self.knobs)
             if self.schema is RunConfig and dotted in entries(TuneRunConfig):
                 ours, note = "", f"It is a knob of {command('tune')}: write it there."
             if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
                 note = f"It must be {knob.must_be}. {note}".rstrip()
-        near = nearest_knob(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
+        near = nearest_knob(self.schema, dotted) if not (ours or note or is_gone or dotted in self.knobs) else None
         meant = ours.partition("=")[0].lstrip("+") or near
         if parsed.is_delete():
             problem, way_out = explain_delete(self.schema, dotted)
