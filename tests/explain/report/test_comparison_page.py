@@ -97,7 +97,7 @@ def test_a_browser_shows_both_within_the_width_of_a_phone(chromium: Path, tmp_pa
     assert "CONSOLE" not in done.stderr
     width, room = Page(done.stdout.partition("</title>")[0].partition("<title>")[2]).text.split(",")
     assert int(width) <= int(room)
-    assert done.stdout.count("<svg") == 4
+    assert done.stdout.count("<canvas") == 4
 
 
 def test_several_runs_lie_over_each_other_and_stand_beside_each_other() -> None:
