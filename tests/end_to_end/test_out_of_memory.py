@@ -41,6 +41,7 @@ class Model(nn.Module):
         self.stage, self.at, self.calls = stage, at, 0
         Optimizer.failures = {"state": 1000, "no state": 1000}.get(stage, 0)
         Optimizer.needs_foreach = stage == "state"
+        Optimizer.fails_at = at if stage == "optimizer" else 1000
     def _apply(self, move, recurse=True):
         found = super()._apply(move, recurse)
         if self.stage == "build" and self.large.is_cuda: full(self.large.device)
@@ -67,7 +68,6 @@ class Model(nn.Module):
         loss = activations.mean() + 0 * self.large.sum()
         if self.stage == "backward" and on_card and self.calls >= self.at:
             loss = Fails.apply(loss)
-        if self.stage == "optimizer" and self.calls >= self.at: Optimizer.fails = True
         return LossOutput(loss)
 
 class Fails(torch.autograd.Function):
@@ -77,7 +77,6 @@ class Fails(torch.autograd.Function):
     def backward(context, gradient): return full(gradient.device)
 
 class Optimizer(torch.optim.AdamW):
-    fails = False
     failures = 0
     needs_foreach = False
     def step(self, closure=None):
@@ -87,7 +86,8 @@ class Optimizer(torch.optim.AdamW):
             Optimizer.failures -= 1
             full("cuda")
         loss = super().step(closure)
-        if Optimizer.fails and weights[0].is_cuda: full("cuda")  # not in the prediction, which runs on the CPU
+        # Adam's own count, since steps that try the loader are other optimizers'.
+        if weights[0].is_cuda and self.state[weights[0]]["step"] >= Optimizer.fails_at: full("cuda")
         return loss
 '''
 
@@ -146,7 +146,7 @@ STAGES = {
     "first batch": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
     "backward": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
     "no state": "in the optimizer's step 1,",
-    "optimizer": "in the optimizer's step",
+    "optimizer": "in the optimizer's step 5,",
     "validation": "in the val split with one sample",
     "checkpoint": "out of memory",
 }
