@@ -101,7 +101,8 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     yield made
     for server in made.made:
         server.close()
-    assert set(psutil.Process().children()) <= before
+    left = set(psutil.Process().children()) - before
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []  # init may reap orphans late
 
 
 def test_what_a_job_and_its_children_print_goes_to_its_folder(

@@ -126,7 +126,8 @@ def local(tmp_path: Path) -> Iterator[Make]:
     yield make
     for each in made:
         each.__exit__(None, None, None)
-    assert set(psutil.Process().children()) <= before
+    left = set(psutil.Process().children()) - before
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []  # init may reap orphans late
 
 
 def test_each_trial_is_told_and_what_is_shared_is_prepared_once(local: Make) -> None:
