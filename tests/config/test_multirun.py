@@ -4,9 +4,9 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -243,13 +243,14 @@ def test_a_later_point_is_as_hydra_composes_it(
     loader, master = opened()
     first = OmegaConf.to_yaml(loader.load_sweep_config(master, OF_A_FILE))
     composed = list[list[str]]()
-    hydras = ConfigLoaderImpl.load_sweep_config
+    hydras: Any = type(loader).__base__
+    load = hydras.load_sweep_config
 
-    def counted(self: ConfigLoaderImpl, master: DictConfig, overrides: list[str]) -> DictConfig:
+    def counted(self: ConfigLoader, master: DictConfig, overrides: list[str]) -> Any:
         composed.append(overrides)
-        return hydras(self, master, overrides)
+        return load(self, master, overrides)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+    monkeypatch.setattr(hydras, "load_sweep_config", counted)
     made = loader.load_sweep_config(master, later)
     assert bool(composed) != is_made_from_the_first
     as_hydra = open_hydra().config_loader.load_sweep_config(master, later)  # the first point of this loader

@@ -1,4 +1,4 @@
-"""Plugin ``hydra/sweeper=wellfed`` with its default ``hydra/launcher=wellfed``; a sweep option chooses both.
+"""Plugin ``hydra/sweeper=wellfed``, which an option of ``sweep`` or ``search`` needs.
 
 Imported at every start of Hydra: standard library and Hydra alone at the top of each file.
 """

@@ -42,8 +42,10 @@ class WellfedSweeper(Sweeper):
         if is_sweep and (search := multirun.choices.get("search")):
             problem = f"times short trials, and search={search} runs whole trainings: not both."
             raise ConfigError.of(f"sweep={multirun.choices['sweep']}", problem, "Leave one of them out.")
-        is_default = self.config.hydra.runtime.choices["hydra/launcher"] == "wellfed"
-        is_forked = is_default and (MAY_FORK or is_sweep or "search" in multirun.choices)
+        hydra = self.config.hydra
+        is_typed = any(text.lstrip("+").startswith("hydra/launcher=") for text in hydra.overrides.hydra)
+        is_other = is_typed or hydra.runtime.choices["hydra/launcher"] != "basic"  # Hydra's default
+        is_forked = not is_other and (MAY_FORK or is_sweep or "search" in multirun.choices)
         launch = None if is_forked else self._launch
         if is_sweep:
             from wellfed.study.sweep import run_sweep
@@ -78,10 +80,3 @@ ConfigStore.instance().store(
     node={"_target_": f"{__name__}.WellfedSweeper", "max_batch_size": None, "params": None},
     provider="wellfed",
 )
-ConfigStore.instance().store(
-    group="hydra/launcher",
-    name="wellfed",
-    node={"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
-    provider="wellfed",
-)
-"""The default: `WellfedSweeper` forks trials without it. Under another sweeper it is Hydra's own launcher."""

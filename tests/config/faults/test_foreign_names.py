@@ -127,10 +127,13 @@ def test_what_there_is_none_of_says_what_there_is() -> None:
 
 
 def test_a_knob_that_is_gone_says_what_to_do_instead() -> None:
-    knobs = [name for name in GONE if not name.startswith("wellfed ")]
-    assert len(knobs) >= 7
-    for name, told in faults_of([f"{name}=1" for name in knobs]).items():
-        assert GONE[name.removesuffix("=1")] in told
+    typed = {
+        name if "=" in name else f"{name}=1": told for name, told in GONE.items() if not name.startswith("wellfed ")
+    }
+    assert len(typed) >= 7
+    found = faults_of(list(typed))
+    assert all(typed[where] in way_out for where, way_out in found.items())
+    assert found.keys() == typed.keys()
 
 
 def test_the_table_names_what_there_is() -> None:

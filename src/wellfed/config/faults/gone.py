@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 GONE: Mapping[str, str] = {
     "gpu.ballast": "leave it out; a named card limits what torch may reserve (gpu.enforce)",
+    "hydra/launcher=wellfed": "leave it out; trials are forked unless another launcher is chosen",
     "loader.shuffle_buffer": "shuffle in the stream itself, by set_epoch(epoch), or use a dataset with __getitem__",
     "logger.diff": "leave it out; run.json names the changed files and the digest of the change, no longer its text",
     "memory.micro_batch_steps": "leave it out; the micro-batch is halved when memory runs out",

@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.explain_refusal import nearest, our_value
+from wellfed.config.faults.gone import what_instead
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order
 from wellfed.errors import Fault
@@ -130,6 +131,8 @@ def choice_fault(
                 return Fault(
                     text, f"needs the extra {extra}, which is not installed.", f"Install it: {install(extra)}."
                 )
+            if instead := what_instead(f"{group}={value}"):
+                return Fault(text, "there is no such option.", instead)
             near = our_value(group, str(value)) or nearest(str(value), options)
             meant = near if near and "=" in near else f"{group}={near}"
             way_out = f"{listed} Did you mean {meant}?" if near else listed

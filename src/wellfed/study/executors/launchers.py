@@ -56,6 +56,7 @@ class LaunchingExecutor(Executor):
             end, self.settings.stop.signum = Stopped(signum), signum
         except Exception as error:  # noqa: BLE001  of the launcher: no cluster, wrong arguments, a lost worker
             end = ExecutorLost(f"Hydra's launcher failed: {type(error).__name__}: {first_line(error)}.")
+            end.__cause__ = error
         for trial in trials:
             if end is None or complete_record(self.settings.folder / trial.row.folder) is not None:
                 yield trial, self._row(trial, self._end(trial))
