@@ -177,7 +177,6 @@ class OutOfMemoryExhausted(WellfedError):
     kind: Literal["device_oom", "host_oom"] = "device_oom"
     is_of_other_rank = False
     """Whether another rank reports the error."""
-    """Whether all ranks raise it at the same point of the same step, so that they can save a checkpoint together."""
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)

@@ -183,6 +183,16 @@ def test_a_build_that_raises_leaves_nothing(error: BaseException, tmp_path: Path
     assert [path.name for path in (tmp_path / "images").iterdir()] == [f"{digest([source], {})}.lock"]
 
 
+def test_an_error_of_the_users_files_stays_what_it_is(tmp_path: Path, source: Path):
+    """Pillow's errors about pictures are OSErrors without a file."""
+
+    def build(folder: Path) -> None:
+        raise OSError("image file is truncated")
+
+    with pytest.raises(OSError, match="image file is truncated"):
+        prepared(tmp_path / "cache", "pictures", [source], {}, build)
+
+
 def test_a_source_that_changes_meanwhile_is_told(tmp_path: Path, source: Path):
     def build(folder: Path) -> None:
         source.write_text("more and more")

@@ -264,6 +264,58 @@ def test_a_step_applied_in_part_is_rolled_back(tmp_path: Path, monkeypatch: pyte
     check_tables(folder, 12)
 
 
+class Evaluated(nn.Module):
+    """May have no room for more than 2 samples of an evaluation."""
+
+    has_room: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        if not (Evaluated.has_room or self.training or len(batch["x"]) <= 2):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return LossOutput((self.net(batch["x"]) - batch["y"]).float().square().mean())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_an_evaluation_is_repeated_in_the_precision_of_the_run(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adam = {"_target_": "torch.optim.Adam"}
+    found = []
+    for has_room in (True, False):
+        monkeypatch.setattr(Evaluated, "has_room", has_room)
+        code, folder = ran(
+            tmp_path, f"gpu.precision={precision}", "loader.num_workers=0", model="Evaluated", optimizer=adam
+        )
+        assert code == 0
+        record = RunRecord.read(folder)
+        assert bool([event for event in record.events if event["kind"] == "oom"]) is not has_room
+        found.append(record.metrics["val/loss"])
+    assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+
+def test_an_optimizer_that_works_on_one_weight_at_a_time_does_so_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    step = torch.optim.Adam.step
+
+    def noted(self: torch.optim.Adam, *words: Any) -> Any:
+        seen.append(self.param_groups[0]["foreach"])
+        return step(self, *words)
+
+    adam = {"_target_": "torch.optim.Adam", "fused": False}
+    code, folder = ran(tmp_path, "trainer.max_epochs=1", "seed=1", model="Evaluated", optimizer=adam)
+    assert code == 0
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    more = (f"resume={folder}", "trainer.max_epochs=2", f"hydra.run.dir={folder}", "seed=1")
+    assert ran(tmp_path, *more, model="Evaluated", optimizer={**adam, "foreach": False})[0] == 0
+    assert set(seen) == {False}
+
+
 def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.ckpt"
     earlier.touch()

@@ -139,7 +139,7 @@ def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path],
         if digest(sources, settings) != folder.name:
             raise DataError(f"{first}: what was to be prepared changed meanwhile. Start again when it is whole.")
         partial.rename(folder)
-    except RuntimeError as error:  # numpy and torch raise without naming the disk
+    except (OSError, RuntimeError) as error:  # numpy and torch raise without naming the disk
         if shutil.disk_usage(partial).free < 2**20:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
@@ -162,8 +162,8 @@ def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that has more."
         return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
-    place = Path(error.filename) if isinstance(error.filename, str) else home
-    if place.is_relative_to(home) or home.is_relative_to(place):
+    place = Path(error.filename) if isinstance(error.filename, str) else None
+    if place is not None and (place.is_relative_to(home) or home.is_relative_to(place)):
         way_out = "Set paths.cache_dir to a folder that can be written to."
         return DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}")
     return error

@@ -63,7 +63,7 @@ class SampledEpochs:
             for number in range(epoch if self._is_free else min(self._next, epoch), epoch + 1):
                 self._kept[number] = self._as_long_as_first(self._draw(number), number)
             self._next = max(self._next, epoch + 1)
-            for number in sorted(self._kept.keys() - {0, epoch})[: -_KEPT or None]:
+            for number in sorted(self._kept.keys() - {0, epoch})[:-_KEPT]:
                 del self._kept[number]
         return self._kept[epoch]
 

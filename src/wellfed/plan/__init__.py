@@ -7,7 +7,6 @@
       budget                  what fits the budget, by the predictions of predict/
       micro_batch             the micro-batch: an ordered list of what decides it
     run_plan                  the plan and the facts it is made of
-    ways_that_fit             overrides after memory ran out in training
     nodes, examination        whether the ranks fit together; what the machine lacks (``wellfed doctor``)
 
 Needs no GPU, no torch (but in predict/) and no Lightning. Start from `device.plan_device` and `decide.plan_run`.

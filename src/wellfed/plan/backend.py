@@ -118,7 +118,7 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
 def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
     """Decides by the times of the first batches; ``more`` names failed and excluded backends."""
     built, step_ms = f"a batch is built in {show_ms(first.build_ms)}", first.step_ms
-    if first.timed:
+    if first.timed or first.failed:
         return _fastest(names, first, more)
     if "inline" in names and is_negligible(first):
         because = f"{built}, hardly anything beside a step of {show_ms(step_ms or 0.0)}{more}"

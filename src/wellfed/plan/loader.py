@@ -218,7 +218,9 @@ class LoaderPlanner:
             return Decided(ready.most_workers, fits, "measured")
         if of_use < most or work is not None:
             enough = f"a batch is built in {show_ms(first.build_ms)}, {steps}"
-            return Decided(min(most, of_use), f"{enough}: more would win nothing on {each}", "measured")
+            is_capped = work is not None and work.workers_advised(MOST_WORKERS, cores_each, waits_outside=False) > most
+            why = because if is_capped else f"more would win nothing on {each}"
+            return Decided(min(most, of_use), f"{enough}: {why}", "measured")
         return by_rule(most, because)
 
     def _prefetch_factor(self, backend: str, num_workers: int) -> Decided[int]:

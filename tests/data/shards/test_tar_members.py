@@ -32,13 +32,19 @@ def test_all_files_are_found_by_their_offsets(tmp_path, tar_format):
     assert walked(tmp_path, packed(FILES, tar_format)) == FILES
 
 
-def test_folders_and_links_are_passed_over(tmp_path):
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_folders_are_passed_over_and_links_are_refused(tmp_path, link):
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "x.wav").write_bytes(b"1")
-    (tmp_path / "f" / "y.wav").symlink_to("/etc/passwd")
+    if link is not None:
+        getattr(tmp_path / "f" / "y.wav", link)(tmp_path / "f" / "x.wav")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "f", "f")
-    assert [each.name for each in members(tmp_path / "a.tar")] == ["f/x.wav"]
+    if link is None:
+        assert [each.name for each in members(tmp_path / "a.tar")] == ["f/x.wav"]
+        return
+    with pytest.raises(DataError, match=r"a\.tar.*link"):
+        list(members(tmp_path / "a.tar"))
 
 
 def _flipped(content):

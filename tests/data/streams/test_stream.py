@@ -6,6 +6,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from tests.kit import sets, streams
 from wellfed.data.streams.stream import Stream, as_worker, is_stream
+from wellfed.errors import DataError
 
 
 class OnlyItems(Dataset):
@@ -67,6 +68,11 @@ class Nested(IterableDataset):
 def test_data_within_data_is_asked_too_and_what_raises_is_not_known():
     assert Stream(Nested(streams.ByWorker())).shared_by == "worker info"
     assert Stream(Nested(3)).shared_by is None
+
+
+def test_what_can_be_read_once_only_is_refused():
+    with pytest.raises(DataError, match="generator.*once only"):
+        Stream(number for number in range(5))
 
 
 def test_parts():

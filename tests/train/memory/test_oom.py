@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.train.memory import oom
 from wellfed.train.memory.oom import Attempts, Thrash, classify, lost_worker
 
 NCCL = (
@@ -198,10 +197,6 @@ def test_what_may_be_for_want_of_memory_is_believed_once(errors, expected):
             outcomes(*errors)
     else:
         assert outcomes(*errors) == expected
-
-
-def test_nothing_is_held_without_a_card():
-    assert oom.reserved_bytes() == 0
 
 
 def test_two_steps_in_a_row_with_retries() -> None:

@@ -13,8 +13,9 @@ class BackendTime:
     """Time of a training loop with one backend."""
 
     period_ms: float
-    """Mean time of a step, including the wait for its batch."""
+    """Mean time of a step in the faster of two passes, including the wait for its batch."""
     num_workers: int = 0
+    """Workers in that trial."""
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,22 @@ class Member:
 
 
 def members(path: Path) -> Iterator[Member]:
-    """Yields all files of a tar file in order, without links and devices.
+    """Yields all files of a tar file in order.
 
     Raises:
-        DataError: the file can't be read, is not a plain tar file, is damaged, or is cut off.
+        DataError: the file can't be read, is not a plain tar file, is damaged or cut off, or holds links.
     """
     try:
         with path.open("rb") as file, tarfile.open(
             fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
         ) as archive:  # fmt: skip
             for info in archive:
-                if info.isreg() and not info.issparse():
-                    yield Member(info.name, info.offset_data, info.size)
+                if info.isdir():
+                    continue
+                if not info.isreg() or info.issparse():
+                    problem = f"holds {info.name}, which is a link, sparse or no file"
+                    raise DataError(f"{path} {problem}. Pack it again with plain files: tar --hard-dereference.")
+                yield Member(info.name, info.offset_data, info.size)
             _check_end(path, file, archive.offset)
     except tarfile.TarError as error:
         problem = f"can't be read as a tar file ({error}): it is damaged, cut off, empty or compressed"

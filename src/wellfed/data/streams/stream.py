@@ -106,6 +106,11 @@ class Stream:
         """
         self.worker_init = worker_init
         self.name = type(dataset).__name__
+        if hasattr(dataset, "__next__") and not has_states(dataset):
+            raise DataError(
+                f"A {self.name} can be read once only, and an epoch is one reading. "
+                "Give the iterable that makes it: an object whose __iter__ begins anew."
+            )
         own = getattr(dataset, "gives_batches", not isinstance(dataset, IterableDataset))
         self.gives_batches = bool(own if gives_batches is None else gives_batches)
         self._take(dataset)

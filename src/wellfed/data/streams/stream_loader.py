@@ -111,6 +111,7 @@ class StreamReading:
         states = list(mark.states or [None] * mark.parts)
         to_drop = 0 if mark.states is not None else number
         """Batches before the position, read again."""
+        has_dropped = to_drop > 0
         reading = next(self._numbers)
         running = self._source.start(
             self._requests(reading, epoch, mark, order_of, ended, asked, to_drop), UNKNOWN_LENGTH
@@ -134,7 +135,9 @@ class StreamReading:
                     to_drop -= built.is_dropped or built.batch is not None
                 elif built.batch is not None:
                     states[request.part] = built.state
-                    known = list(states) if any(state is not None for state in states) else None
+                    # Parts have no state for what was dropped: the whole epoch resumes by dropping.
+                    has_states = not has_dropped and any(state is not None for state in states)
+                    known = list(states) if has_states else None
                     turn = request.round * mark.parts + request.part
                     mark = mark._replace(asked=turn + 1, states=known, ended=sorted(ended))
                     yield StreamStep(built.batch, self._size(built.batch), mark, built.took)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -106,6 +106,10 @@ class StepModule(pl.LightningModule):
         assert self.step is not None
         if (rank := self.trainer.global_rank) and self.seeds_ranks:
             generators.seed_all(seed_from(self.plain.options.seed, rank, self.trainer.global_step))
+        for optimizer in self.trainer.optimizers:
+            if optimizer.defaults.get("foreach") is False:  # a restart's change, which the checkpoint does not have
+                for group in optimizer.param_groups:
+                    group["foreach"] = False
         # A checkpoint has the rate of the schedule of its own run.
         for config in self.trainer.lr_scheduler_configs if self.plain.scheduling is None else ():
             scheduler = config.scheduler
@@ -202,10 +206,16 @@ class StepModule(pl.LightningModule):
         evaluating = self.plain.evaluating
         loader = self.trainer.val_dataloaders if split == "val" else self.trainer.test_dataloaders
         while evaluating.must_repeat:
-            evaluating.begin()
-            for delivery in loader:
-                self._evaluate(split, delivery)
+            self.evaluate_again(split, loader)
         return evaluating.end()
+
+    def evaluate_again(self, split: str, deliveries: Iterable[Delivery]) -> None:
+        """Begins the pass over a split again, in the run's precision, as Lightning's loop makes it."""
+        strategy = self.trainer.strategy
+        step = strategy.validation_step if split == "val" else strategy.test_step
+        self.plain.evaluating.begin()
+        for number, delivery in enumerate(deliveries):
+            step(self.trainer.precision_plugin.convert_input(delivery), number)
 
     @property
     def mean_of_ranks(self) -> Callable[[Tensor], Tensor] | None:

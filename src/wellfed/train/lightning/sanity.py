@@ -62,7 +62,7 @@ class SanityCheck(pl.Callback):
             self._trying = split
             with self._put_back(module), few() as deliveries, torch.no_grad():
                 module.eval()
-                metrics = _metrics(trainer, module, split, deliveries)
+                metrics = _metrics(module, split, deliveries)
                 self._trying = None
                 self._found(split, metrics)
         self._trying = None
@@ -86,15 +86,12 @@ class SanityCheck(pl.Callback):
         exception.add_note(f"in the {self._trying} batches that are tried before training{way_out}")
 
 
-def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
-    step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
+def _metrics(module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
     evaluating, few = module.plain.evaluating, list(deliveries)
     try:
         evaluating.must_repeat = True
         while evaluating.must_repeat:
-            evaluating.begin()
-            for number, delivery in enumerate(few):
-                step(delivery, number)
+            module.evaluate_again(split, few)
         return module.plain.evaluation.compute()
     finally:
         evaluating.begin()

@@ -138,11 +138,6 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def reserved_bytes() -> int:
-    """Returns the bytes that torch's allocator holds of the current card; 0 without a card."""
-    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-
-
 class Thrash:
     """Counter of steps in which the allocator had to free its cache and retry. Such a step waits for the device and is
     many times slower. Counting does not wait."""

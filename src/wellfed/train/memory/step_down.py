@@ -12,9 +12,6 @@ from wellfed.train.memory import oom
 
 MICRO_BATCH = "memory.micro_batch"
 
-FOREACH = "workload.optimizer.foreach"
-"""Knob with which an optimizer steps on all weights at once."""
-
 
 class MicroBatches:
     """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least."""

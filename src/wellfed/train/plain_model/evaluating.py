@@ -23,10 +23,6 @@ SHARING_STRATEGIES = ("auto", "ddp")
 """Strategies in which each rank has the whole model and can evaluate a batch alone."""
 
 
-class StartAgain(Exception):
-    """Memory ran out in an evaluation, which must pass over its split again, with smaller batches."""
-
-
 @dataclass
 class Evaluating:
     """Evaluation of the batches of a split, in parts of at most ``_at_most`` samples.

@@ -2,6 +2,5 @@
 
 Uses torch and the workload contract, but no Lightning, plan, configuration or loader. Start from
 `train_step.TrainStep`, which training, `fit` and the probe before training run. `step_passes.StepPasses` makes its
-forward and backward passes, for the prediction of memory too. `retry.StepRetry` repeats a step with less memory, and
-`fused_adam.FusedAdam` makes the update of the usual optimizers.
+forward and backward passes, for the prediction of memory too. `retry.StepRetry` repeats a step with less memory.
 """

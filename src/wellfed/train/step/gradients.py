@@ -18,8 +18,10 @@ def clip_by_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
 
     Takes sparse gradients too. Does not wait for the device.
     """
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    gradients = [_values_of(weight) for weight in weights if weight.grad is not None]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    gradients = [weight.grad for weight in weights]
+    if True in [gradient.is_sparse for gradient in gradients]:
+        gradients = [_values_of(weight) for weight in weights]
     if len({(one.device, one.dtype) for one in gradients}) == 1:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0))
