@@ -55,12 +55,11 @@ test-guests: $(GUESTS) ## run the tests of code that people bring: installs othe
 	$(PYTEST) -m guests $(ARGS)
 
 faults: $(TESTS) ## plant likely faults in real runs, and check what each run says of itself: ARGS="-k SIGTERM"
-	OMP_NUM_THREADS=1 $(PYTEST) -m "slow or not slow" tests/faults/test_faults.py $(ARGS)
+	$(PYTEST) -m "slow or not slow" tests/faults/test_faults.py $(ARGS)
 
 kills: $(TESTS) ## kill runs at random moments, resume them, and compare the weights: N=200 SEED=1 ARGS="--only ranks"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kills --kills $(or $(call given,N),20) $(ARGS) \
 	  $(if $(call given,SEED),--seed $(SEED))
-
 
 audit: $(GUESTS) ## look up known vulnerabilities of all pinned packages, and the licences of those that tests install
 	$(PIP) "pip-audit>=2.7"

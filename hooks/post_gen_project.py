@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ANSWERS = r"""{{ cookiecutter | tojson }}"""
@@ -36,7 +37,9 @@ def clone(answers: Mapping[str, object], target: Path) -> None:
         [*git, "clone", "--quiet", "--no-checkout", "--", address, str(target)],
         [*git, "-C", str(target), "checkout", "--quiet", "--detach", commit],
     ):
-        subprocess.run(command, env=environment, check=False)
+        with suppress(OSError):  # no git
+            if subprocess.run(command, env=environment, check=False).returncode != 0:
+                return
 
 
 def main(text: str) -> int:

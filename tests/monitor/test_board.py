@@ -52,5 +52,3 @@ def test_a_gpu_that_is_lost_or_silent_is_said_to_be():
     board.lose(1)
     assert board.latest(1) == {}
     assert board.trouble(1, 1.0).startswith("lost")
-    board.regain(1)
-    assert board.trouble(1, 1.0) is None

@@ -44,7 +44,7 @@ COMMANDS = (
     Command("plan", "every number of a run with its reason, without running it"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
     Command("watch", "any PyTorch script, unchanged: where its time goes, and what to change", composes=False),
-    Command("bench", "a configuration in turns against another commit or other settings: is it slower?"),
+    Command("bench", "a configuration in turns against another commit: is it slower?"),
     Command("doctor", "the machine, the profile it maps to, what is missing", composes=False),
     Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict", composes=False),
     Command("diagnose", "where a run lost its time, again from its files", composes=False),

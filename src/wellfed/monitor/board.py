@@ -87,16 +87,11 @@ class Board:
         return replace(host, values={**host.values, **shares})
 
     def lose(self, gpu: int) -> None:
-        """Drops the figures of a GPU until it is back."""
+        """Drops the figures of a GPU."""
         with self._lock:
             self._lost.add(gpu)
             self._latest.pop(gpu, None)
             self._processes.pop(gpu, None)
-
-    def regain(self, gpu: int) -> None:
-        """Accepts figures of a GPU again."""
-        with self._lock:
-            self._lost.discard(gpu)
 
     def set_processes(self, gpu: int, processes: Sequence[GpuProcess]) -> None:
         """Replaces the processes of a GPU."""

@@ -181,7 +181,7 @@ class TimeEntry(TypedDict):
 
 
 class StartEntry(TypedDict, total=False):
-    """Milliseconds of each stage before training; stages that were not reached are absent."""
+    """Seconds of each stage before training; stages that were not reached are absent."""
 
     imports_s: float
     """Libraries, and examining the machine."""

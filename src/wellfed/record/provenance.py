@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -40,12 +39,13 @@ def git_state(folder: Path) -> GitState | None:
     try:
         commit = git_output(folder, "rev-parse", "HEAD").strip()
         diff = git_output(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
+        named = git_output(folder, "diff", "HEAD", "--name-only", "-z")
         # Of the whole checkout, as the diff.
-        untracked = git_output(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
+        named += git_output(folder, "ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
-    changed = [*re.findall(r"^\+\+\+ b/(.*)$", diff, flags=re.MULTILINE), *untracked.splitlines()]
+    changed = [name for name in named.split("\0") if name]
     return {"commit": commit, "dirty": bool(changed or digest), "changed": changed[:_MOST_CHANGED], "digest": digest}
 
 

@@ -125,11 +125,6 @@ class Bookkeeper:
         self._watch = MachineWatch(config, facts, plan, self.journal, self.progress, driven)
         return self._watch.sampler
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether telemetry is enabled."""
-        return self._watch is not None
-
     def readings(self) -> Sequence[Sample]:
         """Returns the latest readings of telemetry, the oldest first."""
         return () if self._watch is None else tuple(self._watch.latest)

@@ -1,10 +1,10 @@
 """Runs many trials: sweeps, searches and tunes are one loop, `study.Study`.
 
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
-    bench/                                 two configurations or commits in turns, as whole runs
+    bench/                                 two commits in turns, as whole runs
     request.py  multirun_study.py          what sweep and search share
     points/                                proposes points: grid, Optuna, findings
-    executors/                             runs trials: here, by Ray, by submitit
+    executors/                             runs trials: here, or by a launcher of Hydra's
     row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
     code_version.py                        which rows are of the same code
     study_files.py  ranking/  board/       reads a study's folder, ranks it, shows it

@@ -49,8 +49,11 @@ def test_other_folders_are_left_alone(cache: Path, capsys: pytest.CaptureFixture
     mine = cache / "images" / "0123456789abcdef"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
+    being_made = next(cache.glob("images/*.lock")).with_suffix(".part")
+    being_made.mkdir()
     shown(capsys, "clear")
     assert (mine / "thesis.txt").exists()
+    assert being_made.exists()
 
 
 def test_a_kind_that_is_not_there_is_told(cache: Path, capsys: pytest.CaptureFixture[str]):

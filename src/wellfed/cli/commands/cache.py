@@ -17,8 +17,8 @@ from wellfed.data.prepared import MANIFEST
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.units import counted, show_bytes
 
-_ENTRY = re.compile(r"([0-9a-f]{16})(\..*)?")
-"""Name of an entry: its digest, with a suffix while it is built."""
+_ENTRY = re.compile(r"[0-9a-f]{16}")
+"""Name of an entry: its digest. One that is being made has a suffix, and stays."""
 _DAY_S = 24 * 3600
 
 
@@ -90,10 +90,9 @@ def entries(home: Path) -> list[CacheEntry]:
 
 def _is_entry(folder: Path) -> bool:
     """Returns whether a folder is an entry. A digest as name is not enough: it needs a lock beside it, or its list."""
-    named = _ENTRY.fullmatch(folder.name)
-    if named is None or folder.is_symlink() or not folder.is_dir():
+    if not _ENTRY.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
         return False
-    return folder.with_name(f"{named[1]}.lock").exists() or (folder / MANIFEST).is_file()
+    return folder.with_name(f"{folder.name}.lock").exists() or (folder / MANIFEST).is_file()
 
 
 def _clear(home: Path, found: Sequence[CacheEntry]) -> list[CacheEntry]:
@@ -104,6 +103,4 @@ def _clear(home: Path, found: Sequence[CacheEntry]) -> list[CacheEntry]:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             kept.append(entry)
-        else:
-            folder.with_name(f"{entry.name}.lock").unlink(missing_ok=True)
     return kept

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -21,9 +21,6 @@ from wellfed.study.executors.executor import PointPlan, StudySettings, Trial, Tr
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.slots import visible
 from wellfed.units import counted
-
-if TYPE_CHECKING:
-    pass
 
 Task = Callable[[Any, Connection], int]
 """Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
