@@ -1,6 +1,7 @@
 """Prints the lines of Python of each wing beside its cap, and fails where a wing is over it.
 
-A cap is the number of lines, rounded up to 50; it falls with the work on its wing, to the target. Nobody raises one without a sentence here that says why.
+A cap is the number of lines, rounded up to 50; it falls with the work on its wing, to the target.
+Nobody raises one without a sentence here that says why.
 """
 
 from __future__ import annotations
