@@ -242,7 +242,6 @@ def ours(num_steps: int, scratch: Path, model: str = "mlp", *more: str) -> None:
         "workload=loop",
         "loader.backend=inline",
         f"workload.data.num_steps={num_steps}",
-        "config.allow_targets=[torch,wellfed,workloads,benchmarks]",
         "trainer.max_epochs=1",
         "trainer.accelerator=cpu",
         f"trainer.gradient_clip={CLIP}",

@@ -104,7 +104,7 @@ class Machine:
         place.mkdir()
         typed = [f"workload={shape.name}", f"trainer.max_steps={planted.steps}", *overrides]
         fixed = [
-            *("--config-dir", str(self._folder / "configs"), "config.allow_targets=[planted_workload,torch,lightning]"),
+            *("--config-dir", str(self._folder / "configs")),
             *("logger=none", f"paths.log_dir={place}/logs", f"paths.cache_dir={self._folder}/cache"),
             *("telemetry.interval_s=0.1", f"trainer.accelerator={'cpu' if planted.where == 'cpu' else 'gpu'}"),
         ]

@@ -49,7 +49,6 @@ def test_help_and_no_word(capsys):
     assert "usage: python -m wellfed <command>" in capsys.readouterr().err
 
 
-ALLOWED = ("config.allow_targets=[torch,workloads]",)
 ENTRIES = ("train", "tune", "evaluate", "sweep", "search")
 
 
@@ -161,7 +160,7 @@ def test_the_command_finds_its_project_and_the_projects_packages(tmp_path, monke
     (tmp_path / "src" / "cats" / "model.py").write_text("class Net:\n    def __init__(self, **sizes): ...\n")
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    assert cli.main(["train", "--cfg", "job", "workload.model._target_=cats.model.Net", *ALLOWED]) == 0
+    assert cli.main(["train", "--cfg", "job", "workload.model._target_=cats.model.Net"]) == 0
     assert "cats.model.Net" in capsys.readouterr().out
     assert sys.path[0] == str(tmp_path / "src")
 

@@ -28,7 +28,7 @@ def test_leaves_only():
         ("loader.backend", "one of auto, torch, inline, threads, processes, own"),
         ("memory.features", "one of cache, cache_host, dynamic or null"),
         ("loader.skip_ids", "a list [..] of whole numbers"),
-        ("config.allow_targets", "a list [..] of texts"),
+        ("logger.tags", "a list [..] of texts"),
         ("sweep.retry", "a list [..] of ok, oom, failed, killed, timeout"),
         ("paths", "a group of knobs (log_dir, cache_dir, output_dir)"),
         ("workload.model", "any value"),

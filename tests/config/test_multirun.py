@@ -94,7 +94,7 @@ def test_no_value_counts_twice() -> None:
             ("seed=range(1,4)", ("1", "2", "3")),
             ("seed=choice(3,1)", ("3", "1")),
             ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
-            ("config.allow_targets=[torch],[torch,workloads]", ("[torch]", "[torch,workloads]")),
+            ("logger.tags=[a],[a,b]", ("[a]", "[a,b]")),
             ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
             ("loader.num_workers=null,2", ("null", "2")),
         ],

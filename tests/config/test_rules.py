@@ -228,13 +228,6 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "Set workload.name=a_b.",
     ),
     ("folder_name", {"workload.name": ".."}, "workload.name=..", "becomes a folder", "Set workload.name=my_workload."),
-    (
-        "packages",
-        {"config.allow_targets": ["torch", "a-b"]},
-        "config.allow_targets=a-b",
-        "is not the name of a package.",
-        "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,my_package].",
-    ),
 ]
 
 FINE: list[dict[str, Any]] = [
@@ -253,7 +246,6 @@ FINE: list[dict[str, Any]] = [
     {"trainer.best_metric": "val/loss", "trainer.best_mode": BestMode.min},
     {"resume": "auto"},
     {"workload.name": "my-model_2.1"},
-    {"config.allow_targets": ["my_package.models"]},
     {"workload.schedule": scheduler("ReduceLROnPlateau", monitor="val/loss")},
     {"callbacks": {"ema": None}},
 ]

@@ -214,7 +214,6 @@ def train(*arguments: str, cwd: Path, fresh: bool = False, **more: str) -> Done:
 
 def train_own(
     user: Path,
-    module: str,
     workload: str,
     *arguments: str,
     cwd: Path | None = None,
@@ -222,7 +221,7 @@ def train_own(
     **more: str,
 ) -> Done:
     """The same for a workload of a user's own, whose module and ``configs/`` lie in one folder."""
-    own = ("--config-dir", str(user / "configs"), f"workload={workload}", f"config.allow_targets=[{module},torch]")
+    own = ("--config-dir", str(user / "configs"), f"workload={workload}")
     paths = [str(user), *filter(None, [more.pop("PYTHONPATH", "")])]
     quick = ("logger=none", f"telemetry.ceiling_steps={ceiling_steps}")
     (cwd or user).mkdir(exist_ok=True)

@@ -53,7 +53,6 @@ def train(cwd: Path, *arguments: str) -> Done:
         "train.py",
         "--config-dir",
         str(cwd / "conf"),
-        "config.allow_targets=[points,torch]",
         "workload=points",
         "trainer.max_epochs=2",
         "trainer.checkpoint_every_steps=3",

@@ -34,7 +34,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def train(user: Path, workload: str, *arguments: str, **more: Any) -> Done:
-    return train_own(user, "brought_data", workload, *arguments, **more)
+    return train_own(user, workload, *arguments, **more)
 
 
 def steps(folder: Path) -> list[list[int]]:
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_evaluated_on_the_data_modules_test_split(user: Path) ->
     assert done.code == 0, done.text
     folder = only_folder(user, "sets")
     checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
-    typed = ["--config-dir", str(user / "configs"), checkpoint, "config.allow_targets=[brought_data,torch]"]
+    typed = ["--config-dir", str(user / "configs"), checkpoint]
     done = run("evaluate.py", *typed, cwd=user, PYTHONPATH=str(user))
     assert done.code == 0, done.text
     assert f"test/loss {record_of(folder)['metrics']['test/loss']:.6g}" in done.out

@@ -53,7 +53,7 @@ def test_a_budget_is_kept_and_used_on_a_small_card_and_a_large_one(tmp_path: Pat
         "name: deep\neffective_batch_size: 4096\nmodel: {_target_: deep.Model}\ndata: {_target_: deep.data}\n"
         "optimizer: {_target_: torch.optim.SGD, lr: 0.01}\n"
     )
-    named = ("--config-dir", str(tmp_path / "configs"), "workload=deep", "config.allow_targets=[torch,deep]")
+    named = ("--config-dir", str(tmp_path / "configs"), "workload=deep")
     planned = set()
     for mib in (8 * 1024, 80 * 1024):
         card = fake_cuda.environment(mib=mib)

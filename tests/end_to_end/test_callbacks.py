@@ -86,12 +86,12 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def own(name: str) -> tuple[str, ...]:
-    return (f"+callbacks.{name.lower()}._target_=mine.{name}", "config.allow_targets=[torch,workloads,mine]")
+def own(name: str) -> str:
+    return f"+callbacks.{name.lower()}._target_=mine.{name}"
 
 
 def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_says_so(mine: Path) -> None:
-    done = train(*QUICK, *own("Norms"), "trainer.max_steps=5", cwd=mine, PYTHONPATH=str(mine))
+    done = train(*QUICK, own("Norms"), "trainer.max_steps=5", cwd=mine, PYTHONPATH=str(mine))
     assert done.code == 0, done.text
     folder = only_folder(mine)
     because = record_of(folder)["plan"]["callbacks"]["because"]
@@ -101,7 +101,7 @@ def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_says_so(mine: Pat
 
 @pytest.mark.slow
 def test_a_callback_that_raises_is_named(mine: Path) -> None:
-    done = train(*QUICK, *own("Raises"), "trainer.max_epochs=1", cwd=mine, PYTHONPATH=str(mine))
+    done = train(*QUICK, own("Raises"), "trainer.max_epochs=1", cwd=mine, PYTHONPATH=str(mine))
     assert done.code == 1, done.text
     assert "In on_validation_end of the callback callbacks.raises (Raises)." in done.err
 

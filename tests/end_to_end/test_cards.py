@@ -131,7 +131,7 @@ def test_cuda_in_a_forked_worker_is_an_error_of_the_data(tmp_path: Path, fake_cu
     cards["PYTHONPATH"] += f":{tmp_path}"
     done = run(
         "train.py",
-        *("--config-dir", str(tmp_path / "configs"), "workload=forks", "config.allow_targets=[forks,torch]"),
+        *("--config-dir", str(tmp_path / "configs"), "workload=forks"),
         *(*QUICK, f"loader.backend={backend}", "loader.num_workers=1"),
         cwd=tmp_path,
         **cards,

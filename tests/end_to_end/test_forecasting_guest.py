@@ -68,7 +68,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def train(user: Path, *arguments: str) -> Done:
-    return train_own(user, "pytorch_forecasting,pandas,wellfed", "tft", *arguments)
+    return train_own(user, "tft", *arguments)
 
 
 def test_it_trains_is_tested_and_goes_on_from_yaml_alone(user: Path) -> None:

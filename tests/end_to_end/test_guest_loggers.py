@@ -58,7 +58,7 @@ def drawn(folder: Path, *arguments: str, **more: str) -> Done:
     (folder / "configs" / "workload").mkdir(parents=True, exist_ok=True)
     (folder / "configs" / "workload" / "drawing.yaml").write_text(YAML)
     (folder / "drawing.py").write_text(MODULE)
-    where = ("--config-dir", str(folder / "configs"), "workload=drawing", "config.allow_targets=[drawing,torch]")
+    where = ("--config-dir", str(folder / "configs"), "workload=drawing")
     quick = ("trainer.max_epochs=2", "trainer.log_every_steps=2", "telemetry.ceiling_steps=3", "loader.backend=inline")
     done = run("train.py", *where, *quick, *arguments, cwd=folder, PYTHONPATH=str(folder), **more)
     assert done.code == 0, done.text
@@ -162,9 +162,8 @@ class Plain(torch.nn.Module):
 def test_pictures_and_tables_of_a_step_reach_wandb_once_and_none_of_the_trial(kind: str, tmp_path: Path) -> None:
     (tmp_path / "showing.py").write_text(SHOWING)
     targets = (f"workload.model._target_=showing.{kind}", "workload.data._target_=showing.data")
-    allowed = "config.allow_targets=[drawing,showing,torch]"
     plain = ("+workload.optimizer._target_=torch.optim.SGD", "+workload.optimizer.lr=0.01", "memory.micro_batch=4")
-    typed = (*targets, allowed, *(plain if kind == "Plain" else ()), "logger=wandb", "logger.mode=offline")
+    typed = (*targets, *(plain if kind == "Plain" else ()), "logger=wandb", "logger.mode=offline")
     # With WANDB_SILENT it is a process of its own. Forks of one share wandb's folder, which the first to end removes.
     done = drawn(tmp_path, *typed, WANDB_SILENT="true")
     record = record_of(only_folder(tmp_path, "drawing"))

@@ -38,12 +38,12 @@ def user(tmp_path: Path) -> Path:
 
 def guest(user: Path, *arguments: str, workload: str = "guest", **more: Any) -> Done:
     """Train it."""
-    return train_own(user, "guest_module", workload, "loader.backend=inline", *arguments, **more)
+    return train_own(user, workload, "loader.backend=inline", *arguments, **more)
 
 
 def evaluated(user: Path, folder: Path) -> Done:
     """Evaluate the best checkpoint of a run."""
-    where = ("--config-dir", str(user / "configs"), "config.allow_targets=[guest_module,torch]")
+    where = ("--config-dir", str(user / "configs"))
     checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
     return run("evaluate.py", *where, checkpoint, cwd=user, PYTHONPATH=str(user))
 

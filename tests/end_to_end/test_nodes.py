@@ -227,7 +227,7 @@ def datasets(**given):
 
 def test_what_fails_on_another_node_is_told_by_rank_0(nodes: Nodes, port: int) -> None:
     (nodes.folder / "mine.py").write_text(MINE)
-    data = ("workload.data._target_=mine.datasets", "config.allow_targets=[torch,wellfed,workloads,mine]")
+    data = ["workload.data._target_=mine.datasets"]
     both(nodes, port, *QUICK, *data)
     said = refused(nodes)
     assert f"Rank 1 on node 1 ({socket.gethostname()}): /data/ratings.csv: there is no such file." in said
@@ -258,7 +258,7 @@ class Fails(pl.Callback):
 @pytest.mark.parametrize("how", ["raises", "killed"])
 def test_a_rank_that_lightning_has_started_ends_the_run(tmp_path: Path, how: str) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
-    fails = ("+callbacks.fails._target_=mine.Fails", "config.allow_targets=[torch,lightning,wellfed,workloads,mine]")
+    fails = ["+callbacks.fails._target_=mine.Fails"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = train(*CPU, *LONG, "trainer=ddp", *fails, cwd=tmp_path, fresh=True, HOW=how, PYTHONPATH=path)
     folder = only_folder(tmp_path)
@@ -275,7 +275,7 @@ def test_a_rank_that_lightning_has_started_ends_the_run(tmp_path: Path, how: str
 
 def test_a_rank_that_lightning_has_started_and_that_can_not_begin_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    data = ("workload.data._target_=mine.datasets", "config.allow_targets=[torch,wellfed,workloads,mine]")
+    data = ["workload.data._target_=mine.datasets"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = train(*CPU, *QUICK, *data, "trainer=ddp", cwd=tmp_path, fresh=True, PYTHONPATH=path)
     assert done.code not in (0, None)

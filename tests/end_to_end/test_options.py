@@ -153,7 +153,6 @@ def own(mine: Path, workload: str, *arguments: str) -> Done:
         "--config-dir",
         str(mine / "configs"),
         f"workload={workload}",
-        "config.allow_targets=[mine,torch]",
         "trainer.max_epochs=2",
         "logger=none",
         "trainer.log_every_steps=3",

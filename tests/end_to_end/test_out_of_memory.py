@@ -127,7 +127,6 @@ def hungry(
         "--config-dir",
         str(project / "configs"),
         "workload=hungry",
-        "config.allow_targets=[torch,wellfed,workloads,hungry]",
         "trainer.max_epochs=null",
         "trainer.max_steps=8",
         "memory.micro_batch=16",

@@ -114,7 +114,7 @@ def trained(user: Path, folder: str, *overrides: str, **more: str) -> tuple[Done
     """Train in a folder of its own; the run folder, which has what was seen beside it."""
     cwd = user / folder
     often = ("trainer.max_epochs=2", "trainer.checkpoint_every_steps=3")
-    done = train_own(user, "hungry", "hungry", *often, *overrides, cwd=cwd, **more)
+    done = train_own(user, "hungry", *often, *overrides, cwd=cwd, **more)
     assert "Traceback" not in done.err, done.text[-3000:]
     return done, run_folders(cwd, "hungry")[-1]
 

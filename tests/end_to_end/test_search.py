@@ -54,7 +54,7 @@ def fixed(cwd: Path) -> list[str]:
     folder = cwd / "conf" / "workload"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planted.yaml").write_text((PLANTED / "planted.yaml").read_text())
-    ours = ["config.allow_targets=[curves,torch]", "workload=planted", "logger=none", "loader=baseline"]
+    ours = ["workload=planted", "logger=none", "loader=baseline"]
     return ["--config-dir", str(cwd / "conf"), *ours, "telemetry=none"]
 
 

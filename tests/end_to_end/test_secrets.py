@@ -56,7 +56,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def words(user: Path, *more: str) -> list[str]:
-    place = ["--config-dir", str(user / "configs"), "workload=leaky", "config.allow_targets=[leaky,torch]"]
+    place = ["--config-dir", str(user / "configs"), "workload=leaky"]
     return [*place, "telemetry.ceiling_steps=3", "trainer.accelerator=cpu", *TYPED, *more]
 
 

@@ -33,7 +33,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def train(user: Path, workload: str, *arguments: str, **more: Any) -> Done:
-    return train_own(user, "brought_streams", workload, *arguments, ceiling_steps=0, **more)
+    return train_own(user, workload, *arguments, ceiling_steps=0, **more)
 
 
 def steps(folder: Path) -> list[list[int]]:

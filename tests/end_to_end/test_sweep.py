@@ -50,7 +50,7 @@ def arguments(cwd: Path, *more: str) -> list[str]:
     folder = cwd / "conf" / "workload"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planted.yaml").write_text((PLANTED / "planted.yaml").read_text())
-    fixed = ["config.allow_targets=[planted,torch]", "workload=planted", "logger=none", "loader=baseline"]
+    fixed = ["workload=planted", "logger=none", "loader=baseline"]
     short = ["telemetry.ceiling_steps=3", "sweep.trial_steps=20"]
     return ["-m", "--config-dir", str(cwd / "conf"), "sweep=quick", *fixed, *short, *more]
 

@@ -157,7 +157,7 @@ def test_a_users_own_error_shows_their_frames_first_and_the_log_has_all(tmp_path
     (tmp_path / "configs" / "workload").mkdir(parents=True)
     (tmp_path / "configs" / "workload" / "broken.yaml").write_text(BROKEN)
     (tmp_path / "their_model.py").write_text(THEIR_MODEL)
-    where = ("--config-dir", str(tmp_path / "configs"), "workload=broken", "config.allow_targets=[their_model,torch]")
+    where = ("--config-dir", str(tmp_path / "configs"), "workload=broken")
     done = run("train.py", *where, *QUICK, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.code == 1, done.text
     shown = [Path(line.split('"')[1]).name for line in done.err.splitlines() if line.startswith('  File "')]

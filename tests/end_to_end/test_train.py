@@ -241,7 +241,6 @@ def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
     )
     done = train(
         "workload.model._target_=mine.broken.Broken",
-        "config.allow_targets=[torch,wellfed,workloads,mine]",
         "logger=none",
         "telemetry=none",
         cwd=tmp_path,

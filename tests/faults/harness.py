@@ -26,7 +26,8 @@ optimizer: {_target_: torch.optim.AdamW, lr: 0.01}
 """
 SHORT = ("trainer.max_epochs=3", "logger=none", "telemetry=none", "loader.backend=inline")
 FIXED = (
-    *("config.allow_targets=[planted,torch]", "workload=planted", "+callbacks.watch._target_=planted.Watch"),
+    "workload=planted",
+    "+callbacks.watch._target_=planted.Watch",
     *SHORT,
 )
 TIMEOUT_S = 150

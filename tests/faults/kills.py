@@ -37,7 +37,7 @@ from tests.faults.harness import STEPS, Box
 
 SAMPLES, BATCH = 64, 8
 """Samples of an epoch and of a step, as in planted.py."""
-OWN = ("config.allow_targets=[planted,killed,torch,lightning]", "workload=planted")
+OWN = "workload=planted"
 """Settings that a resumed run needs, too."""
 COMMON = (
     *("workload.model._target_=killed.Classifier", "workload.data._target_=killed.datasets"),
@@ -165,7 +165,7 @@ class Training:
             kill_tree(process)
 
     def _start(self, plant: str, *, in_container: bool) -> subprocess.Popen[bytes]:
-        own = ("--config-dir", str(self.box.folder / "conf"), *OWN, "resume=auto")
+        own = ("--config-dir", str(self.box.folder / "conf"), OWN, "resume=auto")
         rest = () if self.has_checkpoint else (*COMMON, *self.kind.settings)  # a run that resumes has its settings
         command = [sys.executable, str(ROOT / "src" / "train.py"), *own, *rest]
         if self.kind.nodes > 1:

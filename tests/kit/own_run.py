@@ -16,7 +16,6 @@ def run_own(folder: Path, *overrides: str, **workload: Any) -> tuple[int, Path]:
     """
     made = compose(
         [
-            "config.allow_targets=[torch,wellfed,workloads,tests]",
             *("logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.enabled=false"),
             *(f"paths.log_dir={folder}", f"paths.cache_dir={folder / 'cache'}", *overrides),
         ]

@@ -16,7 +16,7 @@ def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_
     (tmp_path / "my_importing.py").write_text("import no_such_package_at_all\n\nf = no_such_package_at_all.f\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(assemble, "make_objects", lambda config: pytest.fail("the data was read"))
-    made = compose(["logger=none", "config.allow_targets=[torch,workloads,my_importing]"])
+    made = compose(["logger=none"])
     trainer = dataclasses.replace(made.config.trainer, accelerator=Accelerator.gpu)
     workload = dataclasses.replace(made.config.workload, data={"_target_": "my_importing.f"})
     config = dataclasses.replace(made.config, trainer=trainer, workload=workload)

@@ -6,8 +6,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 from wellfed.errors import ConfigError, Fault
@@ -27,15 +26,11 @@ class NotThere(ImportError):
         self.names = sorted(each for each in names if not each.startswith("_"))
 
 
-def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
+def locate(target: str) -> Any:
     """Imports the object with a dotted name and returns it.
-
-    Args:
-        may_name: packages and modules that may be imported; None = any.
 
     Raises:
         NotThere: a module or class lacks the next part of the name.
-        PermissionError: the object lies outside ``may_name``; the message is its package.
         ImportError, SyntaxError, UnicodeDecodeError: importing failed.
     """
     name, *rest = target.split(".")
@@ -48,9 +43,6 @@ def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
             found = importlib.import_module(name)
         else:
             raise NotThere(owner, found, part)
-        is_module = may_name is not None and isinstance(found, ModuleType)
-        if is_module and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name or ()):
-            raise PermissionError(found.__name__.partition(".")[0])
     return found
 
 

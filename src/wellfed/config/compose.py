@@ -29,7 +29,7 @@ _OUTPUT_DIR = "${hydra:runtime.output_dir}"
 
 @dataclass(frozen=True)
 class Composed(Generic[C]):
-    """A configuration that passed the schema, the rules, the allowlist, and the signatures that ast can read."""
+    """A configuration that passed the schema, the rules, and the checks of its targets' names."""
 
     config: C
     """The schema's dataclasses, e.g. `RunConfig`; ``workload.model``, ``data``, ``optimizer`` as plain dicts."""

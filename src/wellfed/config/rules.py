@@ -31,7 +31,6 @@ from wellfed.ranks import largest_share
 Rule = Callable[[RunConfig], Iterator[Fault]]
 
 _FOLDER_NAME = re.compile(r"\w[\w.-]*")
-_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def rule_faults(config: Any) -> list[Fault]:
@@ -242,15 +241,7 @@ def folder_name(config: RunConfig) -> Iterator[Fault]:
         yield Fault(f"workload.name={name}", problem, f"Set workload.name={better}.")
 
 
-def packages(config: RunConfig) -> Iterator[Fault]:
-    """Checks that config.allow_targets holds names of packages."""
-    for entry in config.config.allow_targets:
-        if not _PACKAGE.fullmatch(entry):
-            way_out = "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,my_package]."
-            yield Fault(f"config.allow_targets={entry}", "is not the name of a package.", way_out)
-
-
 RULES: tuple[Rule, ...] = (
     workers, needs_workers, own_loader, batch_split, encoder, length, schedule, callback_names, strategy, best,
-    continuing, pruning, folder_name, packages,
+    continuing, pruning, folder_name,
 )  # fmt: skip

@@ -28,18 +28,7 @@ def knob(text: str, default: Any = None, **limits: float) -> Any:
 
 # Allowed names of knobs with a choice; a mapping if mypy must know the values too.
 Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
-Compile = StrEnum(
-    "Compile",
-    {
-        "none": "none",
-        "default": "default",
-        "reduce-overhead": "reduce-overhead",
-        "max-autotune": "max-autotune",
-        # Spellings of 0.1, still accepted as aliases of torch's.
-        "reduce_overhead": "reduce-overhead",
-        "max_autotune": "max-autotune",
-    },
-)
+Compile = StrEnum("Compile", ["none", "default", "reduce-overhead", "max-autotune"])
 Allocator = StrEnum("Allocator", ["default", "expandable"])
 Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes", "own"])
 FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
@@ -400,16 +389,6 @@ class PathsConfig:
 
 
 @dataclass
-class GuardConfig:
-    """Packages that a configuration may name as `_target_`."""
-
-    allow_targets: list[str] = knob(
-        "Packages that a `_target_` may come from, besides your own in src/.",
-        ["torch", "lightning", "torchmetrics", "wellfed"],
-    )
-
-
-@dataclass
 class RunConfig:
     """One run of `python src/train.py`."""
 
@@ -430,7 +409,6 @@ class RunConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    config: GuardConfig = field(default_factory=GuardConfig)
 
 
 @dataclass

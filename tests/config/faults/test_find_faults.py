@@ -85,7 +85,7 @@ COMPOSED = [
     ("workload.name=???", "workload.name", "has no value (???)", "Set workload.name=<value>: Name of the workload"),
     ("workload.effective_batch_size=-5", "workload.effective_batch_size=-5", "must be >= 1.", "_size=1."),
     ("trainer.devices=0", "trainer.devices=0", "must be >= 1.", "Set trainer.devices=1."),
-    ("workload.model._target_=os.system", "workload.model._target_=os.system", "os is not among", "config.allow_t"),
+    ("workload.model._target_=torhc.f", "workload.model._target_=torhc.f", "no package torhc", "package torch?"),
 ]
 
 
@@ -155,7 +155,7 @@ def test_an_argument_that_the_yaml_does_not_list_needs_a_plus(tmp_path, monkeypa
     text = "{name: x, effective_batch_size: 1, model: {_target_: my_model.f, dim: 1}, data: {_target_: my_model.f}}"
     (tmp_path / "workload" / "mine.yaml").write_text(text)
     places = {"extra_dirs": [tmp_path]}
-    base = ["workload=mine", "config.allow_targets=[my_model]"]
+    base = ["workload=mine"]
     (fault,) = faults_of(*base, "workload.model.depth=3", **places)
     assert fault.where == "workload.model.depth=3"
     assert fault.way_out == "Add it: +workload.model.depth=3"
@@ -228,11 +228,11 @@ def test_an_interpolation_that_is_none(names, value):
         {
             "loader.skip_ids=[{}]": "must be a list [..] of whole numbers >= 0",
             "sweep.retry=[{a: 1}]": "must be a list [..] of ok, oom",
-            "config.allow_targets=${loader.num_workers}": "must be a list [..] of texts",
+            "logger.tags=${loader.num_workers}": "must be a list [..] of texts",
         },
         {
             "loader.skip_ids=[[1]]": "must be a list [..] of whole numbers >= 0",
-            "config.allow_targets=[[a]]": "must be a list [..] of texts",
+            "logger.tags=[[a]]": "must be a list [..] of texts",
         },
         {"loader.skip_ids=${seed}": "must be a list [..] of whole numbers >= 0"},
     ],

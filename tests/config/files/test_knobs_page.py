@@ -56,7 +56,7 @@ def test_defaults_are_as_they_are_typed():
     assert found["gpu.tf32"] == "`true`"
     assert found["gpu.precision"] == "`auto`"
     assert found["loader.num_workers"] == "`null`"
-    assert found["config.allow_targets"] == "`[torch,lightning,torchmetrics,wellfed]`"
+    assert found["sweep.retry"] == "`[]`"
     assert found["workload.name"] == "none: must be set"
 
 

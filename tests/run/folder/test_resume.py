@@ -111,15 +111,6 @@ def test_rerun_replays_the_overrides(tmp_path):
     assert "is no run folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
 
 
-def test_earlier_words_of_compile_go_on_and_run_again(tmp_path):
-    folder = run(tmp_path / "run", overrides=["gpu.compile=reduce_overhead"])
-    for knob in ("resume", "rerun"):
-        assert (
-            compose([text for text in expand([f"{knob}={folder}"]) if "hydra" not in text]).config.gpu.compile
-            == "reduce-overhead"
-        )
-
-
 def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runs = Path("logs", "recsys", "runs")

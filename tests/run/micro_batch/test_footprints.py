@@ -161,7 +161,7 @@ def typed(tmp_path, monkeypatch):
     (tmp_path / "theirs.py").write_text(MODULE)
     monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    yield ["workload=rows", "config.allow_targets=[theirs,torch]", "gpu=8gb", f"paths.cache_dir={tmp_path / 'cache'}"]
+    yield ["workload=rows", "gpu=8gb", f"paths.cache_dir={tmp_path / 'cache'}"]
     sys.modules.pop("theirs", None)
 
 
@@ -249,7 +249,6 @@ def test_what_fit_prints_can_be_typed(typed, capsys):
     split = ["memory.micro_batch=4", "memory.accumulate=4"]
     assert fit.main([*typed, *split, "+workload.model.does=print"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Use it:"))
-    assert "'config.allow_targets=[theirs,torch]'" in line
     assert line.endswith("+workload.model.does=print memory.micro_batch=16")
     assert "accumulate" not in line
 
@@ -259,7 +258,7 @@ def test_what_is_written_leaves_the_budget_to_the_profile(typed, tmp_path, capsy
     planned(typed, capsys, "--write", "mine")
     text = (tmp_path / "configs" / "experiment" / "mine.yaml").read_text()
     assert "memory_gib" not in text
-    assert "'config.allow_targets=[theirs,torch]'" in text.splitlines()[1]
+    assert "workload=rows" in text.splitlines()[1]
     planned(typed, capsys, "gpu.memory_gib=6", "--write", "other")
     assert "memory_gib: 6" in (tmp_path / "configs" / "experiment" / "other.yaml").read_text()
 

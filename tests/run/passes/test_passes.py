@@ -79,7 +79,7 @@ def passes_of(
     tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any
 ) -> tuple[Passes, Journal, Any]:
     more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
-    made = compose([*more, "config.allow_targets=[torch,lightning,wellfed,workloads,tests]"])
+    made = compose(more)
     workload = replace(
         made.config.workload,
         name="w",

@@ -55,7 +55,6 @@ def test_other_overrides_make_another_point(one: list[str], other: list[str]) ->
         ("hydra/launcher=basic", "hydra"),
         ("logger@other=none", "logger"),
         ("sweeping=1", "sweeping"),
-        ("config.allow_targets=[sweep.x]", "config"),
     ],
 )
 def test_the_group_of_an_override(override: str, group: str) -> None:

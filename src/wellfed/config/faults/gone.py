@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 GONE: Mapping[str, str] = {
+    "config.allow_targets": "leave it out; a configuration may name any installed package",
     "gpu.ballast": "leave it out; a named card limits what torch may reserve (gpu.enforce)",
     "hydra/launcher=wellfed": "leave it out; trials are forked unless another launcher is chosen",
     "loader.shuffle_buffer": "shuffle in the stream itself, by set_epoch(epoch), or use a dataset with __getitem__",

@@ -1,6 +1,6 @@
-"""Checks each `_target_` and its arguments: allowed package, and signature.
+"""Checks each `_target_` and its arguments: package, name, and signature.
 
-`check_static` imports nothing. It refuses malformed names, and packages that are not allowed or not installed.
+`check_static` imports nothing. It refuses malformed names, and packages that are not installed.
 `check_imported` imports the targets and binds their arguments, after torch is imported and before data is read. Values
 are checked by the target's constructor, which raises ValueError or TypeError.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Nodes whose required arguments are passed at run time: by `Datasets.model_args`, and the optimizer's parameters."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
 
+_USUAL = ("torch", "lightning", "torchmetrics", "wellfed")
+"""Packages proposed for a misspelled one, besides those of ``src/``."""
 _LISTED = 8
 """Maximum number of names in a message."""
 _NO_SUCH = "Name a class or function of a module on the path."
@@ -41,7 +43,7 @@ def check_static(config: RunConfig) -> list[Fault]:
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
-            faults += _name_faults(inner_where, inner[TARGET], config.config.allow_targets)
+            faults += _name_faults(inner_where, inner[TARGET])
     return faults
 
 
@@ -50,12 +52,11 @@ def check_imported(config: RunConfig) -> list[Fault]:
 
     Targets refused by `check_static` are skipped.
     """
-    allowed = config.config.allow_targets
     faults: list[Fault] = []
     for outer, configured in _configured(config):
         for where, node in _targets(outer, configured):
-            if not _name_faults(where, node[TARGET], allowed):
-                faults += _argument_faults(where, node, allowed)
+            if not _name_faults(where, node[TARGET]):
+                faults += _argument_faults(where, node)
     return faults
 
 
@@ -90,43 +91,29 @@ def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _targets(f"{where}[{index}]", value)
 
 
-def _name_faults(where: str, target: Any, allowed: Sequence[str]) -> list[Fault]:
+def _name_faults(where: str, target: Any) -> list[Fault]:
     typed = f"{where}.{TARGET}={target}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         return [Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")]
-    may_name, package = [*allowed, *own_packages()], target.partition(".")[0]
-    if not is_installed(package):
-        return [_not_installed(typed, package, allowed)]
-    is_allowed = any(f"{target}.".startswith(f"{each}.") for each in may_name)
-    return [] if is_allowed else [_refused(typed, package, allowed)]
-
-
-def _refused(typed: str, package: str, allowed: Sequence[str]) -> Fault:
-    listed = ", ".join(allowed)
-    problem = f"{package} is not among the packages that a configuration may name ({listed}, and those in src/)."
-    return Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
-
-
-def _not_installed(typed: str, package: str, allowed: Sequence[str]) -> Fault:
+    package = target.partition(".")[0]
+    if is_installed(package):
+        return []
     if package in PACKAGES:
-        return Fault(typed, *absence(package))
-    near = nearest(package, [each for each in (*allowed, *own_packages()) if each != package])
-    listed = ", ".join(allowed)
-    way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
-    return Fault(typed, f"there is no package {package}.", way_out)
+        return [Fault(typed, *absence(package))]
+    own = {path.stem for path in project.sources().glob("[!._]*") if path.is_dir() or path.suffix == ".py"}
+    near = nearest(package, sorted({*_USUAL, *own}))
+    way_out = f"Did you mean the package {near}?" if near else "Install it, or name a package of src/."
+    return [Fault(typed, f"there is no package {package}.", way_out)]
 
 
-def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]) -> list[Fault]:
+def _argument_faults(where: str, node: Mapping[str, Any]) -> list[Fault]:
     target = node[TARGET]
     typed = f"{where}.{TARGET}={target}"
-    may_name = [*allowed, *own_packages()]
     try:
-        found = locate(target, may_name)
+        found = locate(target)
     except NotThere as missing:
-        meant = _nearest_name(target, missing, may_name)
+        meant = _nearest_name(target, missing)
         return [Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else _NO_SUCH)]
-    except PermissionError as refused:
-        return [_refused(typed, str(refused), allowed)]
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         return [Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")]
@@ -143,26 +130,11 @@ def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]
     return bind(where, node, signature)
 
 
-def own_packages() -> list[str]:
-    """Returns the packages and modules of the project's ``src/``."""
-    found = project.sources().glob("[!._]*")
-    return sorted({path.stem for path in found if path.is_dir() or path.suffix == ".py"})
-
-
-def _nearest_name(target: str, missing: NotThere, may_name: Sequence[str]) -> str:
-    """Returns the most similar class or function of the module; empty if none."""
-    name, left = missing.name or "", missing.names[:]
-    while near := nearest(name, left):
-        left.remove(near)
-        if name[:1].isupper() and not near[:1].isupper():
-            continue
-        meant = ".".join(near if part == name else part for part in target.split("."))
-        try:
-            if not isinstance(locate(meant, may_name), ModuleType):
-                return meant
-        except (PermissionError, SyntaxError, UnicodeDecodeError, ImportError):
-            continue
-    return ""
+def _nearest_name(target: str, missing: NotThere) -> str:
+    """Returns ``target`` with the missing part replaced by the most similar name there; empty if there is none."""
+    name = missing.name or ""
+    near = nearest(name, [other for other in missing.names if other[:1].isupper() == name[:1].isupper()])
+    return ".".join(near if part == name else part for part in target.split(".")) if near else ""
 
 
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
@@ -181,9 +153,6 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
     count = len(node.get(POSITIONAL, ())) + (handed_over == "first")
     taken = {parameter.name for parameter in positional[:count]} | ({"optimizer"} if is_scheduler else set())
     faults = []
-    if count > len(positional) and not of_kind(Parameter.VAR_POSITIONAL):
-        problem = f"{target} takes {len(positional)}, not {count}."
-        faults.append(Fault(f"{where}.{POSITIONAL}", problem, "Leave some out."))
     for name, value in given.items():
         typed = f"{where}.{name}={value}"
         if name in taken and name in accepted:
