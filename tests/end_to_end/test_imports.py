@@ -117,13 +117,11 @@ def test_a_run_and_an_evaluation_import_what_they_use_alone(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_wandb_comes_without_its_launch_and_without_pandas(tmp_path: Path):
+def test_wandb_starts_one_process(tmp_path: Path):
     words = [*FAST, "workload.model.text=none", f"paths.log_dir={tmp_path}", "logger=wandb", "logger.mode=offline"]
     ended, modules, started, _, _ = probed("train.py", "trainer.max_steps=1", *words)
     assert ended == 0
     assert "wandb" in modules
-    assert {"wandb.sdk.launch", "wandb.apis.public", "pandas", "opentelemetry.sdk"}.isdisjoint(modules)
-    assert len(modules) < 2600
     assert len([name for name in started if "git" not in name and "uname" not in name]) <= 1, "wandb's own service"
     assert list(tmp_path.rglob("*.wandb"))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,15 +39,7 @@ class LoggerOpener:
     on_event: OnEvent
     resumed_at: int | None = None
     """Step from which the run goes on in its folder."""
-    _service: threading.Thread | None = None
     _loggers: list[Any] = field(default_factory=list)
-
-    def start(self) -> None:
-        """Starts wandb's service, if wandb is chosen, so that `open` does not wait for it."""
-        mode = wandb_sink.decide_mode(self.config.logger.mode.value)
-        if mode != "disabled":
-            with suppress(Exception):  # `open` tells
-                self._service = wandb_sink.start_service(mode)
 
     def open(self, config: dict[str, Any], typed: str) -> tuple[list[Sink], list[Any]]:
         """Returns the sinks of the chosen loggers, and the loggers for Trainers. A failed one is an event."""
@@ -103,7 +93,6 @@ class LoggerOpener:
             run_id=earlier["id"] if earlier else None,
             config=config,
             on_lost=on_lost,
-            service=self._service,
         )
         parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}

@@ -112,8 +112,6 @@ class Run:
     def _stages(self) -> None:
         facts, record = machine(torch_cuda()), self._books.record
         record.machine = facts.entry()
-        if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
-            self._books.opener.start()
         self._books.passed("imports_s")
         _prepare_machine(facts)
         self._stage("reading data")

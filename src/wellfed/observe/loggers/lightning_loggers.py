@@ -38,7 +38,7 @@ _RETRIES, _TIMEOUT_S = "1", "10"
 class _Experiment:
     """Wrapper of a logger's ``experiment`` under which code for TensorBoard runs: methods that it lacks do nothing."""
 
-    has_warned = False
+    warned = False
 
     def __init__(self, real: Any, logger: str) -> None:
         self.real, self._logger = real, logger
@@ -46,14 +46,9 @@ class _Experiment:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or hasattr(self.real, name):
             return getattr(self.real, name)
-        if not _Experiment.has_warned:
-            _Experiment.has_warned = True
-            _LOG.warning(
-                "%s of self.logger keeps nothing with %s: pictures and texts that are handed to it are dropped. "
-                "Numbers given to self.log and self.logger.log_metrics are kept.",
-                name,
-                self._logger,
-            )
+        if not _Experiment.warned:
+            _Experiment.warned = True
+            _LOG.warning("%s of self.logger keeps nothing with %s; self.log keeps numbers.", name, self._logger)
         return lambda *arguments, **named: None
 
 
@@ -100,12 +95,10 @@ class _OfRun(Logger):
         super().save()
 
     shows_media = False
-    """Whether `table` and `file` show anything."""
+    """Whether `text` and `file` show anything."""
 
-    def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
-    ) -> None:
-        """Logs a table, if the logger takes tables or text. ``file_name``: name of its file, without the suffix."""
+    def text(self, name: str, text: str, step: int | None) -> None:
+        """Logs a text in markdown, if the logger takes text. ``step=None``: it is of the whole run."""
 
     def file(self, name: str, path: Path, step: int) -> None:
         """Logs an HTML page or a picture, if the logger takes them."""
@@ -146,26 +139,15 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
             with Image.open(path) as picture:
                 self.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
-    def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
-    ) -> None:
-        self.experiment.add_text(name, _markdown(columns, rows), step)
-
-    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        self.write(summary, step)
-        self.forward = None
-        # Adds the run to TensorBoard's table of hyper-parameters.
-        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
-        super().close({}, step, is_ok=is_ok)
+    def text(self, name: str, text: str, step: int | None) -> None:
+        self.experiment.add_text(name, text, step or 0)
 
 
 class _Mlflow(_OfRun, MLFlowLogger):
     shows_media = True
 
-    def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int, file_name: str
-    ) -> None:
-        self.experiment.log_text(self.run_id, _markdown(columns, rows), f"{file_name}.md")
+    def text(self, name: str, text: str, step: int | None) -> None:
+        self.experiment.log_text(self.run_id, text, f"{name}.md" if step is None else f"{name}_{step}.md")
 
     def file(self, name: str, path: Path, step: int) -> None:
         self.experiment.log_artifact(self.run_id, str(path))
@@ -204,8 +186,7 @@ class LoggerSink(GuardedSink):
         return super().shows_media and bool(self.logger.shows_media)
 
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
-        at, file_name = (self._step(), name) if step is None else (step, f"{name}_{step}")
-        self.logger.table(name, columns, rows, at, file_name)
+        self.logger.text(name, _markdown(columns, rows), step)
 
     def _take_file(self, name: str, path: Path, step: int | None) -> None:
         self.logger.file(name, path, self._step() if step is None else step)

@@ -19,7 +19,7 @@ from wellfed.observe.loggers.sink import Sink
 
 _LOG = logging.getLogger(__name__)
 MOST_TABLE_ROWS = 1000
-"""Maximum number of rows of a table that loggers get."""
+"""Maximum number of rows of a table that loggers get; further rows are left out."""
 
 
 @dataclass
@@ -29,39 +29,25 @@ class _Pass:
     sink: Sink
     step: Callable[[], int]
     process: int = field(default_factory=os.getpid)
-    shown: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(kind, name) -> latest step at which it was shown."""
-    warned: set[tuple[str, str]] = field(default_factory=set)
-    """(call, mistake)."""
+    shown: dict[str, int] = field(default_factory=dict)
+    """Call, with the name -> latest step at which it was shown."""
+    warned: set[str] = field(default_factory=set)
 
-    def warn(self, call: str, mistake: str, text: str) -> None:
-        """Logs a warning, once for each call and kind of mistake, since the text may differ at each step."""
-        if (call, mistake) not in self.warned:
-            self.warned.add((call, mistake))
-            _LOG.warning("%s %s", call, text)
+    def warn(self, call: str, text: str) -> None:
+        """Logs a warning, once for each call."""
+        if call not in self.warned:
+            self.warned.add(call)
+            _LOG.warning("%s: %s", call, text)
 
 
 _current: _Pass | None = None
 
 
 @contextmanager
-def logged_to(sink: Sink, step: Callable[[], int]) -> Iterator[None]:
-    """Sends pictures and tables that the code of the block logs to a sink, at the current ``step``."""
-    with _as_current(_Pass(sink, step)):
-        yield
-
-
-@contextmanager
-def not_logged() -> Iterator[None]:
-    """Drops pictures and tables of the block, which only tries batches."""
-    with _as_current(None):
-        yield
-
-
-@contextmanager
-def _as_current(wanted: _Pass | None) -> Iterator[None]:
+def logged_to(sink: Sink | None, step: Callable[[], int] = int) -> Iterator[None]:
+    """Sends pictures and tables that the code of the block logs to a sink, at the current ``step``; None drops them."""
     global _current  # noqa: PLW0603  code of a workload has no access to its run
-    before, _current = _current, wanted
+    before, _current = _current, None if sink is None else _Pass(sink, step)
     try:
         yield
     finally:
@@ -80,14 +66,14 @@ def log_image(name: str, image: Any, *, every: int = 1) -> None:
         every: shows one picture per this many steps. Others are dropped before they are copied.
     """
 
-    def show(run: _Pass, step: int) -> None:
+    def show(sink: Sink, step: int) -> None:
         picture = _picture(image)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / (re.sub(r"[^\w.@-]", "_", name) + f"_{step}.png")
             picture.save(path, compress_level=1)
-            run.sink.file(name, path, step)
+            sink.file(name, path, step)
 
-    _log("image", name, every, show)
+    _log(f"log_image({name!r})", every, show)
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every: int = 1) -> None:
@@ -102,53 +88,44 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
         every: shows one table per this many steps.
     """
 
-    def show(run: _Pass, step: int) -> None:
-        heads, cells = list(map(str, columns)), _cells(columns, rows)
-        if len(cells) > MOST_TABLE_ROWS:
-            text = f"{len(cells):,} rows; loggers get the first {MOST_TABLE_ROWS:,}."
-            run.warn(f"log_table({name!r}):", "length", text)
-        run.sink.table(name, heads, cells[:MOST_TABLE_ROWS], step)
+    def show(sink: Sink, step: int) -> None:
+        found = rows.tolist() if hasattr(rows, "tolist") else rows
+        sink.table(name, list(map(str, columns)), [list(map(_plain, row)) for row in found[:MOST_TABLE_ROWS]], step)
 
-    _log("table", name, every, show)
+    _log(f"log_table({name!r})", every, show)
 
 
-def _log(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) -> None:
+def _log(call: str, every: int, show: Callable[[Sink, int], None]) -> None:
     """Shows a picture or table if it is due. torch.compile leaves this out of its graphs."""
     compiler = sys.modules.get("torch._dynamo")
-    (_send if compiler is None else compiler.disable(_send))(kind, name, every, show)
+    (_send if compiler is None else compiler.disable(_send))(call, every, show)
 
 
-def _send(kind: str, name: str, every: int, show: Callable[[_Pass, int], None]) -> None:
+def _send(call: str, every: int, show: Callable[[Sink, int], None]) -> None:
     """Shows a picture or table if it is due. Any error is one warning."""
     run = _current
     if run is None or run.process != os.getpid():  # a worker process has a copy of its parent's run
         return
-    call = f"log_{kind}({name!r}):"
     try:
         step = run.step()
-        last = run.shown.get((kind, name))
+        last = run.shown.get(call)
         if last is not None and step // every == last // every:
             return
+        run.shown[call] = step
         if run.sink.shows_media:
-            show(run, step)
+            show(run.sink, step)
         else:
+            kind = call.partition("(")[0]
             way_out = "Choose logger=tensorboard, logger=wandb or logger=mlflow."
-            run.warn(f"log_{kind}:", "logger", f"no logger of this run shows it, so it is dropped. {way_out}")
-        run.shown[kind, name] = step
+            run.warn(kind, f"no logger of this run shows it, so it is dropped. {way_out}")
     except Exception as error:  # noqa: BLE001  a picture must not end a run
-        if isinstance(error, ModuleNotFoundError):
-            run.shown[kind, name] = step  # no later one of these steps can be shown either
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
-        run.warn(call, type(error).__name__, " ".join(absence(package)) if package else text)
+        run.warn(call, " ".join(absence(package)) if package else text)
 
 
 def _picture(image: Any) -> Any:
-    """Returns a picture of Pillow, which raises an error for other types than `log_image` names.
-
-    Raises:
-        ValueError: the array has another number of dimensions.
-    """
+    """Returns a picture of Pillow, which raises an error for other types than `log_image` names."""
     import numpy as np
     from PIL import Image
     from torch import Tensor
@@ -156,8 +133,7 @@ def _picture(image: Any) -> Any:
     if isinstance(image, (str, os.PathLike)):
         with Image.open(image) as picture:
             return picture.convert("RGB")
-    is_tensor = isinstance(image, Tensor)
-    if is_tensor:
+    if is_tensor := isinstance(image, Tensor):
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image  # numpy has no bfloat16
     pixels = np.asarray(image)
@@ -170,19 +146,6 @@ def _picture(image: Any) -> Any:
     if pixels.dtype.kind in "fb":
         pixels = (np.nan_to_num(pixels).clip(0, 1) * 255 + 0.5).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(pixels))
-
-
-def _cells(columns: Sequence[str], rows: Any) -> list[list[Any]]:
-    """Returns the rows with plain numbers and texts.
-
-    Raises:
-        ValueError: a row has another number of cells than there are columns.
-    """
-    found = rows.tolist() if hasattr(rows, "tolist") else [list(row) for row in rows]
-    for number, row in enumerate(found):
-        if len(row) != len(columns):
-            raise ValueError(f"row {number} has {len(row)} cells for {len(columns)} columns")
-    return [[_plain(cell) for cell in row] for row in found]
 
 
 def _plain(cell: Any) -> Any:

@@ -8,12 +8,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from wellfed.errors import first_line
 from wellfed.masking import hidden, masked_override
 from wellfed.observe.loggers.sink import PICTURES, GuardedSink
 from wellfed.observe.telemetry.metrics import TIME_AXIS
@@ -28,28 +28,22 @@ _AXES = {
     TIME_AXIS: ("gpu*", "host/*", "node*"),
 }
 """Axis of each group of metrics. wandb takes ``*`` at the end only."""
-# wandb 0.31 treats these as one deployment; `wandb login` may have written either (sdk/lib/urls.py).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
+"""Hosts that wandb 0.31 treats as one; `wandb login` may have written any of them."""
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
-    """Returns whether wandb 0.31 would find a key, without importing it."""
+    """Returns whether wandb would find a key, without importing it: in the environment, or in ``.netrc``."""
     environ = os.environ if environ is None else environ
-    home = Path.home() if home is None else home
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
     wanted = _CLOUD_HOSTS if host in _CLOUD_HOSTS else {host}
-    named = environ.get("NETRC")
-    for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
-        try:
-            # wandb ignores `default` entries
-            return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)
-        except FileNotFoundError:
-            continue
-        except (OSError, netrc.NetrcParseError):
-            return False  # wandb warns and continues without the file
-    return False
+    path = Path(environ.get("NETRC") or (home or Path.home()) / ".netrc").expanduser()
+    try:
+        return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)  # wandb ignores `default` entries
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def decide_mode(asked: str) -> str:
@@ -99,15 +93,11 @@ class WandbSink(GuardedSink):
             self.run.log({**_at(step), name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        try:
-            with _warning_if_slow("wandb has not taken all figures yet"):
-                try:
-                    self.run.summary.update(dict(summary))
-                finally:
-                    self.run.finish(exit_code=exit_code)
-        except Exception:
-            _forget_service(exit_code)
-            raise
+        with _warning_if_slow("wandb has not taken all figures yet"):
+            try:
+                self.run.summary.update(dict(summary))
+            finally:
+                self.run.finish(exit_code=exit_code)
 
 
 def _at(step: int | None) -> dict[str, int]:
@@ -127,73 +117,12 @@ def _warning_if_slow(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _forget_service(exit_code: int) -> None:
-    """Closes a dead service. Otherwise wandb would raise at the end of the process."""
-    import wandb
-
-    with suppress(Exception):
-        wandb.teardown(exit_code)
-
-
-@contextmanager
-def _without_launch() -> Iterator[None]:
-    """Keeps ``wandb.init`` from importing wandb's launch, which takes .4 s of CPU time.
-
-    It looks there for inputs of a launch job, which only code that has imported launch can have declared. The
-    substitute is gone before the run is handed out.
-    """
-    name = "wandb.sdk.launch.inputs.internal"
-    if name in sys.modules:
-        yield
-        return
-    substitute = sys.modules[name] = ModuleType(name)
-    substitute.StagedLaunchInputs = _NoInputs  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        if sys.modules.get(name) is substitute:
-            del sys.modules[name]
-
-
-def _send_nothing() -> None:
-    """Keeps wandb's telemetry of its own use out of this process, whose imports take .2 s of CPU time.
-
-    wandb leaves it out of offline runs itself, except for what it records before it knows the mode of the run.
-    """
-    with suppress(ImportError, AttributeError):  # another version
-        from wandb.analytics.opentelemetry import opentelemetry_proxy
-
-        opentelemetry_proxy.disable()
-
-
-class _NoInputs:
-    def apply(self, run: Any) -> None:
-        """Does nothing: no inputs were declared."""
-
-
-def import_wandb(mode: str) -> Any:
-    """Returns wandb, imported for runs of this mode."""
+def import_wandb() -> Any:
+    """Returns wandb, which then prints nothing."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    if mode == "offline":
-        _send_nothing()
     return wandb
-
-
-def start_service(mode: str) -> threading.Thread:
-    """Starts wandb's service in a thread, which takes .2 s. `open_run` tries again if that fails.
-
-    Raises what importing wandb raises.
-    """
-    thread = threading.Thread(target=_quietly, args=(import_wandb(mode).setup,), name="wandb-start")
-    thread.start()
-    return thread
-
-
-def _quietly(call: Callable[[], Any]) -> None:
-    with suppress(Exception):
-        call()
 
 
 def open_run(
@@ -208,7 +137,6 @@ def open_run(
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
-    service: threading.Thread | None = None,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
@@ -216,28 +144,16 @@ def open_run(
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written. The run continues.
-        service: result of `start_service`; None = it starts now.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
     """
-    wandb = import_wandb(mode)
+    wandb = import_wandb()
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
 
     def start(mode: Any) -> Any:
-        typed, sys.argv = (
-            sys.argv,
-            [*sys.argv[:1], *map(masked_override, sys.argv[1:])],
-        )  # wandb records the command line
-        try:
-            with _without_launch():
-                return init(mode)
-        finally:
-            sys.argv = typed
-
-    def init(mode: Any) -> Any:
         return wandb.init(
             settings=settings,
             mode=mode,
@@ -253,22 +169,23 @@ def open_run(
             reinit="finish_previous",
         )
 
+    typed = sys.argv
+    sys.argv = [*typed[:1], *map(masked_override, typed[1:])]  # wandb records the command line
     try:
-        try:
-            with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
-                if service is not None:
-                    service.join()
+        with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
+            try:
                 run = start(mode)
-        except Exception as error:
-            if mode != "online":
-                raise
-            reason, mode = str(error).splitlines()[0], "offline"
-            _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
-            on_lost(reason)
-            _send_nothing()
-            run = start(mode)
+            except Exception as error:
+                if mode != "online":
+                    raise
+                reason, mode = first_line(error), "offline"
+                _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+                on_lost(reason)
+                run = start(mode)
     except Exception as error:
         raise RuntimeError(f"wandb can't be started: {error}") from error
+    finally:
+        sys.argv = typed
     for axis, patterns in _AXES.items():
         run.define_metric(axis, hidden=True)  # hides the curve of the axis itself
         for pattern in patterns:

@@ -42,7 +42,7 @@ _SUMMARY = {
 def import_wandb() -> None:
     """Imports what `publish` needs, which reports what is wrong with it."""
     with suppress(Exception):
-        wandb_sink.import_wandb("online")
+        wandb_sink.import_wandb()
 
 
 def unpublished(folder: Path, rows: Sequence[Row]) -> list[tuple[Row, dict[str, Any]]]:

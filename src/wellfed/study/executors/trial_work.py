@@ -75,7 +75,7 @@ def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
     mode = wandb_sink.decide_mode(config.logger.mode.value)
     if not is_timed and mode != "disabled":
         with suppress(Exception):  # the trials report what is wrong with it
-            wandb_sink.import_wandb(mode)
+            wandb_sink.import_wandb()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."

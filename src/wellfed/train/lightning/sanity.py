@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed.batches import Delivery
-from wellfed.observe.loggers.log_media import not_logged
+from wellfed.observe.loggers.log_media import logged_to
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
 from wellfed.train.lightning.ceiling import put_back
 from wellfed.train.lightning.module import StepModule
@@ -71,7 +71,7 @@ class SanityCheck(pl.Callback):
     def _put_back(self, module: pl.LightningModule) -> Iterator[None]:
         drawn = [generator.get_state() for generator in self._generators]
         try:
-            with put_back(module, only_buffers=True), not_logged():
+            with put_back(module, only_buffers=True), logged_to(None):
                 yield
         finally:
             for generator, state in zip(self._generators, drawn, strict=True):
