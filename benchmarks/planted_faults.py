@@ -121,7 +121,7 @@ OF_LOADER = (
           steps=120),
     Fault("workers_take_the_cpu", "workers_take_the_cpu", "cpu",
           (*_data(build_steps=0.3, how="threads"), *_model(rests="false", works="true")),
-          _workers(4, "loader.worker_threads=8"), _workers(1, "loader.worker_threads=1")),
+          _workers(4), _workers(1)),
     Fault("uneven_batches", "uneven_batches", "cpu", _data(build_steps=0.8, heavy="true"),
           _workers(2, "loader.prefetch_factor=1"), _workers(2, "loader.prefetch_factor=8"), steps=160),
     Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_samples=10, slow_s=0.8, num_batches=40),

@@ -49,8 +49,8 @@ class Samples:
 
     Args:
         build_steps: what all samples of a batch take together, in steps.
-        how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU, ``threads`` for work of as many
-            threads as torch has in the process; ``lock``, a sleep while no other process may read; ``limit``, a store
+        how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU, ``threads`` for work of 8 threads
+            in each process; ``lock``, a sleep while no other process may read; ``limit``, a store
             that serves one sample after the other to all who ask; ``jpeg``, a large picture is decoded for a crop of
             it; ``words``, text is cut into words in Python; ``nested``, a DataLoader is made for each sample.
         jitter: sigma of log-normal noise of a batch's time, whose mean stays.
@@ -156,6 +156,7 @@ class Samples:
     def _work(self) -> None:
         """A little work of the kind that was asked for."""
         if self.how == "threads":
+            torch.set_num_threads(8)
             self.work.mul_(1.0)
         elif self.how == "jpeg":
             np.asarray(Image.open(io.BytesIO(self.jpeg)).convert("RGB"))[:48, :48].copy()

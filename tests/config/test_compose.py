@@ -248,14 +248,14 @@ def test_gpu_options_hold_nine_tenths_of_the_card():
     }
 
 
-# backend, num_workers, prefetch_factor, persistent_workers, pin_memory, timeout_s, device_prefetch, worker_threads
+# backend, num_workers, prefetch_factor, persistent_workers, pin_memory, timeout_s, device_prefetch
 LOADERS = {
-    "baseline": (Backend.torch, 0, None, False, False, 0, 0, None),
-    "conservative": (Backend.auto, 1, 2, True, True, 60, 1, 1),
-    "balanced": (Backend.auto, None, 4, True, True, 60, 2, 1),
-    "aggressive": (Backend.auto, None, 8, True, True, 60, 4, 1),
-    "auto": (Backend.auto, None, None, None, None, None, None, 1),
-    "own": (Backend.own, None, None, None, None, None, None, None),
+    "baseline": (Backend.torch, 0, None, False, False, 0, 0),
+    "conservative": (Backend.auto, 1, 2, True, True, 60, 1),
+    "balanced": (Backend.auto, None, 4, True, True, 60, 2),
+    "aggressive": (Backend.auto, None, 8, True, True, 60, 4),
+    "auto": (Backend.auto, None, None, None, None, None, None),
+    "own": (Backend.own, None, None, None, None, None, None),
 }
 
 
@@ -264,7 +264,7 @@ def test_loader_options():
     for name, expected in LOADERS.items():
         loader = once(f"loader={name}").config.loader
         got = (loader.backend, loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
-        got += (loader.pin_memory, loader.timeout_s, loader.device_prefetch, loader.worker_threads)
+        got += (loader.pin_memory, loader.timeout_s, loader.device_prefetch)
         assert got == expected, name
 
 

@@ -166,7 +166,6 @@ PLAN = {
     "loader.pin_memory": True,
     "loader.device_prefetch": 2,
     "loader.timeout_s": 0,
-    "loader.worker_threads": None,
     "memory.features": "cache",
     "memory.micro_batch": 512,
     "memory.accumulate": 4,

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,11 +31,3 @@ def find_tool(name: str, required: str) -> Path:
     if ("cc" if name == "c++" else name) in [word.strip() for word in required.split(",")]:
         pytest.fail(f"{reason} (WELLFED_REQUIRE={required} makes this a failure)", pytrace=False)
     pytest.skip(reason)
-
-
-def may_mount() -> bool:
-    """Whether this process may have a mount namespace of its own."""
-    if sys.platform != "linux" or shutil.which("unshare") is None:
-        return False
-    command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=16k tmpfs /mnt"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0

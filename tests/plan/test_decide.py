@@ -655,26 +655,26 @@ def test_cheap_batches_are_built_several_ahead(build_ms, batch_bytes, backend, a
 
 
 @pytest.mark.parametrize(
-    ("name", "prefetch", "persistent", "pin", "timeout_s", "threads"),
+    ("name", "prefetch", "persistent", "pin", "timeout_s"),
     [
-        ("baseline", None, False, False, 0, None),
-        ("conservative", 2, True, True, 60, 1),
-        ("balanced", 4, True, True, 60, 1),
-        ("aggressive", 8, True, True, 60, 1),
-        ("auto", 2, True, True, 0, 1),
+        ("baseline", None, False, False, 0),
+        ("conservative", 2, True, True, 60),
+        ("balanced", 4, True, True, 60),
+        ("aggressive", 8, True, True, 60),
+        ("auto", 2, True, True, 0),
     ],
 )
-def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s, threads):
+def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s):
     def rest(plan):
-        names = ("prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
+        names = ("prefetch_factor", "persistent_workers", "pin_memory", "timeout_s")
         return tuple(getattr(plan.loader, name) for name in names)
 
-    assert rest(option(name, H200, ITEMS)) == (prefetch, persistent, pin, timeout_s, threads)
-    assert rest(option(name, LAPTOP, ITEMS)) == (prefetch, persistent, False, timeout_s, threads)
+    assert rest(option(name, H200, ITEMS)) == (prefetch, persistent, pin, timeout_s)
+    assert rest(option(name, LAPTOP, ITEMS)) == (prefetch, persistent, False, timeout_s)
     # Threads are no processes: nothing lives on, and they share the process's torch threads.
     ahead = option(name, H200, FETCH)
     without = (
-        (prefetch, False, pin, timeout_s, None) if name not in ("auto", "baseline") else (None, False, pin, 0, None)
+        (prefetch, False, pin, timeout_s) if name not in ("auto", "baseline") else (None, False, pin, 0)
     )
     assert rest(ahead) == without
 

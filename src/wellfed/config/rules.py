@@ -100,7 +100,7 @@ def own_loader(config: RunConfig) -> Iterator[Fault]:
     loader = config.loader
     if loader.backend is not Backend.own:
         return
-    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
+    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s")
     problem = "has no effect with loader.backend=own, which leaves the DataLoader as it came."
     for name in names:
         if (value := getattr(loader, name)) is not None:

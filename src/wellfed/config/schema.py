@@ -104,7 +104,6 @@ class LoaderConfig:
         "Batches copied to the GPU ahead of the step, besides the one in use. null = planned; 0 on a CPU.",
         at_least=0,
     )
-    worker_threads: Optional[int] = knob("torch threads in each worker. null = torch's default.", at_least=1)
     timeout_s: Optional[int] = knob(
         "Seconds to wait for one batch before the loader counts as stuck; 0 = no limit.", at_least=0
     )

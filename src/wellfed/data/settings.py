@@ -23,8 +23,6 @@ class LoaderSettings:
     pin_memory: bool = False
     timeout_s: float = 0
     """Maximum seconds to wait for a batch; 0 = no limit."""
-    worker_threads: int | None = None
-    """Threads of torch and numpy in each worker process; None = 1. A worker thread always uses one."""
     skip_ids: tuple[int, ...] = ()
     """Indices of training samples to skip."""
     max_skipped: int = 0

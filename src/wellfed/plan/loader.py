@@ -68,7 +68,6 @@ class LoaderPlanner:
             "pin_memory": by_rule(False, "no GPU to copy to"),
             "device_prefetch": self._device_prefetch(backend.value, builds_ahead),
             "timeout_s": by_rule(0, "built when asked for: there is no worker to wait for"),
-            "worker_threads": by_rule(None, "no worker processes: the training process has one count of threads"),
         }
 
         def unless_asked(knob: str, value: Any, because: str) -> None:
@@ -79,7 +78,6 @@ class LoaderPlanner:
             unless_asked("timeout_s", 0, "waits for ever")
         if builds_ahead and backend.value in ("torch", "processes"):
             unless_asked("persistent_workers", True, "worker processes live on from epoch to epoch")
-            unless_asked("worker_threads", None, "torch's default: one in a worker process")
         if self.on_gpu:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
         return LoaderSection.of(decided, candidates=names, eval_workers=count, **facts)
@@ -170,7 +168,6 @@ class LoaderPlanner:
         ahead = self.config.loader.device_prefetch if self.on_gpu else None
         because = "as the DataLoader has it: nothing is copied ahead"
         decided["device_prefetch"] = unless_set("loader.device_prefetch", ahead, 0, because)
-        decided["worker_threads"] = by_rule(None, "torch's default: one in a worker process")
         return decided
 
     def _in_parts(self, num_workers: int) -> str:

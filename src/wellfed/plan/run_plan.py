@@ -127,7 +127,6 @@ class LoaderSection(Section):
     device_prefetch: int
     timeout_s: float
     """0 = no limit."""
-    worker_threads: int | None
     candidates: tuple[str, ...]
     """Backends that ``loader.backend=auto`` may choose by their times; the first wins a tie."""
     eval_workers: int

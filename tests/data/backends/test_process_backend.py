@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 import wellfed
 from tests.kit import sets
-from tests.kit.required_tools import may_mount
 from wellfed import batches, process
 from wellfed.data.backends import process_backend
 from wellfed.data.backends.batch_request import BatchRequest
@@ -110,10 +108,8 @@ class Surroundings:
 
 
 @linux
-@pytest.mark.parametrize(("worker_threads", "number"), [(None, 1), (2, 2)])
-@pytest.mark.parametrize("backend", ["processes", "torch"])
-def test_workers_have_the_cpus_of_the_run_and_threads_as_told(backend, worker_threads, number):
-    plan = LoaderSettings(backend, 1, 1, worker_threads=worker_threads)
+def test_workers_have_the_cpus_of_the_run_and_one_thread():
+    plan = LoaderSettings("processes", 1, 1)
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     made = train_loader(Surroundings(), batch_size=4, seed=1, settings=plan)
     os.sched_setaffinity(0, {min(before)})  # as an OpenMP runtime does to the thread that loads it
@@ -124,7 +120,7 @@ def test_workers_have_the_cpus_of_the_run_and_threads_as_told(backend, worker_th
         os.sched_setaffinity(0, before)
         torch.set_num_threads(threads)
         made.close()
-    assert delivery.batch.tolist() == [[number, number, 1, number]] * 4
+    assert delivery.batch.tolist() == [[1, 1, 1, 1]] * 4
 
 
 SPAWN = """
@@ -178,24 +174,12 @@ def spawned(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_spawned_workers_that_live_on_give_the_same_batches(spawned):
+def test_spawned_workers_give_the_same_batches_and_share_the_datas_tensors(spawned):
     assert len(spawned["inline"]) == 12
     assert spawned["spawned"] == spawned["inline"]
-
-
-@pytest.mark.slow
-def test_spawned_workers_change_nothing_that_is_learned(spawned):
     inline, by_workers = spawned["weights"]
     assert by_workers == inline
-
-
-@pytest.mark.slow
-def test_a_spawned_worker_that_is_killed_is_reported(spawned):
     assert spawned["told"].startswith("A loader worker process was killed by SIGKILL.")
-
-
-@pytest.mark.slow
-def test_spawned_workers_share_the_datas_tensors(spawned):
     small, large = spawned["sizes"]
     assert large - small < 8 * MIB  # the tensor alone is 40 MB
 
@@ -213,29 +197,6 @@ def loader(dataset, settings, **more):
     return sets.loader_of(dataset, settings, shuffle=False, **more)
 
 
-WITHOUT_SHARED_MEMORY = """
-import sys
-from tests.kit import sets
-from wellfed.data.backends.process_backend import WorkerLost
-from wellfed.data.settings import LoaderSettings
-try:
-    print(len(list(sets.loader_of(sets.Fetching(), LoaderSettings("torch", int(sys.argv[1])), shuffle=False))))
-except WorkerLost as error:
-    print(error)
-"""
-
-
-@linux
-@pytest.mark.parametrize(("workers", "printed"), [(0, r"6\n"), (1, r"Workers can't be started: .*--shm-size=8g.*\n")])
-def test_only_workers_need_shared_memory(workers, printed):
-    if not may_mount():
-        pytest.skip("this user can't mount")
-    shell = 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", shell, "sh", sys.executable, "-c", WITHOUT_SHARED_MEMORY, str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-    assert re.fullmatch(printed, done.stdout), done.stderr
-
-
 def handed_over(dataset, plan, monkeypatch):
     """What DataLoader is given."""
     seen = {}
@@ -251,18 +212,16 @@ def handed_over(dataset, plan, monkeypatch):
 
 
 def test_the_settings_reach_the_dataloader(monkeypatch):
-    plan = LoaderSettings("processes", 3, 5, persistent_workers=True, pin_memory=True, timeout_s=9, worker_threads=2)
+    plan = LoaderSettings("processes", 3, 5, persistent_workers=True, pin_memory=True, timeout_s=9)
     seen = handed_over(sets.Fetching(), plan, monkeypatch)
     assert (seen["num_workers"], seen["prefetch_factor"]) == (3, 5)
     assert seen["persistent_workers"]
     assert seen["pin_memory"]
     assert 0 < seen["timeout"] < 9  # looks in between
-    assert seen["worker_init_fn"].args[1:] == (process.CPUS_AT_START, 2)
+    assert seen["worker_init_fn"].args[1:] == (process.CPUS_AT_START,)
     seen = handed_over(sets.Fetching(), LoaderSettings("torch", 0, timeout_s=9, pin_memory=False), monkeypatch)
     assert "timeout" not in seen  # DataLoader refuses one without workers
     assert "prefetch_factor" not in seen
-    seen = handed_over(sets.Fetching(), LoaderSettings("torch", 1), monkeypatch)
-    assert seen["worker_init_fn"].args[1:] == (process.CPUS_AT_START, 1)
 
 
 def test_a_dataclass_is_pinned_too(monkeypatch):

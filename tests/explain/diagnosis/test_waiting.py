@@ -20,9 +20,6 @@ RUNS = {
     "too_few_workers": fed_by(1, build_ms=41.0),
     "cpu_bound_loading": fed_by(2, build_ms=40.0, wait_ms=20.0, cpu_frac=0.95, cores=2.0, cpu_pct=195.0),
     "slow_storage": fed_by(2, build_ms=80.0, iowait_pct=20.0),
-    "workers_take_the_cpu": fed_by(
-        4, build_ms=30.0, wait_ms=5.0, cpu_frac=0.4, cores=2.0, cpu_pct=195.0, loader={"worker_threads": 8}
-    ),
     "uneven_batches": fed_by(2, build_ms=EVERY_8TH, wait_ms=EVERY_8TH / 8),
     "contended_loading": fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}),
 }

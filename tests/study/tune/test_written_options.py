@@ -76,14 +76,14 @@ def test_a_knob_is_what_was_planned_else_what_was_configured():
     record = {
         "plan": {
             "loader.num_workers": {"value": 6, "because": "16 cores", "source": "measured"},
-            "loader.worker_threads": {"value": None, "because": "torch's default", "source": "rule"},
+            "loader.prefetch_factor": {"value": None, "because": "torch's default", "source": "rule"},
             "memory.micro_batch": {"value": 512, "because": "fits", "source": "rule"},
         },
         "config": {"loader": {"num_workers": None, "timeout_s": 60}, "memory": {"features": "cache"}},
     }
     assert option_values("loader", record) == {
         "num_workers": Value(6, "measured: 16 cores"),
-        "worker_threads": Value(None, "rule: torch's default"),
+        "prefetch_factor": Value(None, "rule: torch's default"),
         "timeout_s": Value(60, "as configured"),
     }
 

@@ -181,7 +181,7 @@ class ProcessBackend:
             options = {
                 "prefetch_factor": settings.prefetch_factor,
                 "persistent_workers": settings.persistent_workers,
-                "worker_init_fn": partial(_init_worker, self._builder, CPUS_AT_START, settings.worker_threads or 1),
+                "worker_init_fn": partial(_init_worker, self._builder, CPUS_AT_START),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
         dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
@@ -233,7 +233,7 @@ class _InWorker(Dataset[Any]):
         return self._sender.packed(built)
 
 
-def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
+def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, worker: int) -> None:
     # A forked worker inherits the training process's handlers, which end training after the step. The training process
     # ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -241,7 +241,7 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_t
     for number in set(STOPS) - {signal.SIGINT, signal.SIGTERM}:  # a closed terminal signals all its processes
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # garbage collection writes to, and so copies, memory shared with the parent
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries loaded later
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # for libraries loaded later
     if cpus_given is not None:
         try:
             threads = [int(name) for name in os.listdir("/proc/self/task")]
@@ -249,8 +249,8 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_t
             threads = [0]
         for thread in threads:
             os.sched_setaffinity(thread, cpus_given)
-    ThreadpoolController().limit(limits=num_threads)  # numpy's BLAS
-    torch.set_num_threads(num_threads)
+    ThreadpoolController().limit(limits=1)  # numpy's BLAS
+    torch.set_num_threads(1)
     if torch_collate.default_collate_fn_map[torch.Tensor] is torch_collate.collate_tensor_fn:
         torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
     # Called by the thread that sends batches. The default prints the error and drops the batch.

@@ -28,7 +28,6 @@ _AHEAD = (
 _STEP = "workload.effective_batch_size"
 _CODE: Mapping[str, Mapping[str, str]] = {
     "loader.device_prefetch": {"": _AHEAD},
-    "loader.worker_threads": {"": "torch.set_num_threads(1) in worker_init_fn"},
     "gpu.precision": {
         "bf16-mixed": 'torch.autocast("cuda", torch.bfloat16)',
         "16-mixed": 'torch.autocast("cuda", torch.float16) with torch.amp.GradScaler()',

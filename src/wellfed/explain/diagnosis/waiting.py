@@ -32,7 +32,6 @@ Cause = Literal[
     "cpu_bound_loading",
     "slow_storage",
     "contended_loading",
-    "workers_take_the_cpu",
     "uneven_batches",
     "slow_samples",
     "slow_handover",
@@ -107,8 +106,6 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         if handover_ms(evidence) >= limits.EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
             return "slow_handover"
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
-    if (evidence.value("loader.worker_threads") or 1) > 1:
-        return "workers_take_the_cpu"
     # Other processes delay the batches if all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
     return None if feeding.has_other_load and is_little else "cpu_bound_loading"

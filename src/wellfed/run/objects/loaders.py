@@ -37,7 +37,6 @@ def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings
         persistent_workers=planned.persistent_workers,
         pin_memory=planned.pin_memory,
         timeout_s=planned.timeout_s,
-        worker_threads=planned.worker_threads,
     )
 
 

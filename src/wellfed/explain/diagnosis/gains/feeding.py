@@ -359,11 +359,10 @@ def workers_take_cores(evidence: Evidence) -> bool:
     cpu_pct, loader_pct = evidence.telemetry.mean("cpu_pct"), evidence.telemetry.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
-    if cpu_pct < 100 * limits.CPU_FULL_FRAC * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
+    full_frac = limits.CROWDED_FRAC if evidence.num_workers > cores else limits.CPU_FULL_FRAC
+    if cpu_pct < 100 * full_frac * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
         return False
-    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
-    is_slower = found is not None and found.slower == "steps"
-    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > limits.CEILING_FACTOR)
+    return found is not None and found.slower == "steps"
 
 
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:

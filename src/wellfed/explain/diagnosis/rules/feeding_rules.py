@@ -21,7 +21,6 @@ from wellfed.explain.diagnosis.gains.pauses import gain_of, pauses
 from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
-    cause_of_waiting,
     cold_over_warm,
     copy_ahead_ms,
     handover_ms,
@@ -183,27 +182,23 @@ def contended_loading(evidence: Evidence) -> Finding | None:
 
 
 def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
-    """Returns a finding if all cores are full, and steps are slowed down or workers have many threads."""
-    waiting, feeding = cause_of_waiting(evidence), feeding_of(evidence)
-    is_waiting = waiting is not None and waiting.cause == "workers_take_the_cpu"
-    if feeding is None or not (is_waiting or workers_take_cores(evidence)):
+    """Returns a finding if all cores are full, and steps are slowed down."""
+    feeding = feeding_of(evidence)
+    if feeding is None or not workers_take_cores(evidence):
         return None
-    cores, threads = evidence.cores or 1.0, int(evidence.value("loader.worker_threads") or 1)
+    cores = evidence.cores or 1.0
     workers, fewer = feeding.num_workers, max(1, int(cores) - 1)
     ceiling, loader_pct = evidence.ceiling_factor, evidence.telemetry.mean("loader_cpu_pct")
     top = max(1.0, feeding.step_ms / feeding.fed_ms if ceiling is None else ceiling)
-    text = f"{counted(workers, 'worker')} of {counted(threads, 'thread')} share {cores:g} cores with the steps"
+    text = f"{counted(workers, 'worker')} share {cores:g} cores with the steps"
     if loader_pct is not None:
         text += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
         text += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
-    less = {"worker_threads": 1} if threads > 1 else {}
-    less |= {"num_workers": fewer} if workers > fewer else {}
-    change = knobs(evidence, **less) if less else ()
-    figures = {**feeding.figures(), "worker_threads": threads}
+    change = knobs(evidence, num_workers=fewer) if workers > fewer else ()
     lost_frac = 1 - 1 / top
     gain = Gain(top, 1.0, top) if change else None
-    return Finding("workers_take_the_cpu", f"{text}.", figures, change, gain=gain, lost_frac=lost_frac)
+    return Finding("workers_take_the_cpu", f"{text}.", feeding.figures(), change, gain=gain, lost_frac=lost_frac)
 
 
 def uneven_batches(evidence: Evidence) -> Finding | None:

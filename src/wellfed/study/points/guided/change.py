@@ -13,7 +13,7 @@ from wellfed.study.row import Row
 
 Knobs = tuple[tuple[str, Any], ...]
 """Dotted knobs with their values, sorted."""
-_OF_WORKERS = ("prefetch_factor", "persistent_workers", "timeout_s", "worker_threads")
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "timeout_s")
 """Knobs of the loader that have no effect without workers."""
 
 
@@ -119,7 +119,6 @@ def same_plan(values: Mapping[str, Any]) -> Knobs:
             kept.pop(f"loader.{name}", None)
     elif kept.get("loader.backend") == "threads":
         kept.pop("loader.persistent_workers", None)
-        kept.pop("loader.worker_threads", None)
     return tuple(sorted((knob, str(value)) for knob, value in kept.items()))
 
 

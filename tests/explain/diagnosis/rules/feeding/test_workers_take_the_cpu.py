@@ -21,22 +21,21 @@ def crowd(workers=8, *, ceiling=1.6, loader_pct=200.0, **loader):
     )
 
 
-def test_fewer_workers_and_threads_are_told_in_place_of_a_slower_machine():
-    found = check(crowd(worker_threads=4))
-    assert "8 workers of 4 threads share 4 cores with the steps and take 50.0 % of them" in found.message
-    assert found.change == ("loader.worker_threads=1", "loader.num_workers=3")
+def test_fewer_workers_are_advised_in_place_of_a_slower_machine():
+    found = check(crowd())
+    assert "8 workers share 4 cores with the steps and take 50.0 % of them" in found.message
+    assert found.change == ("loader.num_workers=3",)
     assert found.gain.high == pytest.approx(1.6)
-    assert [each.id for each in run_rules(crowd(worker_threads=4))] == ["workers_take_the_cpu"]
+    assert [each.id for each in run_rules(crowd())] == ["workers_take_the_cpu"]
 
 
-def test_few_workers_of_one_thread_have_no_knob():
+def test_few_workers_have_no_knob():
     assert check(crowd(workers=2)).change == ()
     assert check(crowd(workers=2, backend="own")).change == ()
 
 
 def test_a_dataloader_of_the_user_s_is_built_anew():
-    change = check(crowd(worker_threads=4, backend="own")).change
-    assert change == ("loader.backend=auto", "loader.num_workers=3", "loader.worker_threads=1")
+    assert check(crowd(backend="own")).change == ("loader.backend=auto", "loader.num_workers=3")
 
 
 @pytest.mark.parametrize("run", [crowd(ceiling=1.05), crowd(loader_pct=20.0), crowd(workers=0)])
