@@ -673,9 +673,7 @@ def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s):
     assert rest(option(name, LAPTOP, ITEMS)) == (prefetch, persistent, False, timeout_s)
     # Threads are no processes: nothing lives on, and they share the process's torch threads.
     ahead = option(name, H200, FETCH)
-    without = (
-        (prefetch, False, pin, timeout_s) if name not in ("auto", "baseline") else (None, False, pin, 0)
-    )
+    without = (prefetch, False, pin, timeout_s) if name not in ("auto", "baseline") else (None, False, pin, 0)
     assert rest(ahead) == without
 
 

@@ -9,7 +9,7 @@ GONE: Mapping[str, str] = {
     "gpu.ballast": "leave it out; a named card limits what torch may reserve (gpu.enforce)",
     "hydra/launcher=wellfed": "leave it out; trials are forked unless another launcher is chosen",
     "loader.shuffle_buffer": "shuffle in the stream itself, by set_epoch(epoch), or use a dataset with __getitem__",
-    "loader.worker_threads": "leave it out; a worker process has one thread, or call torch.set_num_threads in worker_init_fn",
+    "loader.worker_threads": "leave it out; a worker has one thread, more by torch.set_num_threads in worker_init_fn",
     "logger.diff": "leave it out; run.json names the changed files and the digest of the change, no longer its text",
     "memory.micro_batch_steps": "leave it out; the micro-batch is halved when memory runs out",
     "memory.plateau_frac": "set memory.micro_batch or memory.accumulate; wellfed fit measures rates",
