@@ -172,14 +172,6 @@ def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
     assert all(value.isfinite().all() for value in content(folder)["state_dict"].values())
 
 
-@pytest.mark.slow
-def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
-    done = guest(user, "trainer.max_epochs=1", "+workload.data.poison=3", "trainer.on_nan=halve_lr", workload="two")
-    assert done.code == 0, done.text
-    states = content(only_folder(user, "guest"))["optimizer_states"]
-    assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
-
-
 @pytest.mark.parametrize("workload", ["guest", slow("two")])
 def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
     done = guest(

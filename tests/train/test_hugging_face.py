@@ -1,7 +1,6 @@
 """A model of transformers learns the same however its batches are split, weighed by tokens."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,44 +134,15 @@ def test_logits_and_labels_are_there_for_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
-    [
-        ({"model": "AutoModelForCausalLM", "config": {"model_type": "gpt2", **GPT2}}, "GPT2LMHeadModel"),
-        ({"model": "GPT2LMHeadModel", "config": GPT2}, "GPT2LMHeadModel"),
-        ({"model": "BertForMaskedLM", "config": {"model_type": "bert", **BERT}}, "BertForMaskedLM"),
-    ],
-)
-def test_made_from_a_config(given: dict[str, Any], kind: str) -> None:
-    made = from_transformers(**given)
-    assert type(made.model).__name__ == kind
-    assert made.loss(batch(made.model)).loss > 0
-
-
-def test_made_from_a_folder(tmp_path: Path) -> None:
-    first = gpt2()
-    first.save_pretrained(tmp_path)
-    made = from_transformers("AutoModelForCausalLM", path=str(tmp_path))
-    assert torch.equal(made.model.lm_head.weight, first.lm_head.weight)
-
-
-@pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model": "Nothing", "config": {}}, "workload.model.model=Nothing.*no model class of transformers.*Auto"),
-        ({"model": "GPT2LMHeadModel"}, "path .* or from config; one of them.*config="),
-        ({"model": "GPT2LMHeadModel", "config": {}, "path": "x"}, "one of them must be given"),
-        ({"model": "AutoModelForCausalLM", "config": GPT2}, "AutoModelForCausalLM needs model_type.*Add model_type"),
-        ({"model": "GPT2LMHeadModel", "config": GPT2, "weight": "words"}, "weight=words.*rows, tokens, next_tokens"),
+        ({"model": "GPT2LMHeadModel"}, "model=GPT2LMHeadModel.*not a model.*GPT2LMHeadModel.from_pretrained"),
+        ({"model": gpt2(), "weight": "words"}, "weight=words.*rows, tokens, next_tokens"),
     ],
 )
-def test_what_can_not_be_made_is_a_fault(given: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_faults(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_transformers(**given)
-
-
-def test_a_folder_without_a_model_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"workload.model.path={tmp_path}.*config.json"):
-        from_transformers("AutoModelForCausalLM", path=str(tmp_path))
 
 
 def test_a_batch_without_labels_is_a_fault() -> None:
@@ -218,14 +188,4 @@ def test_a_batch_with_more_than_the_model_takes_is_trained_on() -> None:
     whole = batch(model)
     more = {**whole, "text": ["a"] * ROWS, "idx": torch.arange(ROWS)}
     assert torch.equal(from_transformers(model).loss(more).loss, from_transformers(model).loss(whole).loss)
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks for it by its old name
-def test_the_columns_of_lora_are_those_of_its_model() -> None:
-    collate = from_transformers(gpt2_with_lora()).collating(None)
-    assert set(collate([{"input_ids": 1, "text": "a", "labels": 2}])) == {"input_ids", "labels"}  # type: ignore[misc]
-
-
-def test_all_columns_stay_where_that_is_asked() -> None:
-    made = from_transformers(classes(), remove_unused_columns=False)
-    assert made.collating(None) is None
+    assert from_transformers(model, remove_unused_columns=False).collating(None) is None

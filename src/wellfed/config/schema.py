@@ -33,7 +33,7 @@ Allocator = StrEnum("Allocator", ["default", "expandable"])
 Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes", "own"])
 FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
 OnOom = StrEnum("OnOom", ["retry", "fail"])
-OnNan = StrEnum("OnNan", {"raise": "raise", "skip": "skip", "halve_lr": "halve_lr"})
+OnNan = StrEnum("OnNan", {"raise": "raise", "skip": "skip"})
 Accelerator = StrEnum("Accelerator", ["auto", "cpu", "gpu"])
 Strategy = StrEnum("Strategy", ["auto", "ddp", "fsdp"])
 BestMode = StrEnum("BestMode", ["max", "min"])
@@ -224,8 +224,7 @@ class TrainerConfig:
     )
     strategy: Strategy = knob("auto, ddp or fsdp (CUDA only).", Strategy.auto)
     on_nan: OnNan = knob(
-        "A non-finite loss: raise (stop), skip (leave out the step) or halve_lr (leave it out, and halve the rate). "
-        "The last two look at gradients too.",
+        "A non-finite loss: raise (stop) or skip (leave out the step, also one with non-finite gradients).",
         OnNan["raise"],
     )
     deterministic: bool = knob("Only deterministic kernels; slower on a GPU.", False)

@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from torch.utils.data import default_collate
 from wellfed import batches
 from wellfed.contract import Batch, LossOutput
 from wellfed.errors import ConfigError, DataError
-from wellfed.extras import absence, absent_package
 
 Weight = Literal["rows", "tokens", "next_tokens"]
 _LOG = logging.getLogger(__name__)
@@ -33,25 +31,16 @@ IGNORED = -100
 
 
 def from_transformers(
-    model: Any,
-    *,
-    path: str | None = None,
-    config: Mapping[str, Any] | None = None,
-    weight: Weight | None = None,
-    remove_unused_columns: bool = True,
-    **options: Any,
+    model: nn.Module, *, weight: Weight | None = None, remove_unused_columns: bool = True
 ) -> TransformersModel:
     """Returns a model whose ``loss(batch)`` passes the batch's entries to ``model`` and returns its loss.
 
     Args:
-        model: a model, also of peft, or the name of a class of transformers (``AutoModelForCausalLM``).
-        path: folder of weights and configuration for that class. A name on the hub is downloaded.
-        config: configuration of a new model instead of ``path``. An Auto class needs ``model_type`` in it.
+        model: a model of transformers, also with adapters of peft.
         weight: entries that the loss is a mean over: rows, tokens with a label, or these without the first of each row.
             None = the usual weight of its class.
         remove_unused_columns: True drops columns that the model's ``forward`` does not name, as the Trainer of
             transformers does. False passes all columns to collator and model.
-        options: for ``from_pretrained``.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -60,42 +49,9 @@ def from_transformers(
         way_out = f"Write one of {', '.join(get_args(Weight))}, or null."
         raise ConfigError.of(f"workload.model.weight={weight}", "is nothing that a loss can be a mean over.", way_out)
     if isinstance(model, str):
-        model = _made(model, path, config, options)
+        way_out = f"Make it in a function that workload.model names: transformers.{model}.from_pretrained(folder)."
+        raise ConfigError.of(f"workload.model.model={model}", "is the name of a model, not a model.", way_out)
     return TransformersModel(model, weight, remove_unused_columns=remove_unused_columns)
-
-
-def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> nn.Module:
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise ConfigError.of(
-            f"workload.model.model={name}", *absence(absent_package(error) or str(error.name))
-        ) from error
-    made: Any = getattr(transformers, name, None)
-    if not hasattr(made, "from_pretrained"):
-        way_out = "Name a class such as AutoModelForCausalLM or BertForSequenceClassification."
-        raise ConfigError.of(f"workload.model.model={name}", "is no model class of transformers.", way_out)
-    if (path is None) == (config is None):
-        problem = f"{name} is made from path (a folder with weights) or from config; one of them must be given."
-        raise ConfigError.of("workload.model", problem, "Set workload.model.config={model_type: gpt2}, say.")
-    if path is not None:
-        try:
-            return made.from_pretrained(path, local_files_only=Path(path).is_dir(), **options)  # type: ignore[no-any-return]
-        except (OSError, ValueError) as error:
-            first = str(error).strip().splitlines()[0]
-            way_out = "Name a folder with config.json and weights, as save_pretrained writes it."
-            raise ConfigError.of(f"workload.model.path={path}", f"{first}", way_out) from error
-    given = {**(config or {}), **options}
-    if not hasattr(made, "config_class") or made.config_class is None:  # an Auto class
-        kind = given.pop("model_type", None)
-        if kind is None:
-            problem = f"{name} needs model_type."
-            raise ConfigError.of(
-                "workload.model.config", problem, "Add model_type: gpt2, say, or name the class itself."
-            )
-        return made.from_config(transformers.AutoConfig.for_model(kind, **given))  # type: ignore[no-any-return]
-    given.pop("model_type", None)
-    return made(made.config_class(**given))  # type: ignore[no-any-return]
 
 
 class TransformersModel(nn.Module):

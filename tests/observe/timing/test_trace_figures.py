@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from wellfed.observe.timing.trace_figures import BETWEEN, STEP, figures
 
@@ -23,14 +23,12 @@ def launched(*durations_us: float) -> list[Any]:
 
 def test_operations_of_a_cpu_have_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")  # torch reads it once in a process
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for number in (4, 5):
-            with record_function(f"{STEP}{number}"):
-                torch.ones(200, 200) @ torch.ones(200, 200)
-        torch.ones(9).cumsum(0)  # in no step
-        with record_function(f"{STEP}6"):
-            torch.ones(9).cumprod(0)  # of a step that failed
-    found = figures(profiler.events() or (), last=5)
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=3)) as profiler:
+        for call in (torch.cumsum, torch.matmul, torch.matmul, torch.cumprod):  # before the steps, two, a failed one
+            call(torch.ones(200, 200), torch.ones(200, 200) if call is torch.matmul else 0)
+            if call is not torch.cumprod:
+                profiler.step()
+    found = figures(profiler.events() or (), 2)
     assert found is not None
     assert (found["steps"], found["by"], found["device_busy_frac"], found["copy_ms_per_step"]) == (2, "cpu", None, None)
     operations = {one["name"]: one for one in found["operations"]}
@@ -43,9 +41,9 @@ def test_operations_of_a_cpu_have_their_own_time(monkeypatch: pytest.MonkeyPatch
 def test_operations_of_a_device_have_the_time_of_their_kernels() -> None:
     gpu = {"on": DeviceType.CUDA}
     events = [
-        event(f"{STEP}1", 0, 1000, is_user_annotation=True),
-        event(f"{STEP}2", 1000, 2000, is_user_annotation=True),
-        event(f"{STEP}1", 0, 1500, is_user_annotation=True, **gpu),  # the same range, as the device shows it
+        event(STEP, 0, 1000, is_user_annotation=True),
+        event(STEP, 1000, 2000, is_user_annotation=True),
+        event(STEP, 0, 1500, is_user_annotation=True, **gpu),  # the same range, as the device shows it
         event("aten::mm", 10, 20, kernels=launched(300, 200)),
         event("aten::to", 30, 40, kernels=launched(100)),
         event("cudaLaunchKernel", 12, 15),
@@ -55,7 +53,7 @@ def test_operations_of_a_device_have_the_time_of_their_kernels() -> None:
         event("Memcpy DtoD", 800, 900, **gpu),
         event("sgemm", 2500, 2600, **gpu),  # after the steps
     ]
-    found = figures(events, last=2)
+    found = figures(events, 2)
     assert found is not None
     assert (found["steps"], found["by"], found["step_ms"]) == (2, "device", 1.0)
     assert found["device_busy_frac"] == pytest.approx(500 / 2000)
@@ -67,5 +65,5 @@ def test_operations_of_a_device_have_the_time_of_their_kernels() -> None:
 
 
 def test_without_a_step_there_is_nothing() -> None:
-    assert figures([event("aten::mm", 0, 9)], last=5) is None
-    assert figures([event(f"{STEP}6", 0, 9)], last=5) is None
+    assert figures([event("aten::mm", 0, 9)], 5) is None
+    assert figures([event(STEP, 0, 9)], 0) is None

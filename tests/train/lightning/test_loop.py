@@ -160,7 +160,6 @@ def test_out_of_memory_and_steps_that_are_no_number_are_the_same(tmp_path: Path)
     for make in (
         lambda: tiny.module(dropout=0.3, fail=oom_above(8)),
         lambda: tiny.module(model=SometimesNan(), on_nan="skip"),
-        lambda: tiny.module(model=SometimesNan(), on_nan="halve_lr"),
     ):
         found = []
         for direct in (True, False):

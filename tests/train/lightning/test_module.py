@@ -143,23 +143,6 @@ def test_on_nan_skip_leaves_such_steps_out(tmp_path: Path) -> None:
     assert torch.isfinite(after.weights[-1]).all()
 
 
-def test_on_nan_halve_lr_halves_it_from_there_on(tmp_path: Path) -> None:
-    rates: dict[str, list[float]] = {}
-    for action in ("skip", "halve_lr"):
-        rates[action] = []
-        torch.manual_seed(3)
-        module = tiny.module(model=SometimesNan(), on_nan=action)
-
-        class Watch(pl.Callback):
-            def on_train_batch_end(self, trainer: Any, *_: Any, rates: list[float] = rates[action]) -> None:
-                rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-        tiny.fit(module, tmp_path, [Watch()], max_steps=8)
-    ratios = [halved / plain for halved, plain in zip(rates["halve_lr"], rates["skip"], strict=True)]
-    assert ratios[:3] == [1, 1, 1]
-    assert ratios[5:] == pytest.approx([0.25, 0.25, 0.25])
-
-
 def test_on_nan_raise_stops_at_the_next_row(tmp_path: Path) -> None:
     figures = Figures(lambda *_, **__: None, every=3, stop_on_nan=True)
     torch.manual_seed(3)

@@ -10,7 +10,6 @@ from torch.optim import lr_scheduler
 
 from tests.kit import tiny
 from tests.kit.few import slow
-from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -113,74 +112,6 @@ def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | No
     again, resumed, _ = trained(tmp_path / "cut", scheduling, checkpoint, **limits)
     assert again == rates[cut:]
     assert torch.equal(weights, resumed)
-
-
-class NanInTwoSteps(tiny.TinyModel):
-    """A model whose losses of steps 4 and 5 are NaN."""
-
-    def loss(self, batch: Any) -> LossOutput:
-        output = super().loss(batch)
-        return LossOutput(output.loss * float("nan")) if self.calls in (4, 5) else output
-
-
-def chained(optimizer: Any) -> Any:
-    return lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimizer, 0.1, 4), lr_scheduler.ExponentialLR(optimizer, 0.9)]
-    )
-
-
-def sequential(optimizer: Any) -> Any:
-    warmup, decay = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6), lr_scheduler.CosineAnnealingLR(optimizer, 8)
-    return lr_scheduler.SequentialLR(optimizer, [warmup, decay], [6])
-
-
-ANY_SCHEDULER: dict[str, Any] = {
-    "factor": None,
-    "OneCycleLR": lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=20, cycle_momentum=False),
-    "CyclicLR": lambda it: lr_scheduler.CyclicLR(it, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
-    "SequentialLR": sequential,
-    "ChainedScheduler": chained,
-    "CosineAnnealingLR": lambda it: lr_scheduler.CosineAnnealingLR(it, 5, eta_min=0.001),
-    "StepLR": lambda it: lr_scheduler.StepLR(it, 2),
-    "LambdaLR": lambda it: lr_scheduler.LambdaLR(it, lambda step: 1 / (1 + step)),
-    "MultiplicativeLR": lambda it: lr_scheduler.MultiplicativeLR(it, lambda step: 0.9),
-    "PolynomialLR": lambda it: lr_scheduler.PolynomialLR(it, 20),
-    "CosineAnnealingWarmRestarts": lambda it: lr_scheduler.CosineAnnealingWarmRestarts(it, 4),
-}
-
-
-def rates_with_nan(folder: Path, name: str, on_nan: str, checkpoint: Path | None = None) -> tuple[list[float], Any]:
-    """Returns the rate of each step, and the events."""
-    make, rates, events = ANY_SCHEDULER[name], Rates(), list[Any]()
-    torch.manual_seed(3)
-    model = NanInTwoSteps()
-    model.calls = 0 if checkpoint is None else 100
-    module = tiny.module(
-        model=model,
-        on_nan=on_nan,
-        scheduling=None if make is None else Scheduling(make, "step", None),
-        on_event=lambda kind, **facts: events.append((kind, facts["action"])),
-    )
-    trainer = tiny.fit(module, folder, [rates], max_steps=14 if checkpoint else 8, checkpoint=checkpoint)
-    if checkpoint is None:
-        trainer.save_checkpoint(folder / "at_8.ckpt")
-    return rates.seen, events
-
-
-FAST = ("factor", "OneCycleLR", "SequentialLR")
-
-
-@pytest.mark.parametrize("name", [*FAST, *(slow(n) for n in ANY_SCHEDULER if n not in FAST)])
-def test_a_halved_rate_stays_halved_with_any_scheduler_and_when_resumed(tmp_path: Path, name: str) -> None:
-    plain, _ = rates_with_nan(tmp_path, name, "skip")
-    later, _ = rates_with_nan(tmp_path, name, "skip", tmp_path / "at_8.ckpt")
-    halved, events = rates_with_nan(tmp_path, name, "halve_lr")
-    halved_later, _ = rates_with_nan(tmp_path, name, "halve_lr", tmp_path / "at_8.ckpt")
-    assert events == [("nan", "halve_lr")] * 2
-    assert halved[:4] == plain[:4]
-    assert halved[4] == plain[4] / 2
-    assert halved[5:] == [rate / 4 for rate in plain[5:]]
-    assert halved_later == [rate / 4 for rate in later]
 
 
 def test_a_figure_that_nobody_logs_is_named(tmp_path: Path) -> None:

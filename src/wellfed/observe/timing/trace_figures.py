@@ -12,31 +12,30 @@ from torch._C._autograd import DeviceType
 
 from wellfed.record.entries import OperationEntry, ProfileEntry
 
-STEP = "Step#"
-"""Name of the ranges of a step in a trace, before its number; a step may have several."""
+STEP = "ProfilerStep*"
+"""Name that torch gives the range of each step among the events of its profiler."""
 BETWEEN = "(between operations)"
 """Name, among the operations of a CPU, for all else that its steps did: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
 """Maximum number of operations in the record; it keeps the largest."""
 _AROUND = (STEP, "Optimizer.step#")
-"""Names of ranges that may contain a whole step; their own time belongs to no operation."""
+"""Names of ranges around most of a step; their own time belongs to no operation."""
 _COPY, _SET, _WITHIN = "Memcpy", "Memset", "DtoD"
 """Parts of the names of device events that are no kernels; the last is a copy within a device."""
 Interval = tuple[float, float]
 
 
-def figures(events: Iterable[Any], *, last: int) -> ProfileEntry | None:
+def figures(events: Iterable[Any], num_steps: int) -> ProfileEntry | None:
     """Returns the operations of the steps of a profile; None if it has no step.
 
     Args:
         events: ``events()`` of `torch.profiler.profile`. Those outside of the steps do not count.
-        last: number of the last step; ranges of a later one do not count.
+        num_steps: number of finished steps; a later one does not count.
     """
     every = list(events)
-    ranges = [one for one in every if one.device_type == DeviceType.CPU and one.name.startswith(STEP)]
-    steps = [one for one in ranges if int(one.name.removeprefix(STEP)) <= last]
-    windows = sorted((one.time_range.start, one.time_range.end) for one in steps)
-    num_steps, total_us = len({one.name for one in steps}), sum(end - start for start, end in windows)
+    ranges = [one for one in every if one.device_type == DeviceType.CPU and one.name == STEP]
+    windows = sorted((one.time_range.start, one.time_range.end) for one in ranges)[:num_steps]
+    num_steps, total_us = len(windows), sum(end - start for start, end in windows)
     if total_us <= 0:
         return None
     seen = [one for one in every if _within(one.time_range.start, windows)]

@@ -23,7 +23,6 @@ from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
 from wellfed.train.plain_model.scheduling import FactorLR
-from wellfed.train.step.non_finite import as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.step_passes import StepListener
@@ -114,7 +113,7 @@ class StepModule(pl.LightningModule):
         for config in self.trainer.lr_scheduler_configs if self.plain.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
-                group["lr"] = rate * self.plain.lr_factor(scheduler.last_epoch) * rate_factor(group)
+                group["lr"] = rate * self.plain.lr_factor(scheduler.last_epoch)
         self.step.number = self.trainer.global_step
 
     def on_fit_end(self) -> None:
@@ -145,8 +144,7 @@ class StepModule(pl.LightningModule):
             scheduler.step()
             return
         try:
-            with as_scheduled(scheduler.optimizer):
-                super().lr_scheduler_step(scheduler, metric)
+            super().lr_scheduler_step(scheduler, metric)
         except ValueError as error:  # a cycle ends before training does
             raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 

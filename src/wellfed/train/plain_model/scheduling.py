@@ -11,7 +11,6 @@ import torch
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from wellfed.errors import ConfigError
-from wellfed.train.step.non_finite import as_scheduled, rate_factor
 
 
 @dataclass(frozen=True)
@@ -36,24 +35,20 @@ class Schedule:
 
 
 class FactorLR(LambdaLR):
-    """`LambdaLR` with a step that costs a tenth: torch's checks a dozen conditions that hold here.
-
-    Keeps a rate halved that `halve_rate` has halved. Its state is that of `LambdaLR`.
-    """
+    """`LambdaLR` with a step that costs a tenth: torch's checks a dozen conditions that hold here."""
 
     def step(self, epoch: int | None = None) -> None:
         """Sets the rates of the next step."""
         groups = self.optimizer.param_groups
         if epoch is not None or self._is_initial or not {type(group["lr"]) for group in groups} <= {float, int}:
-            with as_scheduled(self.optimizer):
-                super().step(epoch)
+            super().step(epoch)
             return
         self._step_count += 1
         self.last_epoch += 1
         rates = [rate * factor(self.last_epoch) for rate, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
         self._last_lr = rates
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * rate_factor(group)
+            group["lr"] = rate
 
 
 @dataclass(frozen=True)

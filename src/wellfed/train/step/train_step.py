@@ -17,7 +17,7 @@ from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
+from wellfed.train.step.non_finite import OnNan, all_finite
 from wellfed.train.step.retry import EndOnAllRanks, StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
 from wellfed.train.step.totals import Totals
@@ -115,8 +115,7 @@ class TrainStep:
             self._delivery = None  # else the batch would stay on the device
         self.totals.commit()
         if self._is_left_out:
-            is_halved = self._settings.on_nan == "halve_lr" and halve_rate(self._optimizer)
-            self._on_event("nan", step=self.number, action="halve_lr" if is_halved else "skip")
+            self._on_event("nan", step=self.number, action="skip")
         if is_thrashing:
             message = "the allocator had to give its cache back to the device in successive steps"
             self._on_event("thrash", step=self.number, message=message)

@@ -1,6 +1,5 @@
-"""`trainer.on_nan` and `gpu.compile` with a user's LightningModule."""
+"""`trainer.on_nan` with a user's LightningModule."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.lightning.user_module.additions import NonFinite, compile_step
+from wellfed.train.lightning.user_module.additions import NonFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
@@ -22,19 +21,13 @@ class Guest(pl.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.norm, self.net, self.scale = nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Parameter(torch.ones(()))
-        self.rates: list[float] = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         root = (self.scale * batch[:, 0]).square().sum().sqrt() * 1e-3
         return self.net(self.norm(batch)).square().mean() + root
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def trained(folder: Path, third: torch.Tensor | None, action: Any) -> tuple[Guest, list[Any]]:
@@ -60,31 +53,9 @@ def trained(folder: Path, third: torch.Tensor | None, action: Any) -> tuple[Gues
 @pytest.mark.parametrize(
     "bad", [torch.tensor([[0.0, 1.0, 2.0]] * 4), torch.full((4, 3), float("nan"))], ids=["gradient", "loss"]
 )
-def test_a_step_that_is_left_out_leaves_buffers_and_halves_any_scheduler(tmp_path: Path, bad: torch.Tensor) -> None:
-    plain, none = trained(tmp_path, None, "skip")
-    module, events = trained(tmp_path, bad, "halve_lr")
-    assert (none, events) == ([], [("nan", {"step": 3, "action": "halve_lr"})])
+def test_a_step_that_is_left_out_leaves_buffers(tmp_path: Path, bad: torch.Tensor) -> None:
+    _, none = trained(tmp_path, None, "skip")
+    module, events = trained(tmp_path, bad, "skip")
+    assert (none, events) == ([], [("nan", {"step": 3, "action": "skip"})])
     assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert int(module.norm.num_batches_tracked) == 5
-    assert module.rates == [*plain.rates[:3], *(rate / 2 for rate in plain.rates[3:])]
-
-
-class Copied(pl.LightningModule):
-    """A module whose ``__deepcopy__`` enters no copy in the memo."""
-
-    def training_step(self, batch: int) -> int:
-        return batch
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        other = Copied()
-        vars(other).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
-        return other
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile
-def test_a_compiled_module_with_its_own_way_to_copy_is_copied() -> None:
-    module = Copied()
-    compile_step(module, "default", pytest.fail)
-    other = copy.deepcopy(module)
-    assert type(other) is Copied
-    assert callable(other.training_step)

@@ -77,7 +77,7 @@ class Figures(pl.Callback):
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} {between(self.handed_over_step + 1, step)}. {USUAL_CAUSES} "
-                "trainer.on_nan=skip or halve_lr leave such steps out."
+                "trainer.on_nan=skip leaves such steps out."
             )
         self.handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])

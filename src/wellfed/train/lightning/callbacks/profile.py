@@ -11,12 +11,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch._C import _autograd
-from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
-from wellfed.observe.timing.trace_figures import STEP, figures
+from wellfed.observe.timing.trace_figures import figures
 from wellfed.record.entries import OnEvent, ProfileEntry, ignore_event
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.module import StepModule
@@ -27,9 +26,8 @@ _LOG = logging.getLogger(__name__)
 class ProfilerTrace(pl.Callback):
     """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
 
-    A step begins at the end of the previous one. After a validation, a checkpoint or an epoch it begins with its batch.
-    A failed step is in the trace, but not in the figures. The device is idle at the start of the first step and at the
-    end of the last one. The run's rates leave out recorded steps, since recording takes time. Errors are events.
+    A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
+    to their time. The run's rates leave out recorded steps, since recording takes time. Errors are events.
 
     Args:
         on_profiled: called once with the figures of the recorded steps, if there are any.
@@ -49,109 +47,56 @@ class ProfilerTrace(pl.Callback):
         self._on_profiled, self._on_event, self._interrupt = on_profiled, on_event, interrupt
         self._num_ended = 0
         self._profiler: profile | None = None
-        self._is_recording = False
-        self._range: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         # Kineto, torch's recorder, prints each start and stop to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._steps, repeat=1)
         with self._guarded():
-            self._profiler = profile(activities=_activities(trainer.strategy.root_device))
+            activities = _activities(trainer.strategy.root_device)
+            self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
+            self._profiler.start()
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if self._is_recording and batch_idx % trainer.accumulate_grad_batches == 0:
+        if self._profiler is not None and self._num_ended >= WARMUP_STEPS:
             owner: Any = (module.step if isinstance(module, StepModule) else None) or module
             owner.was_disturbed = True
-            self._begin()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._profiler is None or is_within_step(trainer):
             return
         self._num_ended += 1
-        if self._num_ended == WARMUP_STEPS - 1:  # its first use is slow
-            with self._guarded():
-                if _autograd._profiler_enabled():  # torch would end the other recording
-                    raise RuntimeError("another of torch's profilers is at work")
-                self._profiler.prepare_trace()
-        elif self._num_ended == WARMUP_STEPS:
-            with self._guarded():
-                _wait_for(trainer.strategy.root_device)
-                self._profiler.start_trace()
-                self._is_recording = True
-                self._begin()
-        elif self._num_ended == WARMUP_STEPS + self._steps:
-            self._stop(trainer)
-        elif self._is_recording:
-            self._end()
-            self._begin()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._pause(trainer)
-
-    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._pause(trainer)
-        self._record_operations(False)
-
-    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._record_operations(True)
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        self._pause(trainer)
+        is_last, device = self._num_ended == WARMUP_STEPS + self._steps, trainer.strategy.root_device
+        with self._guarded():
+            if device.type == "cuda" and (is_last or self._num_ended == WARMUP_STEPS):
+                torch.cuda.synchronize(device)  # the device is idle before the first step and after the last
+            self._profiler.step()
+        if is_last:
+            self._stop()
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._stop(trainer)
+        self._stop()
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        # A profiler that still records when Python ends kills the process by a signal.
-        self._record_operations(True)
-        self._stop(trainer)
+        self._stop()  # a profiler that still records when Python ends kills the process by a signal
 
-    def _begin(self) -> None:
-        if self._range is None:
-            self._range = record_function(f"{STEP}{self._num_ended + 1}")
-            self._range.__enter__()
-
-    def _end(self) -> None:
-        found, self._range = self._range, None
-        if found is not None:
-            found.__exit__(None, None, None)
-
-    def _pause(self, trainer: pl.Trainer) -> None:
-        """Ends the current step's range; the next one begins with its batch."""
-        if self._range is not None:
-            with self._guarded():
-                _wait_for(trainer.strategy.root_device)
-            self._end()
-
-    def _record_operations(self, on: bool) -> None:
-        """Switches the recording of operations, of which an evaluation may have many times those of the steps."""
-        if self._is_recording:
-            _autograd._enable_record_function(on)
-
-    def _stop(self, trainer: pl.Trainer) -> None:
-        self._pause(trainer)
+    def _stop(self) -> None:
         profiler, self._profiler = self._profiler, None
-        was_recording, self._is_recording = self._is_recording, False
         if profiler is None:
             return
-        if not was_recording or self._num_ended == WARMUP_STEPS:
+        if self._num_ended <= WARMUP_STEPS:
             _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
-        if self._num_ended < WARMUP_STEPS - 1:
-            return
         with self._guarded():
-            if not was_recording:  # the only way to end a prepared profiler
-                profiler.start_trace()
-            profiler.stop_trace()
-            if was_recording and self._num_ended > WARMUP_STEPS:
-                self._write(profiler)
+            profiler.stop()
         self._interrupt()
 
     def _write(self, profiler: profile) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self._path))
-        events = profiler.events()  # type: ignore[no-untyped-call]
-        if (found := figures(events, last=self._num_ended)) is not None:
-            self._on_profiled(found)
+        if self._num_ended > WARMUP_STEPS:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._path))
+            events = profiler.events()  # type: ignore[no-untyped-call]
+            if (found := figures(events, self._num_ended - WARMUP_STEPS)) is not None:
+                self._on_profiled(found)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -160,19 +105,12 @@ class ProfilerTrace(pl.Callback):
             yield
         except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
             profiler, self._profiler = self._profiler, None
-            was_recording, self._is_recording = self._is_recording, False
             message = reason_of(error)
             _LOG.warning("The steps could not be profiled: %s", message)
             self._on_event("profile_failed", message=message)
-            if profiler is not None and was_recording:
-                self._end()
+            if profiler is not None:
                 with suppress(Exception):
-                    profiler.stop_trace()
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+                    profiler.stop()
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:

@@ -20,15 +20,7 @@ from wellfed.train.lightning.trainer import TrainerOptions, make_trainer
 from wellfed.train.memory.oom import MemoryFailure, classify
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.compiled import Compiled
-from wellfed.train.step.non_finite import (
-    USUAL_CAUSES,
-    NonFiniteLoss,
-    OnNan,
-    all_finite,
-    as_scheduled,
-    between,
-    halve_rate,
-)
+from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, all_finite, between
 
 
 def make_user_trainer(
@@ -63,29 +55,17 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
     Only for automatic optimization: a failed step is repeated, so it must not have called the optimizer.
     """
-    module.training_step = _CompiledStep(module, mode, on_failure)
+    compiled = Compiled(module.training_step, mode, on_failure)
 
-
-class _CompiledStep:
-    """A module's compiled ``training_step``. A deep copy of the module gets its own step, uncompiled, if its
-    ``__deepcopy__`` enters the copy in the memo, as the default does."""
-
-    def __init__(self, module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
-        self.__wrapped__ = module.training_step  # Lightning reads its arguments
-        self._module, self._compiled = module, Compiled(module.training_step, mode, on_failure)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    @functools.wraps(module.training_step)  # Lightning reads its arguments
+    def training_step(*arguments: Any, **named: Any) -> Any:
         try:
-            return self._compiled(*arguments, **named)
+            return compiled(*arguments, **named)
         finally:
-            if self._compiled.has_compiled:
-                self._compiled.has_compiled, self._module.was_disturbed = False, True
+            if compiled.has_compiled:
+                compiled.has_compiled, module.was_disturbed = False, True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        other = memo.get(id(self._module))
-        if other is None:  # the step is copied without its module, or by a __deepcopy__ that enters no copy
-            return self
-        return type(other).training_step.__get__(other)
+    module.training_step = training_step
 
 
 def builds_itself_later(module: pl.LightningModule) -> bool:
@@ -112,23 +92,12 @@ class StepMemory(pl.Callback):
             self.failure, self.samples = classify(exception), step.size
 
 
-def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a module's ``lr_scheduler_step`` that keeps a halved rate halved."""
-
-    @functools.wraps(step)
-    def lr_scheduler_step(scheduler: Any, *arguments: Any) -> Any:
-        with as_scheduled(scheduler.optimizer):
-            return step(scheduler, *arguments)
-
-    return lr_scheduler_step
-
-
 class NonFinite(pl.Callback):
     """``trainer.on_nan``: ends training at a non-finite loss, or skips the optimizer step and restores buffers.
 
     Steps with non-finite gradients are skipped too, unless a scaler does that. With ``raise`` the device is read every
-    ``every`` steps and before each checkpoint, so that no checkpoint has non-finite weights. With ``skip`` and
-    ``halve_lr`` it is read at every optimizer step.
+    ``every`` steps and before each checkpoint, so that no checkpoint has non-finite weights. With ``skip`` it is read
+    at every optimizer step.
     """
 
     def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
@@ -141,8 +110,6 @@ class NonFinite(pl.Callback):
         self._checked_step = trainer.global_step
         if self._action != "raise":
             self._start = StepStart(module, module.device)
-        if self._action == "halve_lr":
-            module.lr_scheduler_step = _keeping_halves(module.lr_scheduler_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._start is not None and batch_idx % trainer.accumulate_grad_batches == 0:
@@ -165,8 +132,7 @@ class NonFinite(pl.Callback):
         self._start.restore_buffers()
         for weight in weights:
             weight.grad = None  # an optimizer skips weights without a gradient
-        is_halved = self._action == "halve_lr" and halve_rate(optimizer)
-        self._on_event("nan", step=trainer.global_step + 1, action="halve_lr" if is_halved else "skip")
+        self._on_event("nan", step=trainer.global_step + 1, action="skip")
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
         if trainer.global_step // self._every > self._checked_step // self._every:
@@ -177,8 +143,6 @@ class NonFinite(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._check(trainer)
-        if self._action == "halve_lr":
-            vars(module).pop("lr_scheduler_step", None)  # a later training wraps it again
 
     def _check(self, trainer: pl.Trainer) -> None:
         if self._action != "raise":
@@ -188,7 +152,7 @@ class NonFinite(pl.Callback):
         if not is_finite:
             raise NonFiniteLoss(
                 f"The training loss was not a finite number {between(first, trainer.global_step)}. "
-                f"{USUAL_CAUSES} trainer.on_nan=skip or halve_lr leave such steps out."
+                f"{USUAL_CAUSES} trainer.on_nan=skip leaves such steps out."
             )
 
     def _is_all_finite(self, trainer: pl.Trainer) -> bool:
