@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.end_to_end.commands import weights_of
-from tests.kit.few import slow
 from tests.kit.own_run import run_own
-from wellfed.config.compose import compose
-from wellfed.config.schema import OnOom, ScheduleConfig
+from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
 from wellfed.record.entries import RunRecord
-from wellfed.run.restart import MOST_RESTARTS, Restarts, may_restart, with_changes
+from wellfed.run.restart import MOST_RESTARTS, Restarts, with_changes
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 STEP, SAMPLES = 8, 44
@@ -208,7 +206,7 @@ def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("overrides", "arguments", "says"),
     [
-        slow(["memory.on_oom=fail"], {}, "CUDA out of memory"),  # test_who_may_restart
+        (["memory.on_oom=fail"], {}, "CUDA out of memory"),
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
     ],
@@ -381,17 +379,3 @@ def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
     assert after.workload.optimizer["foreach"] is False
     assert after.memory == given.memory
     assert plan.refused == ("loader.device_prefetch",)  # no finding advises what the restart took back
-
-
-@pytest.mark.parametrize(
-    ("devices", "on_oom", "is_measured", "may"),
-    [
-        (1, OnOom.retry, False, True),
-        (1, OnOom.fail, False, False),
-        (1, OnOom.retry, True, False),
-        (2, OnOom.retry, False, True),
-    ],
-)
-def test_who_may_restart(devices: int, on_oom: OnOom, is_measured: bool, may: bool) -> None:
-    made = compose([f"trainer.devices={devices}", f"memory.on_oom={on_oom.value}"]).config
-    assert may_restart(made, is_measured=is_measured) is may

@@ -127,7 +127,6 @@ def in_a_terminal(job: Callable[[screen.Terminal], None], *, columns: int = 80, 
 
 def start(console: screen.Terminal, plan: RunPlan, folder: Path) -> None:
     screen.show_start(console, "recsys", None)
-    screen.show_stage(console, "recsys", None, "planning")
     screen.show_plan(console, "recsys", plan, ["854 users, 524 items", "2 files can't be read."], 17346)
     screen.show_folder(console, folder)
 
@@ -139,12 +138,11 @@ def lines_of(sent: str) -> list[str]:
 
 
 @has_terminals
-def test_the_start_takes_six_lines_of_a_terminal_after_its_stages() -> None:
+def test_the_start_takes_six_lines_of_a_terminal() -> None:
     plan = planned(config())
     sent = in_a_terminal(lambda console: start(console, plan, Path("logs/recsys/runs/a")))
-    assert "Training recsys: importing PyTorch" in sent
-    assert "Training recsys: planning" in sent
-    lines = lines_of(sent)
+    first, *lines = lines_of(sent)
+    assert first == "Training recsys: importing PyTorch, reading data, planning ..."
     assert [line.split(maxsplit=1)[0] for line in lines] == ["recsys", "batch", "loader", "data", "folder"]
     assert max(map(len, lines)) <= 80
     assert plan.device.name in lines[0]
@@ -154,15 +152,6 @@ def test_the_start_takes_six_lines_of_a_terminal_after_its_stages() -> None:
     assert "no workers" in lines[2]
     assert lines[3] == "data    854 users, 524 items. 2 files can't be read"
     assert lines[4] == "folder  logs/recsys/runs/a"
-
-
-@has_terminals
-def test_a_stage_is_written_once_and_leaves_nothing() -> None:
-    def job(console: screen.Terminal) -> None:
-        console.stage("planning")
-        console.end_stage()
-
-    assert in_a_terminal(job) == "planning\x1b[K\r\x1b[2K"
 
 
 @has_terminals

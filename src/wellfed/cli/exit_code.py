@@ -36,7 +36,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
     """Prints an error as its user needs it, and returns the exit code.
 
     Args:
-        way_on: what to type if the GPU was lost or is too small.
+        way_on: what to type if memory does not suffice.
         heading: for faults outside a configuration.
 
     Raises:
@@ -53,12 +53,13 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # no GPU was used
         return _show(error)
-    from wellfed.run.outcome_of_error import outcome_of
+    from wellfed.run.outcome import outcome_of
 
-    outcome = outcome_of(error, has_trained=True, way_on=way_on)
+    outcome = outcome_of(error, has_trained=True)
     if not outcome.is_expected:
         return _show(error)
-    print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
+    advice = (outcome.status == "oom" and way_on) or outcome.advice
+    print(show_text(f"{outcome.message}\n{advice}".rstrip()), file=sys.stderr)
     return outcome.exit_code
 
 

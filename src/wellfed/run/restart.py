@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wellfed.config.schema import OnOom, RunConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.plan.run_plan import Decided, RunPlan, Section
 from wellfed.ranks import largest_share
@@ -72,11 +72,6 @@ class Restarts:
 
     def _history(self) -> str:
         return f"The run has been restarted {counted(len(self._tried), 'time')} ({', then '.join(self._tried)})"
-
-
-def may_restart(config: RunConfig, *, is_measured: bool) -> bool:
-    """Returns whether the run may restart with less. A measurement keeps the requested settings."""
-    return config.memory.on_oom is OnOom.retry and not is_measured
 
 
 def show_changes(changes: Mapping[str, object]) -> str:

@@ -33,7 +33,6 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
-        self._has_stage = False
         if not self.is_utf and hasattr(self.file, "reconfigure"):
             self.file.reconfigure(errors="backslashreplace")  # a name with other characters must not end the run
 
@@ -46,25 +45,6 @@ class Terminal(Console):
     def columns(self) -> int | None:
         """Columns of the terminal; None for a file, whose lines are as long as their text."""
         return self.width if self.is_terminal else None
-
-    def stage(self, text: str) -> None:
-        """Shows what goes on, until the next print or `end_stage`. Does nothing without a terminal."""
-        self.end_stage()
-        if self.is_terminal and not self.is_dumb_terminal and not self.quiet:
-            # The cursor stays in the first column, so that a warning overwrites the line.
-            self._write(f"{wrapped(text, self.width - 1)[0]}\x1b[K\r")
-            self._has_stage = True
-
-    def end_stage(self) -> None:
-        """Removes what `stage` shows."""
-        if self._has_stage:
-            self._has_stage = False
-            self._write("\x1b[2K")
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            self.file.write(text if self.is_utf else text.encode("ascii", "backslashreplace").decode())
-            self.file.flush()
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Renders any printed string, also in tables, with control characters escaped."""
@@ -82,13 +62,8 @@ class Terminal(Console):
         """Goes quiet. By default rich would end the process."""
         self._give_up()
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Prints like rich, until a write fails."""
-        self.end_stage()
-        super().print(*objects, **options)
-
     def _check_buffer(self) -> None:
-        """Writes what `print` and a live display have rendered, until a write fails."""
+        """Writes what has been rendered, until a write fails."""
         try:
             super()._check_buffer()
         except OSError as error:
@@ -114,22 +89,11 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
     return table
 
 
-def show_stage(console: Terminal, workload: str, resumed: Path | None, stage: str) -> None:
-    """Shows on a terminal what a run does now, e.g. "planning"."""
-    console.stage(f"{_what(workload, resumed)}: {stage}")
-
-
 def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
-    """Shows what starts, before torch is imported: on a terminal until the next line."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        show_stage(console, workload, resumed, "importing PyTorch")
-    else:
-        text = f"{_what(workload, resumed)}: importing PyTorch, reading data, planning ..."
-        console.print(text, soft_wrap=True)
-
-
-def _what(workload: str, resumed: Path | None) -> str:
-    return f"Training {workload}" if resumed is None else f"Resuming {resumed}"
+    """Shows what starts, before torch is imported."""
+    what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
+    for line in _fitted(f"{what}: importing PyTorch, reading data, planning ...", console.columns):
+        console.print(line, soft_wrap=True)
 
 
 def show_resume(console: Terminal, checkpoint: Path, step: int) -> None:

@@ -10,139 +10,112 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import OnOom
 from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
-from wellfed.process import EXIT_TIME_LIMIT, StopRequest
+from wellfed.process import EXIT_TIME_LIMIT
 from wellfed.ranks import launched, own_local_rank, requeue
-from wellfed.record.entries import RunRecord
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
-from wellfed.run.folder.resume import Target
+from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
-from wellfed.run.folder.saved_training import SavedTraining
-from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.outcome import OK, Outcome
-from wellfed.run.outcome_of_error import outcome_of
+from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
-from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.train.lightning.callbacks.pruning import Pruner
+from wellfed.run.ranks.following import SharedRun
+from wellfed.run.restart import Restarts, show_changes, with_changes
+from wellfed.run.train import Start
 from wellfed.train.memory import cap, oom
 from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass
 class Run:
-    """One run in its folder. ``go`` never raises: the outcome is in the record and in the exit code."""
+    """The stages of one run. ``go`` never raises: the outcome is in the record and in the exit code."""
 
-    composed: Composed[RunConfig]
-    folder: Path
-    record: InitVar[RunRecord]
-    target: InitVar[Target | None]
-    rank: int
-    stop: StopRequest
-    began_s: InitVar[float]
-    """Start of the command, by the monotonic clock."""
-    parts: RunObjects | None = None
-    measure: Measure | None = None
-    """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
-    others: OtherRanks | None = None
-    pruner: Pruner | None = None
-    """Pruner, called after each validation. A pruned run skips the test."""
-    console: screen.Terminal | None = None
-    """Terminal that shows the start; None = a new one."""
-    has_trained: bool = field(default=False, init=False)
-    """The first batch was requested, so the folder is kept."""
-    is_refused: bool = field(default=False, init=False)
-    """The run has ended before anything was run."""
-
-    def __post_init__(self, record: RunRecord, target: Target | None, began_s: float) -> None:
-        self._config = self.composed.config
-        earlier_s = record.duration_s + time.monotonic() - began_s
-        self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
-        self._others = self.others or OtherRanks(self.rank)
-        self._console = self.console or screen.Terminal(quiet=self.rank > 0)
+    def __init__(self, start: Start) -> None:
+        self._start, self._rank, self._is_trial = start, start.rank, start.is_trial
+        self._folder, self._console = start.folder.path, start.console
+        earlier_s = start.record.duration_s + time.monotonic() - start.began_s
+        self._books = Bookkeeper(start.record, self._folder, start.composed.config, earlier_s=earlier_s)
+        self._others = OtherRanks(self._rank, start.shared or _to_share(start), start.exchange)
         self._passes: Passes | None = None
-        runs = Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
-        self._saved = SavedTraining(self.folder, target, is_found=self.folder.parent == runs)
+        self._has_trained = False
 
     def go(self) -> int:
         """Runs all stages and returns the exit code."""
+        start, stop, books = self._start, self._start.stop, self._books
         try:
             self._stages()
             outcome = OK
-            self.stop.is_finishing = True  # a signal must not cut the record short
+            stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
-            self.stop.is_finishing = True
-            is_trial = self.measure is not None  # it keeps no checkpoint
-            outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
-            outcome = self._others.outcome(outcome)
-            outcome = self._with_what_is_saved(outcome)
+            stop.is_finishing = True
+            outcome = self._others.outcome(outcome_of(error, has_trained=self._has_trained))
+            if self._has_trained and self._rank == 0 and not self._is_trial:
+                outcome = self._with_what_is_saved(outcome)
             self._show(outcome, error)
-        books = self._books
-        self.is_refused = outcome.is_refusal
-        if self.is_refused and self.measure is None:
-            books.journal.sink.finish({}, outcome.exit_code)
+        start.folder.stays = self._is_trial or not outcome.is_refusal
+        try:
+            if not start.folder.stays:
+                books.journal.sink.finish({}, outcome.exit_code)
+                return outcome.exit_code
+            has_page = self._rank == 0 and not self._is_trial  # it would lengthen short trials
+            books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
+            if self._rank == 0:
+                screen.show_end(self._console, books.evidence, self._folder)
+                is_out_of_time = outcome.exit_code == EXIT_TIME_LIMIT and not self._is_trial
+                if is_out_of_time and (problem := requeue()) is not None:
+                    _LOG.warning("The job could not be queued again: %s", problem)
             return outcome.exit_code
-        has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
-        self._stage("writing the report")
-        books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
-        if self.rank == 0:
-            screen.show_end(self._console, books.evidence, self.folder)
-            is_warned = outcome.exit_code == EXIT_TIME_LIMIT and self.measure is None
-            if is_warned and (problem := requeue()) is not None:
-                _LOG.warning("The job could not be queued again: %s", problem)
-        return outcome.exit_code
+        finally:
+            self._others.close(outcome.exit_code)
 
     def _stages(self) -> None:
-        facts, record = machine(torch_cuda()), self._books.record
+        start, books, record = self._start, self._books, self._books.record
+        self._others.share()
+        facts = machine(torch_cuda())
         record.machine = facts.entry()
-        self._books.passed("imports_s")
+        books.passed("imports_s")
         _prepare_machine(facts)
-        self._stage("reading data")
         with self._others.in_turn():
-            planner = Planner.start(self.composed, facts, self.parts)
-        self._books.passed("data_s")
-        self._stage("planning")
-        plan, books = self._make_plan(planner), self._books
+            planner = Planner.start(start.composed, facts, start.parts)
+        books.passed("data_s")
+        plan = self._make_plan(planner)
         if plan.device.enforce and plan.device.memory_gib is not None:
             # Lightning has not chosen the rank's card yet.
             cap.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
         passes = self._make_passes(planner, plan)
-        target = self._saved.target
-        checkpoint = None if target is None else self._resume_from(target, passes)
-        if self.rank == 0 and self.measure is None:
-            books.open_loggers(self.composed, plan)
+        checkpoint = None if start.target is None else self._resume_from(start.target, passes)
+        if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
+            books.open_loggers(start.composed, plan)
         self._others.ready()
         with self._watching(facts, plan, passes):
             usage = books.training(plan)
-            if self.measure is not None:
+            if self._is_trial:
                 self._started()
                 books.ceiling(passes.ceiling.warm_up())
-                passes.measure(self.measure, self.stop, self._started)
+                passes.measure(Measure(start.composed.config.sweep.trial_steps), start.stop, self._started)
                 usage.stop()
                 return
-            restarts, began_s = Restarts(self.folder, checkpoint, self._others.all_gather), books.journal.time_s()
+            restarts, began_s = Restarts(self._folder, checkpoint, self._others.all_gather), books.journal.time_s()
             while (needed := self._fit(passes, checkpoint, restarts)) is not None:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
                 planner.parts.end()
-                self._passes = self.parts = None
+                self._passes = start.parts = None
                 first = passes.figures.first
                 del passes, planner  # frees everything that the training has made
                 oom.release()
@@ -150,30 +123,29 @@ class Run:
                 passes = self._make_passes(planner, plan)
                 passes.figures.first.update(first)
                 self._restarted(needed, passes, checkpoint, began_s)
-            if not self.has_trained:
+            if not self._has_trained:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
             usage.stop()
             if not passes.is_pruned:
-                self._stage("testing")
-                written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
+                written = {name: str(path.relative_to(self._folder)) for name, path in passes.test().items()}
                 record.artifacts.update(written)
                 books.ceiling(passes.ceiling.measure(self._console))
             planner.parts.end()
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        may_adapt = self.measure is None  # a smaller step is not the setting to measure
+        may_adapt = not self._is_trial  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
-        self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt, others=self._others)
-        self._saved.add(self._passes.saved)
+        self._passes = Passes(config, parts, plan, books, rank=self._rank, may_adapt=may_adapt, others=self._others)
         return self._passes
 
     def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
         """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
+        start = self._start
         try:
-            passes.fit(self._console, self.stop, checkpoint, self._started, self.pruner)
+            passes.fit(self._console, start.stop, checkpoint, self._started, start.pruner)
         except RestartNeeded as needed:
-            if not may_restart(self._config, is_measured=self.measure is not None):
+            if start.composed.config.memory.on_oom is not OnOom.retry:
                 raise
             needed.__context__ = None
             return needed.with_traceback(None)  # the frames hold tensors of the failed step
@@ -183,11 +155,11 @@ class Run:
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed))
-        self.composed = replace(self.composed, config=config)
+        start = self._start
+        config, plan = with_changes(start.composed.config, plan, needed.changes, str(needed))
+        start.composed = replace(start.composed, config=config)
         self._books.planned(plan)
-        planner = Planner.start(self.composed, facts)
-        return planner, plan
+        return Planner.start(start.composed, facts), plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
         """Cuts record and tables back to the restart's step, and reports the restart."""
@@ -205,22 +177,21 @@ class Run:
     def _watching(self, facts: MachineFacts, plan: RunPlan, passes: Passes) -> AbstractContextManager[Any]:
         """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
         launch = launched()
-        if self.rank and (launch is None or not launch.is_first_of_node):
+        if self._rank and (launch is None or not launch.is_first_of_node):
             return nullcontext()
         driven = [index for part in passes.data_parallel.values() for index in part.device_ids]
         return self._books.watching(facts, plan, driven)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
-        config, notes = self._config, planner.parts.data.notes
+        notes, target = planner.parts.data.notes, self._start.target
         plan = self._others.plan(planner)
         self._books.passed("plan_s")
-        target = self._saved.target
         self._books.planned(plan, saves=target is None or not target.in_place)
         for note in notes:
             _LOG.info(note)
-        if self.rank == 0:
+        if self._rank == 0:
             num_train = planner.data.num_train if planner.data.stream is None else None
-            screen.show_plan(self._console, config.workload.name, plan, notes, num_train)
+            screen.show_plan(self._console, self._start.composed.config.workload.name, plan, notes, num_train)
             for warning in plan.warnings:
                 _LOG.warning(warning)
         return plan
@@ -235,9 +206,8 @@ class Run:
         except (AttributeError, TypeError, ValueError) as error:
             problem = f"holds no position to go on from ({first_line(error)})."
             raise ConfigError.of(str(checkpoint), problem, WAY_OUT) from error
-        self._saved.began_at = step
-        if self.rank == 0 and target.in_place:
-            write_first(self.composed, self.folder, self._books.record)
+        if self._rank == 0 and target.in_place:
+            write_first(self._start.composed, self._folder, self._books.record)
         self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in target.damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
@@ -247,39 +217,51 @@ class Run:
         return checkpoint
 
     def _started(self) -> None:
-        if not self.has_trained and self.measure is None:
-            screen.show_folder(self._console, self.folder)
-        self.has_trained = True
+        if not self._has_trained and not self._is_trial:
+            screen.show_folder(self._console, self._folder)
+        self._has_trained = True
         self._others.met()
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        if self.measure is not None or self.rank > 0 or outcome.is_refusal or not self.has_trained:
-            return outcome
-        return self._saved.advised(outcome, self._books.record.steps)
-
-    def _stage(self, name: str) -> None:
-        """Shows what the run does now, while no bar is shown."""
-        if self.measure is None:
-            target = self._saved.target
-            origin = None if target is None else target.checkpoint.parent.parent
-            screen.show_stage(self._console, self._config.workload.name, origin, name)
+        """Returns the outcome with advice on how much of the training is saved, and how to resume it."""
+        folder, config, steps = self._folder, self._start.composed.config, self._books.record.steps
+        runs = Path(config.paths.log_dir) / config.workload.name / "runs"
+        name, step = saved_step(folder)
+        advice = [outcome.advice] if outcome.advice else []
+        if step < steps:
+            advice.append(f"last saved step {step} of {steps}.")
+        if name is not None:
+            found_by = "auto" if folder.parent == runs else folder
+            advice.append(f"resume={found_by} goes on from step {step} ({name}).")
+        elif self._start.target is not None:
+            advice.append(
+                f"There is no checkpoint here; resume={self._start.target.checkpoint} goes on from its start."
+            )
+        else:
+            advice.append(f"There is no checkpoint to go on from; rerun={folder} starts it again.")
+        return replace(outcome, advice=" ".join(advice))
 
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
-        self._console.end_stage()
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
+        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)
         elif not outcome.is_expected:
-            stays = not outcome.is_refusal or self.measure is not None
-            where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
+            stays = not outcome.is_refusal or self._is_trial
+            where = f"all are in {self._folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
             if outcome.advice:
                 _print_error(outcome.advice)
         else:
             _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
+
+
+def _to_share(start: Start) -> SharedRun:
+    """Returns what other ranks need of the run."""
+    target = start.target and replace(start.target, checkpoint=start.target.checkpoint.resolve())
+    return SharedRun(start.composed, target, start.folder.path.resolve())
 
 
 def _print_error(text: str) -> None:

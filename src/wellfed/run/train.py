@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -38,6 +38,7 @@ from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
+    from wellfed.run.screen import Terminal
     from wellfed.train.lightning.callbacks.pruning import Pruner
 
 _LOG = logging.getLogger("wellfed")
@@ -126,7 +127,7 @@ def train(
     """
     try:
         with StopRequest().listening() as stop:
-            return _Start(composed, own_rank(), stop, parts, pruner, exchange, shared).run()
+            return Start(composed, stop, parts, pruner, exchange, shared).run()
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -135,98 +136,76 @@ def train(
 
 
 @dataclass
-class _Start:
-    """Start and end of one run, around its stages; arguments as for `train`."""
+class Start:
+    """Start of one run: arguments as for `train`, then what is opened before torch is imported."""
 
     composed: Composed[RunConfig]
-    rank: int
     stop: StopRequest
     parts: RunObjects | None
     pruner: Pruner | None
     exchange: Exchange | None
     shared: SharedRun | None
+    rank: int = field(default_factory=own_rank)
+    began_s: float = field(default_factory=time.monotonic)
+    """Start of the command, by the monotonic clock."""
+    folder: run_folder.RunFolder = field(init=False)
+    target: resume.Target | None = field(init=False)
+    """Checkpoint from which the run resumes."""
+    record: RunRecord = field(init=False)
+    console: Terminal = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._config = self.composed.config
-        # A trial's record is kept, however it ends.
-        self._is_trial = "sweep" in self.composed.choices or TRIAL in os.environ
+    @property
+    def is_trial(self) -> bool:
+        """The run is only timed: no validation, no checkpoint, no test, no loggers. Its record is always kept."""
+        return "sweep" in self.composed.choices or TRIAL in os.environ
 
     def run(self) -> int:
         """Makes all checks that need no torch, opens the folder, and runs the stages."""
         learn(self.composed.secrets)  # another process may have composed it
-        if faults := list(launch_faults(self._config.trainer, launched())):
+        if faults := list(launch_faults(self.composed.config.trainer, launched())):
             raise ConfigError(faults)
-        target = self._target()
-        if target and target.earlier:
-            for line in resume.check_unchanged(
-                self.composed.in_folder(target.checkpoint.parent.parent), target.earlier
-            ):
-                if self.rank == 0:
-                    print(f"resume: {line}", file=sys.stderr)
-        set_environment(os.environ, self._config)
-        with self._folder(target) as folder:
-            if target is not None and target.in_place and self.shared is None:  # another resume may have ended since
-                target = self._target()
-            self.composed = self.composed.in_folder(folder.path if self.shared is None else self.shared.folder)
-            record = begin_record(self.composed, folder, target)
-            if self.rank == 0 and not folder.is_resumed:  # a refused resume leaves the folder as it was
-                run_folder.write_first(self.composed, folder.path, record)
-            with log_file(folder.path / "train.log"):
-                if folder.warning:
-                    _LOG.warning(folder.warning)
-                return self._stages(folder, record, target)
+        set_environment(os.environ, self.composed.config)
+        with self._folder() as self.folder:
+            self.target = self._target()  # within the lock, since another resume would move it on
+            where = self.folder.path if self.shared is None else self.shared.folder
+            self.composed = self.composed.in_folder(where)
+            self.record = begin_record(self.composed, self.folder, self.target)
+            if self.rank == 0 and not self.folder.is_resumed:  # a refused resume leaves the record as it was
+                run_folder.write_first(self.composed, where, self.record)
+            with log_file(self.folder.path / "train.log"):
+                if self.folder.warning:
+                    _LOG.warning(self.folder.warning)
+                return self._stages()
 
-    def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
+    def _stages(self) -> int:
         from wellfed.run import screen  # imports rich, but this module is imported first
 
-        console = screen.Terminal(quiet=self.rank > 0)
-        if self.rank == 0 and not self._is_trial:
-            origin = None if target is None else target.checkpoint.parent.parent
-            screen.show_start(console, self._config.workload.name, origin)
-        run, exit_code = None, EXIT_FAILED
+        self.console = screen.Terminal(quiet=self.rank > 0)
+        if self.rank == 0 and not self.is_trial:
+            origin = None if self.target is None else self.target.folder
+            screen.show_start(self.console, self.composed.config.workload.name, origin)
         try:
             with without_collections():
-                from wellfed.run.passes.passes import Measure
-                from wellfed.run.ranks.coordination import OtherRanks  # imports torch and Lightning
-                from wellfed.run.stages import Run
-
-            shared = self.shared or self._to_share(folder.path, target)
-            if self.exchange is not None and self.rank == 0:
-                self.exchange.broadcast("run", shared)
-            others = OtherRanks(self.rank, shared, self.exchange)
-            measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
-            run = Run(
-                self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
-                self.parts, measure, others, self.pruner, console,
-            )  # fmt: skip
-            try:
-                exit_code = run.go()
-            finally:
-                others.close(exit_code)
-            folder.stays = self._is_trial or not run.is_refused
-        except Stopped as stopped:  # while torch was imported
-            record.status = "interrupted"
-            record.exit_code = exit_code = exit_code_of(stopped.signum)
-            record.write(folder.path)
-            folder.stays = True
-        except BaseException:
-            folder.stays = run is not None and run.has_trained
-            raise
-        finally:
-            console.end_stage()
-        return exit_code
+                from wellfed.run.stages import Run  # imports torch and Lightning
+        except Stopped as stopped:
+            self.record.status = "interrupted"
+            self.record.exit_code = exit_code_of(stopped.signum)
+            self.record.write(self.folder.path)
+            self.folder.stays = True
+            return self.record.exit_code
+        return Run(self).go()
 
     @contextmanager
-    def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
+    def _folder(self) -> Iterator[run_folder.RunFolder]:
         """Locks this rank's folder for the block, then removes what it wrote unless the block marks it as kept."""
-        composed = self.composed
+        composed, config = self.composed, self.composed.config
         if self.rank > 0:  # rank 0 records for all ranks
             folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
         elif composed.run_dir is not None:
-            folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
+            is_resumed = config.resume is not None and Path(config.resume).is_dir()
+            folder = run_folder.open_given(composed.run_dir, resume=is_resumed)
         else:
-            folder = run_folder.create(Path(self._config.paths.log_dir), self._config.workload.name)
+            folder = run_folder.create(Path(config.paths.log_dir), config.workload.name)
         with only_one(folder.path, make=folder.is_new and self.rank == 0):
             folder = folder.begun()
             try:
@@ -239,14 +218,15 @@ class _Start:
                 run_folder.release(folder.path)
 
     def _target(self) -> resume.Target | None:
-        if self.shared is not None:
-            return self.shared.target
-        named = self._config.resume
-        return resume.locate(Path(named), may_run=self.rank > 0) if named else None
-
-    def _to_share(self, folder: Path, target: resume.Target | None) -> SharedRun:
-        there = None if target is None else replace(target, checkpoint=target.checkpoint.resolve())
-        return SharedRun(self.composed, there, folder.resolve())
+        """Returns the checkpoint to resume from. The run must learn the same as the one that wrote it."""
+        named = self.composed.config.resume
+        if self.shared is not None or not named:
+            return None if self.shared is None else self.shared.target
+        target = resume.locate(Path(named))
+        if target.earlier is not None:
+            for line in resume.check_unchanged(self.composed.in_folder(target.folder), target.earlier):
+                print(f"resume: {line}", file=sys.stderr)
+        return target
 
 
 def spin_less(environ: MutableMapping[str, str]) -> None:

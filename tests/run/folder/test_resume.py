@@ -133,12 +133,11 @@ def test_resume_and_rerun_together_are_left_to_the_rules(tmp_path):
     assert expand(["resume=a", "rerun=b"]) == ["resume=a", "rerun=b"]
 
 
-def test_a_running_run_is_expanded_for_its_other_ranks_and_refused_when_located(tmp_path):
+def test_a_running_run_is_expanded_and_refused_when_located(tmp_path):
     folder = run(tmp_path / "run", status="running")
     assert expand([f"resume={folder}"])[-1] == f"resume={folder}"
     told = message(locate, folder)
     assert f"resume={folder}: is still running (process {os.getpid()} on " in told
-    assert locate(folder, may_run=True).in_place
 
 
 def test_a_run_whose_process_is_dead_is_gone_on_with(tmp_path):
@@ -231,7 +230,7 @@ def auto(runs):
     return Path(read_by_hydra(found[-1])).name if found[-1].startswith("resume=") else None
 
 
-def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(runs):
+def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(runs, capsys):
     run(runs / "2026-01-01_00-00-00_aaaa")
     run(runs / "2026-01-02_00-00-00_aaaa", status="interrupted")
     run(runs / "2026-01-03_00-00-00_aaaa", status="ok")
@@ -241,6 +240,7 @@ def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(
     (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
     run(runs / "2026-01-09_00-00-00_aaaa", checkpoints=()).joinpath("run.json").write_text("{")
     assert auto(runs) == "2026-01-02_00-00-00_aaaa"
+    assert f"{runs}/2026-01-09_00-00-00_aaaa is damaged" in capsys.readouterr().err
 
 
 def test_auto_takes_a_killed_run(runs):

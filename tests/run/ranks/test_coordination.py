@@ -17,8 +17,7 @@ from wellfed.errors import DataError
 from wellfed.plan.run_plan import Decided, RunPlan
 from wellfed.ranks import Launch
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.outcome import Outcome, RankEnded
-from wellfed.run.outcome_of_error import outcome_of
+from wellfed.run.outcome import Outcome, RankEnded, outcome_of
 from wellfed.run.ranks.coordination import OtherRanks, PlanOfRank0
 from wellfed.run.ranks.exchange import Exchange
 

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -20,7 +21,7 @@ from wellfed.ranks import launched
 from wellfed.record.entries import FILE_NAME, RunRecord, differences
 from wellfed.record.files import plain
 from wellfed.run.folder import lock
-from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 
 CHECKPOINTS = "checkpoints"
 
@@ -36,6 +37,11 @@ class Target:
     """Record of the run that wrote the checkpoint."""
     damaged: tuple[Path, ...] = ()
     """Newer checkpoints that can't be read."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run that wrote the checkpoint."""
+        return self.checkpoint.parent.parent
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
@@ -102,11 +108,8 @@ def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequ
         raise ConfigError.of(f"{knob}={asked}", error.faults[0].problem, error.faults[0].way_out) from error
 
 
-def locate(path: Path, *, may_run: bool = False) -> Target:
+def locate(path: Path) -> Target:
     """Returns where ``resume=<path>`` continues. The path is a run folder or a checkpoint file.
-
-    Args:
-        may_run: accept a run that is running, for another rank of it.
 
     Raises:
         ConfigError: the path is neither, or the run is still running, or has no readable checkpoint.
@@ -118,7 +121,7 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
     assert earlier is not None
-    if not may_run and (writer := _writer(path, earlier)) is not None:
+    if (writer := _writer(path, earlier)) is not None:
         way_out, saved = "Wait, or stop it.", latest_checkpoint(path)
         if saved is not None and earlier.host_name != socket.gethostname():
             way_out += f" If it was killed there, go on in a new folder: resume={saved}"
@@ -165,6 +168,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return next(filter(is_readable, checkpoints_of(folder)), None)
 
 
+def saved_step(folder: Path) -> tuple[str | None, int]:
+    """Returns name and step of the checkpoint from which ``resume=<folder>`` continues; (None, 0) without any."""
+    for checkpoint in checkpoints_of(folder):
+        with suppress(ConfigError):
+            return checkpoint.name, int(load_checkpoint(checkpoint)["global_step"])
+    return None, 0
+
+
 def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
     """Returns the newest unsuccessful run of the workload that has a checkpoint, and why newer runs are skipped.
 
@@ -180,6 +191,8 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
         except (OSError, ValueError) as error:
             if checkpoints:
                 raise _damaged(folder, f"its record can't be read ({first_line(error)})") from error
+            if isinstance(error, ValueError):
+                passed_over.append(f"{folder} is damaged ({first_line(error)})")
             continue
         if earlier.status == "ok":
             continue

@@ -11,7 +11,7 @@ from typing import Any
 from wellfed.batches import Delivery
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
-from wellfed.run.outcome_of_error import lost_rank
+from wellfed.run.outcome import lost_rank
 from wellfed.run.passes.learner import Learner
 from wellfed.run.screen import Terminal
 from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole

@@ -125,11 +125,6 @@ class Passes:
             on_saved=self._saved,
         )
 
-    @property
-    def saved(self) -> Mapping[str, int]:
-        """Step of each checkpoint that was written in this process, by file name."""
-        return self._checkpoints.files.saved
-
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final weights could not be saved."""
         failure = self._checkpoints.files.failure

@@ -69,6 +69,11 @@ class OtherRanks:
         """The exchange, if all ranks were started at once, so that they can take turns before training."""
         return None if self._exchange is None or self._exchange.launch.by == "Lightning" else self._exchange
 
+    def share(self) -> None:
+        """Sends the run to ranks that already run, and wait for it."""
+        if self._exchange is not None and self._rank == 0:
+            self._exchange.broadcast("run", self._shared)
+
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Orders the ranks within the block, which prepares data: rank 0, then the first rank of each machine, then the

@@ -31,8 +31,6 @@ class CheckpointWriter:
         on_saved: Callable[[int, str], None],
     ) -> None:
         self.folder = folder
-        self.saved: dict[str, int] = {}
-        """File name -> step, for files written by this process."""
         self.failure: BaseException | None = None
         """Error of the latest save of ``last.ckpt``; None if it succeeded."""
         self.last_step = -1
@@ -73,10 +71,8 @@ class CheckpointWriter:
         is_written: bool = failure is None
         if trainer.world_size > 1:
             is_written = trainer.strategy.broadcast(is_written)
-        if is_written:
-            self.saved[name] = trainer.global_step
-            if name == LAST:
-                self.last_step, self.is_last_sound = trainer.global_step, True
+        if is_written and name == LAST:
+            self.last_step, self.is_last_sound = trainer.global_step, True
         if is_written and trainer.is_global_zero:
             self._on_saved(trainer.global_step, name)
         return is_written

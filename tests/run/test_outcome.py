@@ -9,8 +9,7 @@ from wellfed import errors
 from wellfed.errors import ConfigError, DataError, DoesNotFit, Fault, OutOfMemoryExhausted, WellfedError
 from wellfed.process import Stopped
 from wellfed.record.entries import Status
-from wellfed.run.outcome import OK
-from wellfed.run.outcome_of_error import outcome_of
+from wellfed.run.outcome import OK, outcome_of
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 
