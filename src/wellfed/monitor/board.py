@@ -116,7 +116,7 @@ class Board:
         """Returns why a GPU has no current figures; None if it has."""
         with self._lock:
             if gpu in self._lost:
-                return "lost; looked for again from time to time"
+                return "lost"
             silent_s = now_s - self._read_at_s.get(gpu, 0.0)
             longest_s = max(SILENT_S, 3 * self.interval_s)
             return f"no reading for {silent_s:.0f} s" if silent_s > longest_s else None

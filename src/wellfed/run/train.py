@@ -86,7 +86,7 @@ def _follow(exchange: Exchange) -> int:
     spin_less(os.environ)
     _quiet_torch(os.environ)
     try:
-        shared = following.follow(exchange)
+        shared: SharedRun = exchange.broadcast("run")
     except RankEnded as ended:
         exchange.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
         return ended.outcome.exit_code

@@ -48,7 +48,8 @@ def test_warm_up_in_the_middle_of_a_run_is_in_no_figure_either():
     assert given.steps.gap_ms == pytest.approx(np.zeros(196), abs=1e-6)
     assert given.steps.period_s(10) == pytest.approx(0.5)
     assert given.wall.once_s == pytest.approx(60, rel=0.01)
-    assert given.wall.steps_frac == pytest.approx(10 / 70, rel=0.01)
+    assert given.wall.repeated_s == pytest.approx(10, rel=0.01)
+    assert given.wall.steps_frac == pytest.approx(1.0)
     assert {"healthy", "slow_start"} == {finding.id for finding in run_rules(given)}
 
 
@@ -71,7 +72,7 @@ def test_wall_time_of_a_resumed_run_is_its_tables_until_the_next_checkpoint(tmp_
     record = RunRecord("run", status=status, wall=wall, events=events[:2])
     found = Evidence.of(record, tmp_path).wall
     assert found.entry["total_s"] == pytest.approx(70, rel=0.01)
-    assert found.steps_frac == pytest.approx(10 / 70, rel=0.01)
+    assert found.repeated_s == pytest.approx(10, rel=0.01)
     assert Evidence.of(replace(record, events=events), tmp_path).wall.entry == wall
 
 

@@ -25,8 +25,8 @@ def test_a_finding_says_its_overrides_and_what_they_are_expected_to_win():
 def test_a_gain_of_the_steps_alone_says_so_and_counts_for_their_share():
     finding = Finding("few", "61 % waits.", {}, ("loader.num_workers=4",), gain=Gain(2.0, 1.5, 2.5), steps_frac=0.2)
     assert finding.text == (
-        "61 % waits. Try: loader.num_workers=4, about 2.0 times as fast (1.50 to 2.5) in its steps, 20.0 % of the wall "
-        "time of training, predicted."
+        "61 % waits. Try: loader.num_workers=4, about 2.0 times as fast (1.50 to 2.5) in its steps, 20.0 % of "
+        "training, start and end left out, predicted."
     )
     assert finding.time_lost_frac == pytest.approx(0.1)
 

@@ -11,9 +11,10 @@ from tests.kit.evidence_of import evidence, walled
 from wellfed.explain.diagnosis import rules
 from wellfed.explain.diagnosis import run_rules as module
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.rules import verdict_rules
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record.entries import RunRecord
 
@@ -117,9 +118,43 @@ def test_what_steps_lose_counts_for_their_share_of_the_wall_time():
     first, second = run_rules(evidence(wall=walled(steps_s=4.0, validation_s=6.0), **times, **STARVED))
     assert (first.id, second.id) == ("frequent_validation", "loading_in_main_process")
     assert second.time_lost_frac == pytest.approx(0.4 * second.gain.lost_frac)
-    assert "in its steps, 40.0 % of the wall time of training, predicted" in second.text
+    assert "in its steps, 40.0 % of training" in second.text
     (only,) = run_rules(evidence(wall=walled(steps_s=9.8, validation_s=0.2), **times, **STARVED))
     assert "in its steps" not in only.text
+
+
+def test_a_long_start_hides_no_waiting():
+    times = {"wait_ms": 6.0, "compute_ms": 10.0, "host_ms": 0.0, "wall": walled(steps_s=4.0, start_s=20.0)}
+    first = run_rules(evidence(**times, **STARVED))[0]
+    assert first.id == "loading_in_main_process"
+    assert first.time_lost_frac == pytest.approx(first.gain.lost_frac)
+    unnamed = run_rules(evidence(**times, plan={"loader.num_workers": 4}, loading={"build_ms_mean": 1.0}))[0]
+    assert unnamed.id == "unexplained"
+    assert unnamed.evidence["wait_frac"] == pytest.approx(6 / 16)
+    assert unnamed.time_lost_frac == pytest.approx(6 / 16)
+
+
+def test_data_is_never_said_not_to_be_the_limit_of_steps_that_wait():
+    parts = {"validation_s": 0.9, "checkpoint_s": 0.9, "epoch_end_s": 0.9, "logging_s": 0.9, "other_s": 0.9}
+    wall = walled(steps_s=5.5, **parts)
+    (first, *_) = run_rules(evidence(wait_ms=1.5, ceiling=1.05, wall=wall))
+    assert first.id == "healthy"
+    assert "not the limit" not in first.text
+    assert "steps take 55.0 %" in first.text
+
+
+@pytest.mark.parametrize("message", [NO_LOADER, OTHER_THREAD])
+def test_a_script_whose_data_was_not_seen_is_told_so(message):
+    events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": message}]
+    (first, *_) = run_rules(evidence(events=events))
+    assert first.id == "healthy"
+    assert message.rstrip(".") in first.text
+    assert "not the limit" not in first.text
+    assert "0 % waits" not in first.text
+
+
+def test_compute_of_several_ranks_may_be_waiting_for_others():
+    assert "or waits for other ranks" in run_rules(evidence(plan={"trainer.devices": 2}))[0].text
 
 
 def test_other_programs_take_the_gain_and_never_the_verdict():
@@ -131,6 +166,12 @@ def test_other_programs_take_the_gain_and_never_the_verdict():
     assert busy[1].is_note
     assert busy[1].evidence["others_cores"] == pytest.approx(1.8)
     assert ids(shared(20.0, 180.0, wait_ms=1.0, ceiling=1.0)) == ["healthy", "busy_machine"]
+
+
+def test_notes_beside_other_programs_have_no_gain_either(monkeypatch):
+    note = Finding("small_batch", "", {}, gain=Gain(2.0, 1.0, 2.0), is_note=True)
+    monkeypatch.setattr(module, "OF_STEPS", [lambda _: note])
+    assert not any(one.gain for one in run_rules(shared(20.0, 180.0, wait_ms=1.0)))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +221,12 @@ def test_the_costliest_comes_first_and_what_costs_little_after_fed(monkeypatch):
     monkeypatch.setattr(module, "OF_EVENTS", [])
     monkeypatch.setattr(module, "OF_STEPS", [lambda _, one=one: one for one in found])
     assert ids(evidence(ceiling=1.0)) == ["much", "some", "little", "note"]
+    event = Finding("data_parallel", "", {}, lost_frac=0.01)
+    monkeypatch.setattr(module, "OF_EVENTS", [lambda _: event])
+    assert ids(evidence(ceiling=1.0)) == ["much", "some", "data_parallel", "little", "note"]
+    monkeypatch.setattr(module, "OF_STEPS", [lambda _: found[1]])
+    assert ids(evidence(ceiling=1.0)) == ["data_parallel", "little"]
+    monkeypatch.setattr(module, "OF_EVENTS", [])
     monkeypatch.setattr(module, "OF_STEPS", [lambda _, one=one: one for one in found[:2]])
     assert ids(evidence(ceiling=1.0)) == ["healthy", "little", "note"]
 

@@ -140,7 +140,10 @@ def test_a_cause_without_overrides_has_the_first_sentence_of_its_advice(tmp_path
 
 def test_advice_that_changes_what_is_learned_is_marked_and_a_gain_from_1_is_not_shown(tmp_path: Path) -> None:
     learning: FindingEntry = {**STARVED, "changes_learning": True}
-    assert "predicted), which changes what is learned:" in shown(starved(findings=[learning]), tmp_path)
+    learning["text"] += " This changes what is learned."
+    text = shown(starved(findings=[learning]), tmp_path)
+    assert "predicted), which changes what is learned:" in text
+    assert text.count("hanges what is learned") == 1
     unsure = Finding("too_few_workers", "Words.", {}, ("loader.num_workers=3",), gain=Gain(1.14, 1.0, 2.0)).entry()
     text = shown(starved(findings=[unsure]), tmp_path)
     assert "Try (gain uncertain):" in text
@@ -163,6 +166,8 @@ def test_the_last_lines_of_a_failed_run_are_its_error(tmp_path: Path, status: st
     assert "memory.micro_batch=4" in text
     assert "samples/s" not in text
     assert "STARVED" not in shown(starved(status=status, error=ERROR), tmp_path)
+    copies = Finding("data_parallel", "One process drives 4 GPUs.", {}, ("x=1",), gain=Gain(2.5, 1.0, 4.0)).entry()
+    assert "One process" not in shown(starved(status=status, error=ERROR, findings=[copies]), tmp_path)
 
 
 def test_an_interrupted_run_says_so_first_and_keeps_its_verdict(tmp_path: Path) -> None:

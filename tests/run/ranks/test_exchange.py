@@ -17,7 +17,7 @@ from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import exchange, store
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.ranks.following import SharedRun, follow, invite, invited, uninvite
+from wellfed.run.ranks.following import SharedRun, invite, invited, uninvite
 
 FAILED = Outcome("failed", EXIT_NOTHING_RUN, "data", "no such file", "Bring it.")
 STOPPED = Outcome("interrupted", 143, None, "stopped by SIGTERM")
@@ -89,8 +89,8 @@ def test_a_rank_that_has_ended_well_is_not_waited_for(exchanges):
 
 
 def test_a_rank_that_sends_nothing_is_not_waited_for_forever(exchanges, monkeypatch):
-    monkeypatch.setattr(exchange, "WAIT_S", 0.2)
     joined(exchanges)
+    monkeypatch.setattr(exchange, "WAIT_S", 0.2)
     with pytest.raises(RankEnded, match=r"Rank 0 .* has sent nothing"):
         exchanges[1].broadcast("plan")
 
@@ -124,7 +124,7 @@ def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
             one.close(Outcome("invalid", EXIT_NOTHING_RUN))
             return EXIT_NOTHING_RUN
         with pytest.raises(RankEnded) as raised:
-            follow(one)
+            one.broadcast("run")
         return raised.value.outcome.exit_code
 
     assert on_all(exchanges, job) == [EXIT_NOTHING_RUN] * 3

@@ -104,7 +104,7 @@ class Evidence:
     @cached_property
     def wall(self) -> WallTime:
         """Wall time of training."""
-        return WallTime(self.record, self.steps, self.ceiling_factor)
+        return WallTime(self.record, self.steps)
 
     @cached_property
     def telemetry(self) -> TrainingTelemetry:

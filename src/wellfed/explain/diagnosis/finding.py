@@ -14,6 +14,8 @@ Figures = dict[str, float | int | str]
 """Figures behind a finding, by name, with units in the names."""
 PROFILE = "debug=profiler shows what the time is spent on."
 """Advice if nothing that was measured names the cause."""
+LEARNING = "This changes what is learned."
+"""End of a finding whose overrides change it."""
 Severity = Literal["high", "medium", "low", "info"]
 """Share of time lost: at least a third, at least a tenth, less. ``info`` = no time lost."""
 _HIGH_FRAC = 1 / 3
@@ -69,7 +71,7 @@ class Finding:
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information instead of a cause of lost time."""
     steps_frac: float | None = field(default=None, kw_only=True)
-    """Share of the steps in the wall time of training, if gain and loss refer to steps alone; None = to all of it."""
+    """Share of training in its steps, if gain and loss refer to steps alone; None = to all of it."""
 
     @property
     def time_lost_frac(self) -> float:
@@ -95,7 +97,7 @@ class Finding:
         elif self.gain is not None:
             parts.append(f"Without it{_expected(self.gain, self.steps_frac)}.")
         if self.change and self.changes_learning:
-            parts.append("This changes what is learned.")
+            parts.append(LEARNING)
         return " ".join(filter(None, parts))
 
     def entry(self) -> FindingEntry:
@@ -123,7 +125,7 @@ def _expected(gain: Gain | None, steps_frac: float | None) -> str:
     bounds = "" if low == high else f" ({low} to {high})"
     if steps_frac is None:
         return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
-    steps = f"its steps, {show_percent(steps_frac)} of the wall time of training"
+    steps = f"its steps, {show_percent(steps_frac)} of training, start and end left out"
     return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"
 
 

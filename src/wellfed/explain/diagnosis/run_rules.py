@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.rules import rank_rules as ranks
 from wellfed.explain.diagnosis.rules import verdict_rules as verdicts
 from wellfed.explain.diagnosis.script_words import in_script_words, is_script
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
-from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC, WORTH_FRAC
+from wellfed.explain.diagnosis.thresholds import MOSTLY_STEPS_FRAC, WORTH_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
@@ -41,8 +41,6 @@ OF_STEPS: tuple[Rule, ...] = (
     verdicts.utilisation_swings, *OF_RANKS,
 )  # fmt: skip
 """Rules on figures, which need enough steps. Notes keep this order."""
-OF_GAPS = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_callbacks)
-"""Rules on time between the steps. They take the least share to report."""
 _OF_COMPUTE = (
     compute.launch_bound, compute.memory_bound, compute.small_batch, compute.synchronisation,
     compute.tensor_cores_idle,
@@ -50,7 +48,7 @@ _OF_COMPUTE = (
 """Rules on the compute time of a step. Their findings show its phases."""
 _GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory.memory_unused)
 """Rules whose gains refer to the compute time of a step."""
-_OF_WALL = (*OF_GAPS, feeding.restarted_workers)
+_OF_WALL = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_callbacks, feeding.restarted_workers)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _RANKS_FIRST = 2.0
 """Factor on the time that a finding about ranks wins back, for the order of findings."""
@@ -69,22 +67,26 @@ def conclude(evidence: Evidence) -> None:
 def run_rules(evidence: Evidence) -> list[Finding]:
     """Returns the verdict, then the other findings, the costliest first, then notes.
 
-    The verdict is the costliest cause of at least `WORTH_FRAC` of the wall time of training, or an event that
-    matters more; without either, the run is fed. Notes on how certain the figures are come before other notes. Beside
+    The verdict is the costliest of the events and of the causes of at least `WORTH_FRAC` of training; without either,
+    the run is fed. Notes on how certain the figures are come before other notes. Beside
     other programs no gain is predicted.
     """
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
     of_events = [finding.id for finding in found if not finding.is_note]
     verdict = verdicts.too_few_steps(evidence) or verdicts.unknown(evidence)
     found += [] if verdict else _of_steps(evidence)
-    found.sort(key=lambda finding: (finding.is_note, -_weight(finding) * finding.time_lost_frac))
+
+    def is_verdict(finding: Finding) -> bool:
+        return finding.id in of_events or finding.time_lost_frac >= WORTH_FRAC
+
+    found.sort(key=lambda finding: (not is_verdict(finding), -_weight(finding) * finding.time_lost_frac))
     notes = [finding for finding in found if finding.is_note]
     causes = [finding for finding in found if not finding.is_note]
     doubts = [verdicts.busy_machine(evidence)]
     if verdict is not None:
         causes.append(verdict)
     else:
-        is_named = any(one.id in of_events or one.time_lost_frac >= WORTH_FRAC for one in causes)
+        is_named = any(map(is_verdict, causes))
         if not is_named:
             verdict = _largest_gap(evidence) or verdicts.unexplained(evidence)
             is_named = verdict is not None
@@ -97,7 +99,7 @@ def run_rules(evidence: Evidence) -> list[Finding]:
         if is_named and swing is not None and swing not in causes[0].message:
             causes[0] = replace(causes[0], message=f"{causes[0].message} {swing}")
     if doubts[0] is not None:
-        causes = [_without_gain(finding) for finding in causes]
+        causes, notes = (list(map(_without_gain, findings)) for findings in (causes, notes))
     return [*causes, *(doubt for doubt in doubts if doubt is not None), *notes]
 
 
@@ -107,8 +109,8 @@ def _weight(finding: Finding) -> float:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """Returns the longest kind of pause that costs enough to be the verdict, though it is acceptable in itself."""
-    named = [check(evidence, WORTH_FRAC) for check in OF_GAPS]
+    """Returns the kind of pause that costs enough to be the verdict, though fewer of them win less than that."""
+    named = [pause.frequent_checkpoints(evidence), pause.frequent_validation(evidence, WORTH_FRAC)]
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
 
 
@@ -139,15 +141,14 @@ def _without_gain(finding: Finding) -> Finding:
 
 
 def _of_steps(evidence: Evidence) -> list[Finding]:
-    """Returns the findings of `OF_STEPS`, with the share of the steps in the wall time if that is small."""
-    frac = evidence.wall.steps_frac
-    is_small = frac is not None and frac < LEAST_AT_CEILING_FRAC
-    found = []
+    """Returns the findings of `OF_STEPS`, with the share of the steps in training if that is small."""
+    frac, found = evidence.wall.steps_frac, []
     for rule in OF_STEPS:
         finding = rule(evidence)
         if finding is None:
             continue
         finding = _within_step(finding, evidence) if rule in _GAINS_OF_COMPUTE else finding
         finding = _with_phases(finding, evidence) if rule in _OF_COMPUTE else finding
-        found.append(replace(finding, steps_frac=frac) if is_small and rule not in _OF_WALL else finding)
+        is_part = frac < MOSTLY_STEPS_FRAC and rule not in _OF_WALL
+        found.append(replace(finding, steps_frac=frac) if is_part else finding)
     return found

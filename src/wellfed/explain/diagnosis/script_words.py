@@ -18,7 +18,12 @@ SPLIT = "split the stream by get_worker_info(), else each worker repeats all sam
 """Change that more than one worker of an IterableDataset needs. Without it training has other data."""
 OWN_STREAM = "Batches are copied on a stream of their own: that copy is not told apart."
 """Message of the event `unseen` of a script that copies ahead of its steps."""
-_OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+OTHER_THREAD = (
+    "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
+)
+NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
+"""Messages of the event `unseen` of a script whose waiting for data was not seen."""
+OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}
 _AHEAD = (
@@ -103,7 +108,7 @@ def in_words(message: str) -> str:
 def _changes(overrides: Sequence[str], record: RunRecord) -> Iterator[str]:
     """Yields code for overrides. All settings of the DataLoader are one change."""
     values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    loader = {name: values[key] for name in _OF_LOADER if (key := f"loader.{name}") in values}
+    loader = {name: values[key] for name in OF_LOADER if (key := f"loader.{name}") in values}
     before = record.config.get("loader", {})
     if loader.get("num_workers", "0") not in ("0", "null") and not before.get("persistent_workers"):
         loader.setdefault("persistent_workers", "true")

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.thresholds import SLOW_START_S
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES, MOST_APART
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import RunRecord, TimeEntry, WallEntry
@@ -37,15 +36,11 @@ def show_phases(time: TimeEntry | None) -> str:
     return ", ".join(f"{name} {show_percent(share)}" for name, share in shares if name != OTHER or share >= _LEAST_FRAC)
 
 
-def phases_ms(steps: Mapping[str, Series], *, timed_only: bool = False) -> dict[str, Series]:
+def phases_ms(steps: Mapping[str, Series]) -> dict[str, Series]:
     """Returns the milliseconds of each phase and of other compute, by step, ``nan`` where unknown; empty without any.
 
     On a GPU they are the device's, which times one step in a few. Between two of them, at most `MOST_APART` steps
-    apart, the shares are interpolated.
-
-    Args:
-        steps: columns of steps.csv. Those of a GPU have a time to copy.
-        timed_only: leave out steps with interpolated shares.
+    apart, the shares are interpolated. ``steps``: columns of steps.csv. Those of a GPU have a time to copy.
     """
     compute_ms = np.nan_to_num(steps.get("compute_ms", np.empty(0)))
     on_gpu = bool(np.isfinite(steps.get("copy_ms", np.empty(0))).any())
@@ -57,7 +52,7 @@ def phases_ms(steps: Mapping[str, Series], *, timed_only: bool = False) -> dict[
     known, every = np.flatnonzero(is_known), np.arange(len(compute_ms))
     if not len(known):
         return {}
-    if on_gpu and not timed_only:
+    if on_gpu:
         after = np.searchsorted(known, every).clip(1, max(1, len(known) - 1))
         before, after = known[after - 1], known[after.clip(max=len(known) - 1)]
         is_known |= (before < every) & (every < after) & (after - before <= MOST_APART)
@@ -190,8 +185,6 @@ class WallTime:
 
     record: RunRecord
     steps: StepTimes
-    ceiling_factor: float | None
-    """The ceiling over the rate; None if unknown."""
 
     @cached_property
     def entry(self) -> WallEntry | None:
@@ -225,21 +218,15 @@ class WallTime:
         return wall["start_s"] + wall["end_s"] + max(0.0, late_ms / 1e3)
 
     @cached_property
-    def steps_frac(self) -> float | None:
-        """Share of the wall time of training spent in steps; None if unknown. A loss at start and end below
-        `SLOW_START_S` is left out, since no setting changes it."""
-        wall = self.entry
-        if wall is None:
-            return None
-        once_s = self.once_s
-        late_s = max(0.0, once_s - wall["start_s"] - wall["end_s"])
-        of_s = wall["total_s"] - (once_s if once_s < SLOW_START_S else 0.0)
-        in_steps_s = wall["steps_s"] - late_s + hooks_within_steps_s(wall)
-        return max(0.0, in_steps_s / of_s) if of_s > 0 else None
+    def repeated_s(self) -> float:
+        """Seconds of training without `once_s`; 0 if unknown."""
+        return 0.0 if self.entry is None else max(0.0, self.entry["total_s"] - self.once_s)
 
-    @property
-    def at_ceiling_frac(self) -> float | None:
-        """Share of the wall time of training that the same steps would take at the ceiling's rate; None if unknown."""
-        if self.steps_frac is None or self.ceiling_factor is None:
-            return None
-        return min(1.0, self.steps_frac / max(1.0, self.ceiling_factor))
+    @cached_property
+    def steps_frac(self) -> float:
+        """Share of `repeated_s` spent in steps; 1 if unknown."""
+        wall, of_s = self.entry, self.repeated_s
+        if wall is None or of_s <= 0:
+            return 1.0
+        late_s = max(0.0, self.once_s - wall["start_s"] - wall["end_s"])
+        return min(1.0, max(0.0, (wall["steps_s"] - late_s + hooks_within_steps_s(wall)) / of_s))

@@ -7,13 +7,13 @@ from wellfed.data import worker_count
 FEWEST_STEPS = 20
 """Minimum steps after the warm-up for a diagnosis."""
 WORTH_FRAC = 0.1
-"""Minimum share of the wall time of training that a cause must cost to be the verdict."""
+"""Minimum share of training, its start and end left out, that a cause must cost to be the verdict."""
 WAIT_FRAC = worker_count.WAIT_FRAC
 """Maximum share of a step spent waiting for data without a finding."""
 CEILING_FACTOR = 1.1
 """Ceiling over rate. Less is noise of a ceiling of some 20 steps."""
-LEAST_AT_CEILING_FRAC = 0.9
-"""Share of the wall time of training in steps at the ceiling's rate, from which nothing is left to tune."""
+MOSTLY_STEPS_FRAC = 0.9
+"""Share of training in steps, from which a finding on its steps is one on all of it."""
 WIDEST_HALF_FRAC = 0.5
 """Maximum half-width of the rate's 95 % interval over the rate. Beyond it the rate is too uncertain for advice."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5

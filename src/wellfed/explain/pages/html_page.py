@@ -1,12 +1,11 @@
-"""Fills in the templates of pages, HTML and Markdown, in which every value is shown as text whatever it holds."""
+"""Fills in the templates of HTML pages. Every value is escaped."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,32 +21,21 @@ _SCRIPT_HERE = "<!--script-->"
 """Comment of ``base.html.j2`` that the script takes the place of."""
 
 
-def fill_in(
-    template: Path,
-    values: Mapping[str, Any],
-    *,
-    autoescape: bool = True,
-    filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
-) -> str:
-    """Returns the page; a template may extend ``base.html.j2``.
-
-    Args:
-        autoescape: for HTML; Markdown brings filters of its own.
-        filters: beside shell, counted, percent, gib.
-    """
+def fill_in(template: Path, values: Mapping[str, Any]) -> str:
+    """Returns the page; a template may extend ``base.html.j2``."""
     pages = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
-        autoescape=autoescape,
+        autoescape=True,
         undefined=StrictUndefined,
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
+    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib)
     pages.globals["colour_names"] = get_args(Colour)
     html = pages.get_template(template.name).render(**values)
     # Texts of users are escaped, and hold no such comment.
-    return hidden(html).replace(_SCRIPT_HERE, script() if ' alive"' in html else "", 1) if autoescape else html
+    return hidden(html).replace(_SCRIPT_HERE, script() if ' alive"' in html else "", 1)
 
 
 @cache

@@ -68,7 +68,9 @@ def _lines(evidence: Evidence, folder: Path, *, is_utf: bool) -> Iterator[Text]:
     link = Text(("Report" if found else "Folder").ljust(_LABEL), no_wrap=True)
     link.append(show_text(str(folder / found)), f"link {_address(folder / found)}")
     if record.error is not None:  # the last lines of a failed run are its error
-        cause = next((one for one in record.findings if one["id"] in EVENT_IDS and one["severity"] != "info"), None)
+        events = [one for one in record.findings if one["id"] in EVENT_IDS]
+        # What ended the run cost all of it, and has no gain.
+        cause = next((one for one in events if one["severity"] == "high" and not one["gain"]), None)
         if cause is not None:
             yield _badge(*verdict_of(cause), colour_of(cause["id"], cause["severity"]))
             yield from _advice(record, cause)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import tone_of, word_of
+from wellfed.explain.diagnosis.finding import LEARNING, tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
@@ -105,7 +105,7 @@ def boxes(record: RunRecord) -> Iterator[Box]:
             word_of(first),
             f"{first['message']} {first['advice']}",
             change,
-            gain_of(first),
+            " ".join(filter(None, [gain_of(first), LEARNING * first["changes_learning"]])),
             finding=first["id"],
         )
     else:

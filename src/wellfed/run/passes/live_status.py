@@ -9,7 +9,6 @@ from rich.text import Text
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
-from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report.last_screen import show_of_budget, show_utilisation
 from wellfed.observe.telemetry.machines import HOST, is_host
@@ -86,29 +85,11 @@ class LiveStatus:
         if "cpu_pct" in values:
             of = "" if cores is None else f" of {cores:.3g}"
             yield Text(f"CPU {values['cpu_pct'] / 100:.1f}{of} cores")
-        of_host = _curves([one for one in latest if one.gpu == HOST])
+        others_pct = np.array([one.values.get("others_cpu_pct", np.nan) for one in latest if one.gpu == HOST])
+        of_host = {HOST: {"others_cpu_pct": others_pct}}
         others = Evidence(self._books.record, {}, of_host).telemetry.mean_others_cores
         if others is not None:
             is_much = cores is not None and others >= OTHERS_FRAC * cores
             yield Text(f"other programs {others:.1f}", "yellow" if is_much else "")
         if "rss_gib" in values:
             yield Text(f"mem {show_gib(values['rss_gib'])}")
-
-
-def _curves(samples: Sequence[Sample]) -> dict[int, dict[str, Series]]:
-    """Returns the columns of telemetry.csv of these readings, by GPU and host."""
-    by_gpu: dict[int, list[Sample]] = {}
-    for sample in samples:
-        by_gpu.setdefault(sample.gpu, []).append(sample)
-    return {
-        gpu: {
-            "time_s": np.array([one.time_s for one in own]),
-            "step": np.array([one.step for one in own], dtype=float),
-            **{name: np.array([one.values.get(name, np.nan) for one in own]) for name in _names(own)},
-        }
-        for gpu, own in by_gpu.items()
-    }
-
-
-def _names(samples: Sequence[Sample]) -> set[str]:
-    return {name for sample in samples for name in sample.values}

@@ -1,6 +1,6 @@
 """Makes all ranks of a run work on what rank 0 has composed: one configuration, one folder.
 
-Ranks that torchrun or srun has started wait for it in `follow`. Lightning starts ranks when rank 0 begins to train.
+Ranks that torchrun or srun has started wait for rank 0's broadcast. Lightning starts ranks when rank 0 begins to train.
 These find a file whose path is in their environment (`invite`, `invited`).
 """
 
@@ -31,16 +31,6 @@ class SharedRun:
     composed: Composed[RunConfig]
     target: Target | None
     folder: Path
-
-
-def follow(exchange: Exchange) -> SharedRun:
-    """Returns the run that rank 0 leads. Called on the other ranks that torchrun or srun has started.
-
-    Raises:
-        WellfedError: rank 0 is missing, has ended, or sends something unreadable.
-    """
-    shared: SharedRun = exchange.broadcast("run")
-    return shared
 
 
 def invite(shared: SharedRun, world_size: int) -> Exchange:

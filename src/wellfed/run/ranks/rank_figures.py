@@ -159,14 +159,10 @@ class RankFigures:
         self.report()
         return self.record_latest()
 
-    def report(self) -> bool:
-        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`.
-
-        Returns whether it has left any.
-        """
-        if self._about is None or self._now_s() - self._reported_s < FRESH_S:
-            return False
-        return self._leave() is not None
+    def report(self) -> None:
+        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`."""
+        if self._about is not None and self._now_s() - self._reported_s >= FRESH_S:
+            self._leave()
 
     def record_latest(self) -> bool:
         """Records, on rank 0, the latest report of each rank. Returns whether there was any."""

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
-from wellfed.explain.diagnosis.script_words import OWN_STREAM
+from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD, OWN_STREAM
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import device_clock, gpu_in_use, used_gpus
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
@@ -32,10 +32,6 @@ from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
 from wellfed.run.watch.script_record import SeenLoader
 
-OTHER_THREAD = (
-    "Batches are read in another thread than the one that trains. The wait for them counts as time between steps."
-)
-NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
 SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
 _IDLE_S = 10.0

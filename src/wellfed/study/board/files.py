@@ -99,7 +99,7 @@ def to_html(board: Leaderboard, folder: Path = Path()) -> str:
         "interval": interval,
         **pictures.figures(board),
     }
-    return fill_in(Path(__file__).with_name("board.html.j2"), values, autoescape=True)
+    return fill_in(Path(__file__).with_name("board.html.j2"), values)
 
 
 def again(board: Leaderboard) -> list[str]:

@@ -79,6 +79,7 @@ def test_a_card_with_a_slow_clock(plan: dict[str, str]) -> None:
     found = found_in(rank(0, gpu="0"), rank(1, gpu="1", forward=45.0, optimizer=8.0), plan=plan, gpus=gpus)
     assert found is not None
     assert (found.evidence["rank"], found.evidence["sm_clock_mhz"]) == (1, 1200.0)
+    assert "its optimizer takes" not in found.message
     quick = {"0": USUAL_CARD, "1": {"sm_clock_mhz": {"mean": 1800.0}}}
     found = found_in(rank(0, gpu="0"), rank(1, gpu="1", forward=45.0), gpus=quick)
     assert found is not None

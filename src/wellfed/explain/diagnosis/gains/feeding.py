@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Gain
-from wellfed.explain.diagnosis.script_words import OWN_STREAM, is_script
+from wellfed.explain.diagnosis.script_words import OF_LOADER, OWN_STREAM, is_script
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
@@ -328,6 +329,13 @@ def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
         for name, value in values.items()
         if name not in asked or asked[name] != value
     )
+
+
+def loader_change(evidence: Evidence, **values: object) -> dict[str, Any]:
+    """Returns ``change`` of a finding by `knobs`. Without any, ``advice`` for the DataLoader that the user has made."""
+    change = knobs(evidence, **values)
+    settings = ", ".join(f"{name}={value}" for name, value in values.items() if name in OF_LOADER)
+    return {"change": change} if change or not settings else {"advice": f"Give the DataLoader {settings}."}
 
 
 def planned_anew(evidence: Evidence) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def pauses(evidence: Evidence, phase: str) -> Pauses | None:
         times = phases[phase]["times"] if phase in phases else 1
         if total_s <= 0:
             return None
-        long_s = max(total_s, wall["total_s"] - evidence.wall.once_s)
+        long_s = max(total_s, evidence.wall.repeated_s)
         return Pauses(total_s, max(1, times), total_s / wall["total_s"], total_s / long_s)
     all_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
     found = phases.get(phase)

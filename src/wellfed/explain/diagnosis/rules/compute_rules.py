@@ -244,9 +244,9 @@ def data_parallel(evidence: Evidence) -> Finding | None:
         return Finding(
             "data_parallel",
             f"The model contains a torch.nn.DataParallel ({event.get('module', 'a module of it')}): with several "
-            "GPUs, one process would copy weights and samples to all of them in each step. Take it out; "
-            "trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
+            "GPUs, one process would copy weights and samples to all of them in each step.",
             figures,
+            advice="Take it out; trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
         )
     text, gain, busy = "", None, evidence.telemetry.util_pct
     if busy is not None and busy > 0:

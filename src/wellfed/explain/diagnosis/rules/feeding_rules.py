@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
@@ -13,6 +15,7 @@ from wellfed.explain.diagnosis.gains.feeding import (
     feeding_of,
     has_unused_fetch,
     knobs,
+    loader_change,
     may_copy_ahead,
     planned_anew,
     workers_take_cores,
@@ -55,15 +58,15 @@ def loading_in_main_process(evidence: Evidence) -> Finding | None:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
         gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
         text += _UNUSED_FETCH
-        change = planned_anew(evidence)
+        way_out: dict[str, Any] = {"change": planned_anew(evidence)}
     else:
         advised = feeding.workers_advised
         gain = feeding.gain(advised)
         text += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
-        change = knobs(evidence, backend="auto", num_workers=advised)
-        if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
-            change += knobs(evidence, persistent_workers=True)
-    return Finding("loading_in_main_process", text, feeding.figures(), change, gain=gain)
+        stop = evidence.record.config.get("loader", {}).get("persistent_workers") is False
+        stays = {"persistent_workers": True} if stop else {}
+        way_out = loader_change(evidence, backend="auto", num_workers=advised, **stays)
+    return Finding("loading_in_main_process", text, feeding.figures(), gain=gain, **way_out)
 
 
 def too_few_workers(evidence: Evidence) -> Finding | None:
@@ -82,8 +85,8 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         text += f" Then all {feeding.cores:g} cores are full, and steps still wait."
     text += feeding.show_doubt()
-    change = knobs(evidence, num_workers=advised)
-    return Finding("too_few_workers", text, feeding.figures(), change, gain=feeding.gain(advised))
+    way_out = loader_change(evidence, num_workers=advised)
+    return Finding("too_few_workers", text, feeding.figures(), gain=feeding.gain(advised), **way_out)
 
 
 def cpu_bound_loading(evidence: Evidence) -> Finding | None:
@@ -195,10 +198,11 @@ def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
         text += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
         text += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
-    change = knobs(evidence, num_workers=fewer) if workers > fewer else ()
-    lost_frac = 1 - 1 / top
-    gain = Gain(top, 1.0, top) if change else None
-    return Finding("workers_take_the_cpu", f"{text}.", feeding.figures(), change, gain=gain, lost_frac=lost_frac)
+    way_out: dict[str, Any] = {"advice": "Make batches cheaper: fetch for whole batches, augmentation in on_device."}
+    if workers > fewer:
+        way_out = loader_change(evidence, num_workers=fewer)
+    gain = Gain(top, 1.0, top) if workers > fewer else None
+    return Finding("workers_take_the_cpu", f"{text}.", feeding.figures(), gain=gain, lost_frac=1 - 1 / top, **way_out)
 
 
 def uneven_batches(evidence: Evidence) -> Finding | None:
@@ -218,8 +222,8 @@ def uneven_batches(evidence: Evidence) -> Finding | None:
         f"that; now it keeps {feeding.prefetch}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
-    change = knobs(evidence, prefetch_factor=needed)
-    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(feeding.num_workers, needed))
+    way_out = loader_change(evidence, prefetch_factor=needed)
+    return Finding("uneven_batches", text, figures, gain=feeding.gain(feeding.num_workers, needed), **way_out)
 
 
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
@@ -233,8 +237,8 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     workers, prefetch = found
     text += " Batches kept ready bridge some of that."
     ahead = {} if feeding.num_workers else {"backend": "auto"}
-    change = knobs(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
-    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(workers, prefetch))
+    way_out = loader_change(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
+    return Finding("uneven_batches", text, figures, gain=feeding.gain(workers, prefetch), **way_out)
 
 
 def _of_samples(evidence: Evidence) -> str:
@@ -293,12 +297,13 @@ def slow_handover(evidence: Evidence) -> Finding | None:
         f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )
     figures = {**feeding.figures(), "handover_ms": taken_ms}
-    if evidence.record.loading.get("has_fetch"):
+    change = knobs(evidence, backend="threads") if evidence.record.loading.get("has_fetch") else ()
+    if change:
         return Finding(
             "slow_handover",
             f"{text}. The data has fetch, so threads can build whole batches in this process.",
             figures,
-            knobs(evidence, backend="threads"),
+            change,
             gain=feeding.gain(feeding.num_workers),
         )
     advice = "Make batches of fewer and larger tensors. With a fetch in the data, threads avoid this."

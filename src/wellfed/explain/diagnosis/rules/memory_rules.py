@@ -18,6 +18,8 @@ from wellfed.units import MIB, counted, show_bytes, show_duration, show_gib, sho
 
 _MICRO_BATCH, _CHECKPOINTING = "memory.micro_batch", "memory.checkpoint_activations"
 _KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
+_SMALLER = "Make the model or its samples smaller, or take a larger card."
+"""Advice where no knob saves device memory."""
 
 
 def device_memory_full(evidence: Evidence) -> Finding | None:
@@ -41,12 +43,14 @@ def device_memory_full(evidence: Evidence) -> Finding | None:
     of_size = f" with micro-batches of {micro}" if micro else ""
     if record.status == "oom":
         message = f"Device memory did not suffice{of_size}{room}, and the run ended there."
-        return Finding("device_memory_full", message, figures, _less(evidence, micro), lost_frac=1.0)
+        change = _less(evidence, micro)
+        return Finding("device_memory_full", message, figures, change, lost_frac=1.0, advice=_SMALLER * (not change))
     first = f"first in step {steps[0]}" if steps else "once"
     how = f"ran out {counted(ooms, 'time')}, {first}" if ooms else f"was so full that torch emptied its cache, {first}"
     (change, went), lost = _as_it_ended(events), _lost_frac(evidence, steps)
     message = f"Device memory {how}{room}. {went}"
-    return Finding("device_memory_full", message, figures | {"lost_frac": lost}, change, lost_frac=lost)
+    figures |= {"lost_frac": lost}
+    return Finding("device_memory_full", message, figures, change, lost_frac=lost, advice=_SMALLER * (not change))
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
@@ -130,12 +134,16 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
     if workers and evidence.value("loader.backend") != "own":  # half the workers, and half the ready batches of each
         change += knobs(evidence, num_workers=workers // 2) if workers > 1 else ()
         change += knobs(evidence, prefetch_factor=prefetch // 2) if prefetch > 1 else ()
+    advice = "Keep less in memory: open files when a sample is read, by mmap, and leave no copies in the Dataset."
+    if workers:
+        advice = f"Give the DataLoader num_workers={workers // 2}, or batches of fewer samples."
     return Finding(
         "host_memory_full",
         f"{message[0].upper()}{message[1:]}. This is host memory, not the GPU's.",
         {**figures, "num_workers": workers},
         change,
         lost_frac=1.0 if has_ended else None,
+        advice="" if change else advice,
     )
 
 

@@ -33,11 +33,11 @@ _FORWARD_UNSEEN = "forward pass"
 """Words in the message of an `unseen` event if forward passes of a watched script were not seen."""
 
 
-def frequent_checkpoints(evidence: Evidence, least_frac: float = limits.CHECKPOINT_FRAC) -> Finding | None:
-    """Returns a finding if checkpoints take at least ``least_frac`` of the time, however few there are."""
+def frequent_checkpoints(evidence: Evidence) -> Finding | None:
+    """Returns a finding if checkpoints take much of the time, however few there are."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
-    if spent is None or not files or spent.frac < least_frac:
+    if spent is None or not files or spent.frac < limits.CHECKPOINT_FRAC:
         return None
     text = spent.describe("checkpoint")
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
@@ -148,15 +148,15 @@ def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
     return host_ms[known & logged] - usual_ms, others_ms - usual_ms
 
 
-def slow_callbacks(evidence: Evidence, least_frac: float = limits.HOOKS_FRAC) -> Finding | None:
-    """Returns a finding if they take ``least_frac`` of the wall time."""
+def slow_callbacks(evidence: Evidence) -> Finding | None:
+    """Returns a finding if callbacks and hooks take much of the time."""
     wall = evidence.record.wall
     if wall is None:
         return None
     hooks, of_s = wall["callbacks"], wall["total_s"]
     spent_s = sum(hooks.values())
     lost_s = spent_s - _hidden_s(evidence, wall)
-    if of_s <= 0 or lost_s <= 0 or lost_s < least_frac * of_s:
+    if of_s <= 0 or lost_s <= 0 or lost_s < limits.HOOKS_FRAC * of_s:
         return None
     names = sorted(hooks, key=lambda name: -hooks[name])
     if names[0].endswith(".on_train_batch_end") and frequent_logging(evidence) is not None:

@@ -34,7 +34,8 @@ from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.record.entries import RankEntry
 from wellfed.units import MIB, show_bytes, show_count, show_ms, show_percent
 
-Part = Literal["wait", "copy", "host", "forward", "optimizer"]
+Part = Literal["wait", "copy", "host", "forward", "optimizer", "clock"]
+"""Parts of a step; ``clock``: the card is slow, wherever that costs time."""
 _NAMES: dict[Part, str] = {
     **{"wait": "waiting for data", "copy": "copy to the GPU", "host": "time between two steps"},
     **{"forward": "forward pass", "optimizer": "optimizer"},
@@ -47,6 +48,7 @@ _ADVICE: dict[Part, str] = {
     "host": "Make the callbacks, loggers and hooks cheaper that run on this rank alone.",
     "forward": "Give all ranks samples of alike number and length, and look for work that the model does on it alone.",
     "optimizer": "Look at its card, and at what else runs there.",
+    "clock": "Look at that card: heat, power, age.",
 }
 """Part of the step -> what to do, if no figure of the rank names a cause."""
 _BETWEEN: tuple[Part, ...] = ("wait", "copy", "host")
@@ -96,12 +98,12 @@ def straggler(evidence: Evidence) -> Finding | None:
     rank, other, part = found.rank, found.typical, found.part
     gpu, host = rank["gpu"], rank.get("host") or f"node {rank['node']}"
     where = f"on {host}" if gpu is None else f"GPU {gpu.rpartition('/')[2]} of {host}"
-    slow_ms, usual_ms = ms_of(rank, part), ms_of(other, part)
     waiting = f"Rank {other['rank']} waits" if len(evidence.record.ranks) == 2 else "All other ranks wait"
-    text = (
-        f"{waiting} for rank {rank['rank']} ({where}): its {_NAMES[part]} takes {show_ms(slow_ms)} of a step, that of "
-        f"rank {other['rank']} {show_ms(usual_ms)}."
-    )
+    text = f"{waiting} for rank {rank['rank']} ({where})"
+    if part != "clock":
+        slow_ms, usual_ms = show_ms(ms_of(rank, part)), show_ms(ms_of(other, part))
+        text += f": its {_NAMES[part]} takes {slow_ms} of a step, that of rank {other['rank']} {usual_ms}"
+    text += "."
     figures: Figures = {"rank": rank["rank"], "typical_rank": other["rank"], "part": part, "host": host}
     figures |= {"gpu": gpu or "", "step_ms": found.step_ms, "lost_ms": found.lost_ms}
     advice, cause = _ADVICE[part], _cause(evidence, found)
@@ -132,9 +134,10 @@ def _cause(evidence: Evidence, found: Straggler) -> tuple[str, Figures, str] | N
         shown, usual_shown = show_bytes(mib * MIB), show_bytes(usual_mib * MIB)
         why = f"Its batches have {shown}, those of rank {other['rank']} {usual_shown}"
         return why, {"batch_mib": mib, "usual_batch_mib": usual_mib}, "Group samples by length."
-    if found.part in _PHASES and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
+    is_of_card = found.part in (*_PHASES, "clock")
+    if is_of_card and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
         why = f"Its GPU runs at {clock:.0f} MHz, that of rank {other['rank']} at {usual_clock:.0f} MHz"
-        return why, {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}, "Look at that card: heat, power, age."
+        return why, {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}, _ADVICE["clock"]
     waited, usual_waited = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
     if waited - usual_waited >= limits.CORE_WAIT_FRAC and usual_waited < waited / 2:
         none_pct, usual_pct = show_percent(waited), show_percent(usual_waited)
@@ -253,7 +256,7 @@ def _by_clock(evidence: Evidence, ranks: Sequence[RankEntry], own: Sequence[Part
     step_ms, most_ms = ranks[top]["step_ms_mean"], ms_of(ranks[top], "compute") * (1 - 1 / factor)
     if most_ms < limits.STRAGGLER_FRAC * step_ms:
         return None
-    return Straggler(ranks[top], ranks[typical], (), own[-1], step_ms, most_ms / 2, most_ms / 2)
+    return Straggler(ranks[top], ranks[typical], (), "clock", step_ms, most_ms / 2, most_ms / 2)
 
 
 def ms_of(rank: RankEntry, part: str) -> float:

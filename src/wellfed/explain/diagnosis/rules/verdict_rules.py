@@ -15,6 +15,7 @@ from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding
 from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.record.entries import WallEntry
 from wellfed.units import counted, show_percent
@@ -44,15 +45,17 @@ def unknown(evidence: Evidence) -> Finding | None:
 
 def fed(evidence: Evidence) -> Finding:
     """Returns the verdict on a run of which no cause costs `WORTH_FRAC` of the time."""
-    factor, frac = evidence.ceiling_factor, evidence.wall.at_ceiling_frac
-    text = f"{_shares(evidence)}: data is not the limit."
+    factor, steps_frac = evidence.ceiling_factor, evidence.wall.steps_frac
+    text = _shares(evidence)
+    if evidence.wait_frac < limits.WORTH_FRAC:
+        text += "." if _unseen_data(evidence) else ": data is not the limit."
+    else:
+        text += f", and steps take {show_percent(steps_frac)} of training, start and end left out."
     figures: Figures = {"wait_frac": evidence.wait_frac}
     if factor is not None:
         figures["of_ceiling_frac"] = 1 / factor
         reached = "As fast as with all data on the device" if factor <= 1 else f"{_whole(1 / factor)} of the ceiling"
         text += f" {reached}."
-    if frac is not None:
-        figures["at_ceiling_frac"] = frac
     gpus = evidence.telemetry.gpus if evidence.on_gpu else []
     card = {name: evidence.telemetry.mean(key, gpus[0]) for key, name in _OF_CARD.items()} if gpus else {}
     known = [f"{name} {mean:.0f} %" for name, mean in card.items() if mean is not None]
@@ -70,8 +73,18 @@ def _shares(evidence: Evidence) -> str:
     time = evidence.record.time
     assert time is not None
     where = "" if evidence.on_gpu else " on the CPU"
+    others = " or waits for other ranks" if evidence.num_ranks > 1 else ""
     copies = f", {_whole(evidence.copy_frac)} copies" if evidence.copy_frac >= limits.COPY_FRAC else ""
-    return f"{_whole(time['compute_frac'])} of each step computes{where}, {_whole(time['wait_frac'])} waits{copies}"
+    waits = f", {_whole(time['wait_frac'])} waits{' for data' * bool(others)}"
+    if unseen := _unseen_data(evidence):
+        waits = f", and waiting for data was not seen ({unseen.rstrip('.')})"
+    return f"{_whole(time['compute_frac'])} of each step computes{where}{others}{waits}{copies}"
+
+
+def _unseen_data(evidence: Evidence) -> str:
+    """Returns why a watched script's waiting for data was not seen; empty if it was."""
+    messages = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
+    return next((message for message in messages if message in (NO_LOADER, OTHER_THREAD)), "")
 
 
 def _whole(share: float) -> str:
@@ -81,7 +94,6 @@ def _whole(share: float) -> str:
 def unexplained(evidence: Evidence) -> Finding | None:
     """Returns the largest part of the training's time that is neither compute nor named by a rule, if it is large."""
     time, in_steps = evidence.record.time, evidence.wall.steps_frac
-    in_steps = 1.0 if in_steps is None else min(1.0, in_steps)
     wait_frac, host_frac = in_steps * evidence.wait_frac, in_steps * (time["host_frac"] if time else 0.0)
     beside, beside_frac = _largest_beside(evidence)
     most = max(wait_frac, host_frac, beside_frac)
@@ -89,7 +101,10 @@ def unexplained(evidence: Evidence) -> Finding | None:
         return None
     figures: Figures = {"between_frac": most}
     if most == wait_frac:
-        text, figures = f"{show_percent(evidence.wait_frac)} of each step waits for data", {"wait_frac": most}
+        text, figures = (
+            f"{show_percent(evidence.wait_frac)} of each step waits for data",
+            {"wait_frac": evidence.wait_frac},
+        )
         advice = PROFILE
         if _epoch_start_frac(evidence) >= _MOSTLY:
             text += ", nearly all of that in the first steps of each epoch: nothing is built ahead across its end."
@@ -105,7 +120,7 @@ def unexplained(evidence: Evidence) -> Finding | None:
         )
     else:
         what = "outside of steps and of all that is timed" if beside == "other" else f"in {beside}"
-        text, advice = f"{show_percent(most)} of the wall time of training passed {what}.", PROFILE
+        text, advice = f"{show_percent(most)} of training, start and end left out, passed {what}.", PROFILE
     return Finding("unexplained", text, figures, lost_frac=most, advice=advice)
 
 
@@ -114,9 +129,9 @@ def _largest_beside(evidence: Evidence) -> tuple[str, float]:
     whatever its length, so that is left out."""
     has_ended = evidence.record.status != "running" and evidence.record.phases
     wall = evidence.wall.entry if evidence.record.wall is not None or has_ended else None
-    if wall is None or wall["total_s"] <= 0:
+    if wall is None or (of_s := wall["total_s"] - wall["start_s"] - wall["end_s"]) <= 0:
         return "", 0.0
-    shares = {name: wall[key] / wall["total_s"] for key, name in WALL_NAMES.items() if name not in ("start", "end")}  # type: ignore[literal-required]
+    shares = {name: wall[key] / of_s for key, name in WALL_NAMES.items() if name not in ("start", "end")}  # type: ignore[literal-required]
     name = max(shares, key=lambda name: shares[name])
     return name, shares[name]
 
@@ -244,9 +259,9 @@ def utilisation_swings(evidence: Evidence) -> Finding | None:
         due = evidence.swings.settings_with_period(deepest[1].period_s)
         text += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
     if evidence.record.time is not None:
-        text += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
-        text += "the model does in some steps only, and at what else uses this GPU."
-    return Finding("utilisation_swings", text, figures, lost_frac=idle_frac - held_up_frac)
+        text += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time."
+    advice = "Look at what the model does in some steps only, and at what else uses this GPU."
+    return Finding("utilisation_swings", text, figures, lost_frac=idle_frac - held_up_frac, advice=advice)
 
 
 def _deepest(evidence: Evidence) -> int | None:
@@ -291,12 +306,13 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
     if named is not None:
         return _of_data(evidence, named, text, {"step": step, **evidence_})
     lr = _far_too_high(evidence)
-    cause = "the learning rate is too high, or gradients are not clipped"
+    cause, change = "the learning rate is too high, or gradients are not clipped", _changes(evidence)
     return Finding(
         "loss_blows_up",
         f"{text}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
         {"step": step, **evidence_},
-        _changes(evidence),
+        change,
+        advice="" if change else "Lower the learning rate, or clip gradients to a smaller norm.",
         changes_learning=True,
         lost_frac=1.0 if events and events[-1].get("action") == "raise" else None,
     )

@@ -6,7 +6,8 @@ import pytest
 from tests.kit.evidence_of import evidence, walled
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps
 from wellfed.explain.diagnosis.rules.pause_rules import slow_callbacks as check
-from wellfed.run.watch.script_steps import GRAPHS, NO_LOADER
+from wellfed.explain.diagnosis.script_words import NO_LOADER
+from wellfed.run.watch.script_steps import GRAPHS
 from wellfed.run.watch.torch_marks import COMPILED, NO_MODULE, UNTRAINED
 
 
