@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.every.test_doors import imports, imports_of
 from wellfed.extras import PACKAGES, absence, absent_package, install, is_installed
 
 ROOT = Path(__file__).parents[1]
@@ -49,13 +49,24 @@ def of_extra(name: str) -> set[str]:
     return found
 
 
+def imports(source: str) -> Iterator[str]:
+    """Yields every module that the source imports, by statement or by a literal name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+
+
 @cache
 def foreign(folder: str) -> dict[str, set[str]]:
     """Foreign packages that the files below a folder import anywhere, for types too -> the files."""
     found = defaultdict(set)
     for path in sorted((SRC / folder).rglob("*.py")):
-        for name in imports_of(path.relative_to(SRC).as_posix()):
-            package = (name or "wellfed").partition(".")[0]
+        for name in imports(path.read_text(encoding="utf-8")):
+            package = name.partition(".")[0]
             if package not in OURS | sys.stdlib_module_names:
                 found[package].add(path.relative_to(SRC).as_posix())
     return found
@@ -114,7 +125,7 @@ def test_only_what_needs_an_optional_package_imports_it_at_once():
     for path in sorted((SRC / "wellfed").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         outermost = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.Try)]
-        names = {name or "" for node in outermost for name in imports(ast.unparse(node))}
+        names = {name for node in outermost for name in imports(ast.unparse(node))}
         if {name.partition(".")[0] for name in names} & PACKAGES.keys():
             found.add(path.relative_to(SRC / "wellfed").as_posix())
     assert {path for path in found if not path.startswith("testing/")} == {

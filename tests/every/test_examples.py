@@ -1,4 +1,4 @@
-"""The workloads that the template brings: a slow start to compare with, and a smoke run that learns within a minute."""
+"""The example workloads: a slow start to compare with, a smoke run that learns, the same loss under any option."""
 
 import math
 import os
@@ -46,3 +46,32 @@ def test_a_smoke_run_learns_within_a_minute(workload: str, tmp_path: Path):
     assert better_by > 0, record["metrics"]
     others = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # a machine that others use, too
     assert took_s < LONGEST_S * others, took_s
+
+
+GROUPS = ("gpu", "loader", "memory")
+OPTIONS = {
+    group: [stem for stem in sorted(path.stem for path in (ROOT / "configs" / group).glob("*.yaml")) if stem != "own"]
+    for group in GROUPS
+}
+"""Option names by group; ``loader=own`` needs a DataLoader of the workload's."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", BEATS)
+def test_every_option_trains_the_same(workload: str, tmp_path: Path):
+    """Dropout draws its masks by micro-batch, so it is off."""
+    off = ["workload.model.dropout=0.0"] if "dropout" in compose([f"workload={workload}"]).config.workload.model else []
+    quick = ("trainer.max_steps=2", "trainer.limit_batches=2", "logger=none", "telemetry=none", "paths.cache_dir=kept")
+    losses = {}
+    for number in range(max(map(len, OPTIONS.values()))):
+        chosen = {group: options[number % len(options)] for group, options in OPTIONS.items()}
+        words = [f"{group}={option}" for group, option in chosen.items()]
+        folder = f"run{number}"
+        done = run("train.py", f"workload={workload}", *words, *off, *quick, f"hydra.run.dir={folder}", cwd=tmp_path)
+        assert done.code == 0, done.text
+        record = record_of(tmp_path / folder)
+        planned = record["plan"]["memory.features"]["value"]
+        if planned is not None and chosen["memory"] in ("cache", "cache_host", "dynamic"):
+            assert planned == chosen["memory"]
+        losses[" ".join(words)] = record["metrics"]["train/loss"]
+    assert losses == pytest.approx(dict.fromkeys(losses, next(iter(losses.values()))), rel=1e-4)

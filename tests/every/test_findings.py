@@ -19,9 +19,9 @@ Found = tuple[tuple[str, ...], tuple[str, ...]]
 """Overrides of a run, and those of one of its findings."""
 
 
-def found_in(folder: Path) -> Iterator[Found]:
+def found_in(folder: Path, every: int) -> Iterator[Found]:
     default = compose().resolved
-    for path in sorted(TRACES.glob("*/*.json.gz")):
+    for path in sorted(TRACES.glob("*/*.json.gz"))[::every]:
         trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         for name, text in trace["files"].items():
             (folder / name).write_text(text)
@@ -36,12 +36,12 @@ def found_in(folder: Path) -> Iterator[Found]:
             yield own, finding.change
 
 
-@pytest.mark.parametrize("starts", ["one", pytest.param("all", marks=pytest.mark.slow)])
-def test_every_override_composes(tmp_path: Path, starts: str) -> None:
-    """Each set of knobs is added to the overrides of one recorded run; with ``all``, of each run."""
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_override_composes(tmp_path: Path, every: int) -> None:
+    """Each set of knobs is added to the overrides of a recorded run; if all are read, to those of each run."""
     seen = set()
-    for own, change in found_in(tmp_path):
-        key = (*(own if starts == "all" else ()), *(word.partition("=")[0] for word in change))
+    for own, change in found_in(tmp_path, every):
+        key = (*(own if every == 1 else ()), *(word.partition("=")[0] for word in change))
         if change and key not in seen:
             seen.add(key)
             composed = compose([*own, *change])
@@ -49,7 +49,7 @@ def test_every_override_composes(tmp_path: Path, starts: str) -> None:
                 knob, _, value = word.partition("=")
                 if "." in knob:
                     assert str(_value(composed.resolved, knob)).lower() == value.replace("null", "none"), word
-    assert len(seen) >= 10
+    assert len(seen) >= 5
 
 
 def _value(config: Any, knob: str) -> Any:

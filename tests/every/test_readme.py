@@ -1,4 +1,4 @@
-"""README.md and the pages that open it up are run: commands in a copy of the project, the example, tables against yaml.
+"""README.md and the pages that open it up are run: commands in a copy of the project, and the example.
 
 Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example).
 The page of the example is followed from its first block to its last. Every other block starts anew.
@@ -12,19 +12,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-
-from wellfed import errors
-from wellfed.config.compose import compose
-from wellfed.process import STOPS, exit_code_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-RECORD = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,6 @@ def blocks(text: str) -> list[Block]:
 BLOCKS = blocks(README) + blocks(OPTIONS)
 EXAMPLE = blocks((ROOT / "docs" / "first_workload.md").read_text(encoding="utf-8"))
 RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make]
-FILES = [block for block in EXAMPLE if block.path]
 
 
 @pytest.fixture
@@ -61,17 +53,12 @@ def project(tmp_path: Path) -> Path:
 def copy_of_project(copy: Path) -> Path:
     """Copies the project as a clone would have it."""
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
     )
-    names = listed.stdout.splitlines() if listed.returncode == 0 else []
-    if names:
-        for name in names:
-            if (ROOT / name).is_file():  # a file may be deleted and not yet committed
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy / name)
-    else:
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "logs", "build", "dist")
-        shutil.copytree(ROOT, copy, ignore=ignored)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():  # a file may be deleted and not yet committed
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
     shutil.rmtree(copy / "src" / "workloads" / "mine", ignore_errors=True)  # there may be one of that name
     (copy / "configs" / "workload" / "mine.yaml").unlink(missing_ok=True)
     return copy
@@ -135,55 +122,3 @@ def test_the_example_is_followed_to_the_letter(project: Path):
     assert added["metrics"]["test/accuracy"] > 0.5
     assert [record["config"]["workload"]["model"]["hidden"] for record in own] == [32, 128]
     assert all({"train/mae", "test/loss"} < set(record["metrics"]) for record in own)
-
-
-def test_make_commands_exist():
-    commands = [line for block in BLOCKS if block.is_make for line in block.text.splitlines()]
-    assert commands
-    for command in commands:
-        done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 0, done.stderr
-
-
-def rows(head: str, page: str = OPTIONS) -> dict[str, list[str]]:
-    """The table whose first column is headed so: first cell -> the other cells, without backticks."""
-    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, flags=re.MULTILINE)
-    assert found, head
-    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[1].splitlines()]
-    return {row[0].strip("`"): row[1:] for row in cells}
-
-
-def options(group: str) -> list[str]:
-    """The names of a group's options."""
-    return [path.stem for path in (ROOT / "configs" / group).glob("*.yaml")]
-
-
-def knobs_with(group: str, option: str) -> dict[str, Any]:
-    """The knobs of a group in a run with that option."""
-    return dict(compose([f"{group}={option}"]).resolved[group])
-
-
-def test_all_groups_and_options_are_listed():
-    listed = {group: set(re.findall(r"`(\w+)`", cells[1])) for group, cells in rows("group").items()}
-    groups = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()} - {"hydra"}
-    assert set(listed) == groups
-    for group in groups:
-        there = set(options(group))
-        # Workloads are what people add, and theirs need no line in the README.
-        assert listed[group] <= there if group == "workload" else listed[group] == there, group
-
-
-def test_the_loader_table_is_what_a_run_gets():
-    (head,) = re.findall(r"^\| loader \| (.*) \|$", OPTIONS, flags=re.MULTILINE)
-    names = head.split(" | ")
-    table = {
-        option: dict(zip(names, map(yaml.safe_load, cells), strict=True)) for option, cells in rows("loader").items()
-    }
-    runs = {option: knobs_with("loader", option) for option in options("loader")}
-    assert table == {option: {name: knobs[name] for name in names} for option, knobs in runs.items()}
-
-
-def test_all_exit_codes_are_listed():
-    listed = {int(code) for codes in rows("exit code", RECORD) for code in codes.split(", ")}
-    of_signals = {exit_code_of(signum) for signum in STOPS}
-    assert listed == {value for name, value in vars(errors).items() if name.startswith("EXIT_")} | of_signals

@@ -9,8 +9,21 @@ from wellfed.testing import WorkloadContract
 OPTIONS = sorted((project.root() / "configs" / "workload").glob("*.yaml"), key=lambda path: path.stem)
 
 
+QUICK = ("hyperspectral", "recsys")
+
+
+@pytest.mark.slow
+class TestOtherWorkloads(WorkloadContract):
+    """Workloads that take longer, and your own."""
+
+    workloads = tuple(option.stem for option in OPTIONS if option.stem not in QUICK)
+    experiments = ()
+
+
 class TestWorkloads(WorkloadContract):
-    """All of configs/workload and configs/experiment."""
+    """Workloads that are built in a moment, all experiments and all cards."""
+
+    workloads = QUICK
 
     @pytest.mark.parametrize("option", OPTIONS, ids=lambda path: path.stem)
     def test_it_has_a_card(self, option):

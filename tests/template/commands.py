@@ -81,9 +81,9 @@ def cookiecutter(template: str | Path, *arguments: str, cwd: Path, **more: str) 
 
 
 def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    """Path -> content and exec bit, for all files but those of git and cruft."""
+    """Path -> content and exec bit."""
     return {
         path.relative_to(folder).as_posix(): (path.read_bytes(), bool(path.stat().st_mode & 0o100))
         for path in folder.rglob("*")
-        if path.is_file() and ".git" not in path.relative_to(folder).parts and path.name != ".cruft.json"
+        if path.is_file() and ".git" not in path.relative_to(folder).parts
     }

@@ -114,16 +114,6 @@ def test_awkward_answers(awkward: Path):
         assert done.code == 0, done.text
 
 
-@pytest.mark.slow
-def test_again_over_an_older_project(template: Path, tmp_path: Path):
-    first = tree(made(cookiecutter(template, "--no-input", cwd=tmp_path), tmp_path / "my-nets"))
-    (tmp_path / "my-nets/engine.txt").unlink()
-    (tmp_path / "my-nets/tests/mine.py").write_text("mine")
-    again = tree(made(cookiecutter(template, "--replay", "-f", cwd=tmp_path), tmp_path / "my-nets"))
-    assert again.pop("tests/mine.py") == (b"mine", False)
-    assert again == first
-
-
 @pytest.mark.parametrize("given", [{"package_name": "3d_nets"}, {"project_name": "click"}])
 def test_bad_answers_leave_nothing(given: dict[str, str], template: Path, tmp_path: Path):
     work = tmp_path / "work"

@@ -92,18 +92,14 @@ def test_a_version_of_the_index(project: Path):
     [
         ("gone.whl", "there is no such file. Name a wheel, a folder or a version."),
         ("newest", "is no file, no folder and no version. Write make engine FROM=dist/wellfed-0.2.0-py3-none-any.whl"),
-        ("{tmp}/text.whl", "is no wheel, or a damaged one (File is not a zip file). Copy or build it again."),
         ("{tmp}/cut.whl", "is no wheel, or a damaged one"),
-        ("{tmp}/flipped.whl", "is damaged at wellfed/__init__.py"),
         ("{tmp}/numpy.whl", "is a wheel of numpy, not of wellfed. Name a wheel of wellfed"),
         ("{tmp}/other", "holds no engine (its pyproject.toml is of numpy)"),
     ],
 )
 def test_what_will_not_do_changes_nothing(source: str, message: str, project: Path, tmp_path: Path):
     content = wheel(tmp_path / "good.whl").read_bytes()
-    (tmp_path / "text.whl").write_text("no wheel")
     (tmp_path / "cut.whl").write_bytes(content[: len(content) // 2])
-    (tmp_path / "flipped.whl").write_bytes(content.replace(b"x = 1", b"x = 2", 1))
     wheel(tmp_path / "numpy.whl", name="numpy")
     checkout(tmp_path / "other", "numpy")
     before = state(project)
@@ -123,9 +119,6 @@ def test_what_does_not_fit_is_told(project: Path):
         engine.check(project)
     (project / "pyproject.toml").write_text(PYPROJECT.replace("==0.1.0", "==0.2.0"))
     with pytest.raises(engine.EngineError, match=r"make engine FROM=\S+ makes both the same"):
-        engine.check(project)
-    (project / "engine.txt").write_text("wellfed\n")
-    with pytest.raises(engine.EngineError, match="does not name one wellfed"):
         engine.check(project)
 
 

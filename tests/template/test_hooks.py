@@ -21,16 +21,11 @@ def test_answers_that_work_have_no_fault():
     ("given", "told"),
     [
         ({"package_name": "3d_nets"}, "package_name='3d_nets'"),
-        ({"package_name": "class"}, "package_name='class'"),
         ({"package_name": "json"}, "package_name='json'"),
-        ({"package_name": "wellfed"}, "package_name='wellfed'"),
         ({"package_name": "n" * 31}, "Take package_name=my_nets"),
         ({"project_slug": "-x"}, "project_slug='-x'"),
-        ({"project_slug": "unnamed"}, "project_slug='unnamed'"),
         ({"project_slug": "src"}, "Take project_slug=my-nets"),
         ({"description": "two\nlines"}, "Write it in one line"),
-        ({"project_name": " "}, "project_name=' '"),
-        ({"wandb_entity": "a b"}, "wandb_entity='a b'"),
     ],
 )
 def test_names_that_can_not_work_are_refused(given: dict[str, str], told: str):

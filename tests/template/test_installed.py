@@ -1,7 +1,6 @@
 """A new project with its engine installed from vendor/, as a user types its commands."""
 
 import json
-import shutil
 import sys
 import sysconfig
 import venv
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
+from tests.template.commands import Done, commit, cookiecutter, git, run, tree
 
+pytestmark = pytest.mark.slow
 EXAMPLES = ("forecast", "hyperspectral", "recsys", "restoration", "speech")
 QUICK = ("gpu=cpu", "trainer.max_steps=3", "trainer.limit_batches=2", "logger=none", "telemetry=none")
 
@@ -75,7 +75,6 @@ def test_it_trains_on_the_engine_of_its_environment(project: Project):
     assert {path: kept for path, kept in after.items() if path not in compiled} == before
 
 
-@pytest.mark.slow
 def test_a_day_with_a_project(project: Project):
     """A workload is added and trained, a sweep is measured, its winner chosen; a tune."""
     done = project.run(".venv/bin/wellfed", "add", "workload", "cats")
@@ -93,7 +92,6 @@ def test_a_day_with_a_project(project: Project):
     assert done.code == 0, done.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["blank", *EXAMPLES])
 def test_the_project_passes_its_own_checks(workload: str, template: Path, tmp_path: Path):
     """`make check`, `make test`, `make train`; its environment sees the packages of the tests."""
@@ -111,46 +109,3 @@ def test_the_project_passes_its_own_checks(workload: str, template: Path, tmp_pa
         assert done.code == 0, done.text
     assert project.record()["steps"] == 3
     assert git(project.root, "status", "--porcelain") == ""
-
-
-@pytest.mark.slow
-def test_another_engine_and_back(template: Path, project: Project, tmp_path: Path):
-    """`make engine` with a wheel of the same version, a checkout, a version that is nowhere; then git's own."""
-    root = project.root
-    more = {"WELLFED_PROJECT": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-
-    def make(*words: str) -> Done:
-        return run("make", *words, cwd=root, home=tmp_path, timeout_s=600, **more)
-
-    def engine() -> Path:
-        return Path(project.python("-c", "import wellfed; print(wellfed.__file__)", cwd=tmp_path).out.strip()).parent
-
-    changed = Path(shutil.copytree(template, tmp_path / "eine Engine ü"))
-    (changed / "src/wellfed/newer.py").write_text("")
-    git(changed, "add", "-A")
-    scaffold = load("tools/scaffold.py")
-    name, content = scaffold.build_wheel(scaffold.read(changed))
-    wheel = tmp_path / name
-    wheel.write_bytes(content)
-    done = make("engine", f"FROM={wheel}")
-    assert done.code == 0, done.text
-    assert (engine() / "newer.py").is_file()
-    done = make("engine", f"FROM={changed}")
-    assert done.code == 0, done.text
-    assert engine() == changed / "src/wellfed"
-    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
-    assert engine() == changed / "src/wellfed"
-    assert project.record()["engine"]["dirty"] is True
-    done = make("engine", "FROM=99.9")
-    assert done.code == 2
-    assert "The former engine: git checkout -- engine.txt pyproject.toml vendor" in done.err
-    git(root, "checkout", "--", "engine.txt", "pyproject.toml", "vendor")
-    damaged = root / "vendor" / name
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    done = make("train")
-    assert done.code == 2
-    assert f"vendor/{damaged.name} is not the file that engine.txt names" in done.err
-    git(root, "checkout", "--", "vendor")
-    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
-    assert engine() == project.site / "wellfed"
-    assert not (engine() / "newer.py").exists()

@@ -372,6 +372,7 @@ def failed(of_workload: dict[str, str]) -> set[str]:
     return {test for test, message in of_workload.items() if message}
 
 
+@pytest.mark.slow
 def test_sound_workloads_pass_and_broken_ones_are_told_why(tmp_path: Path):
     """In one run of pytest: starting Python and torch takes longer than the tests."""
     found = outcomes(tmp_path)
