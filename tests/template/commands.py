@@ -81,7 +81,7 @@ def cookiecutter(template: str | Path, *arguments: str, cwd: Path, **more: str) 
 
 
 def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    """Path -> content and exec bit."""
+    """Path -> content and exec bit, without git's own files."""
     return {
         path.relative_to(folder).as_posix(): (path.read_bytes(), bool(path.stat().st_mode & 0o100))
         for path in folder.rglob("*")

@@ -99,6 +99,7 @@ def test_no_trace_of_the_template(default: Path, template: Path):
     assert found == {"constraints.txt": b"cookiecutter"}  # pins are those of the template, and bind nothing
 
 
+@pytest.mark.slow
 def test_awkward_answers(awkward: Path):
     assert not (awkward / "configs/loader/newer.yaml").exists()  # --checkout v1
     project = tomllib.loads((awkward / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -91,6 +91,7 @@ def test_an_answer_may_look_like_the_file_that_it_goes_into(source: dict[str, An
     assert yaml.safe_load(files["configs/logger/wandb.yaml"].content)["entity"] == "us"
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_wheel_without_a_network(source: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
     name, first = scaffold.build_wheel(source)
