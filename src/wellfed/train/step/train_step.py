@@ -17,6 +17,7 @@ from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
+from wellfed.train.step.fused_adam import make_step
 from wellfed.train.step.non_finite import OnNan, all_finite
 from wellfed.train.step.retry import EndOnAllRanks, StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
@@ -138,7 +139,7 @@ class TrainStep:
     def _step(self) -> bool:
         """Calls the optimizer; returns whether the allocator is thrashing."""
         if self._precision.scaler is None:
-            self._optimizer.step(self._gradients)  # type: ignore[arg-type]
+            make_step(self._optimizer, self._gradients)
         else:
             self._precision.scaled_step(self._optimizer, self._gradients)
         self.passes.mark((OTHER, self.passes.now_s()))
