@@ -36,10 +36,10 @@ from before_after import machine as device  # noqa: E402
 from benchmarks.measuring import finish  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
-from wellfed.study.points.guided.change import with_overrides  # noqa: E402
-from wellfed.study.points.guided.gain import gain_in_turns  # noqa: E402
 from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
+from wellfed.study.tune.gain import gain_in_turns  # noqa: E402
+from wellfed.study.tune.trial import with_overrides  # noqa: E402
 
 LEAST_OF_BEST, MOST_OF_TIME = 0.95, 0.3
 """Minimum share of the grid's best rate, and maximum share of its trial time, for tune."""
@@ -107,8 +107,7 @@ class Bench:
     def tune(self) -> Path:
         """Runs a search from the start, and returns its folder."""
         name = f"{self.case.where}_{self.case.start}"
-        fixed = () if self.compiles else (f"tune.fixed=[{COMPILE}]",)
-        self._type("tune.py", *self.case.words, *fixed, f"tune.name={name}", "tune.rounds=3", "tune.write=never")
+        self._type("tune.py", *self.case.words, f"tune.name={name}", "tune.rounds=3", "tune.write=never")
         return self._logs / "tunes" / name
 
     def in_turns(self, found: Sequence[str], best: Sequence[str], rounds: int) -> tuple[list[float | None], ...]:

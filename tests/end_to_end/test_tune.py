@@ -99,7 +99,7 @@ def tuning(cwd: Path, *more: str) -> AbstractContextManager[subprocess.Popen[str
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Written whatever the noise of this machine."""
-    return tune(tmp_path_factory.mktemp("tuned"), "tune.write=always", "tune.fixed=[gpu,memory]")
+    return tune(tmp_path_factory.mktemp("tuned"), "tune.write=always")
 
 
 # In make test: test_tuning.py (verdict and line), test_turns.py and test_tune_options.py in tests/study/tune; trials in
@@ -148,7 +148,7 @@ def test_the_same_command_measures_nothing_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_an_interrupted_tune_goes_on(tmp_path: Path, signum: int, code: int, rows: int) -> None:
     """In the search, and in the comparison, where half a round is lost."""
-    words = ["loader.num_workers=0", "tune.fixed=[gpu,memory]", "tune.write=never"]
+    words = ["loader.num_workers=0", "tune.write=never"]
     with tuning(tmp_path, *words) as process:
         until(lambda: len(ledger.read(folder_of(tmp_path)).rows) >= rows, process)
         process.send_signal(signum)

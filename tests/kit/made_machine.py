@@ -36,8 +36,8 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record.entries import RunRecord
-from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.row import Row
+from wellfed.study.tune.trial import TuneTrial
 
 SAMPLES = 64
 _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -227,7 +227,9 @@ class MadeMachine:
         try:
             config, plan = self.plan(words)
         except ConfigError as error:
-            return TuneTrial("invalid", seconds=0.1, error=str(error.faults[0]))
+            refused = {"kind": "config", "message": str(error.faults[0]), "advice": ""}
+            row = Row("point", "trial", tuple(words), "invalid", 1, seconds=0.1, error=refused)
+            return TuneTrial(row, RunRecord("run"))
         step_ms = self._step_alone(plan)
         wait_ms, copy_ms, compute_ms, host_ms, cpu_ms, all_cpu_ms = self._step(plan, step_ms)
         slow = 1 / self.noisy(words, 1.0)
@@ -294,7 +296,7 @@ class MadeMachine:
             readiness_frac=record.readiness_frac,
             ceiling_samples_per_s=top,
         )
-        return TuneTrial.of(row, record)
+        return TuneTrial(row, record)
 
     def _step_alone(self, plan: RunPlan) -> float:
         step_ms = self.step_ms

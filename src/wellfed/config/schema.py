@@ -431,7 +431,6 @@ class TuneConfig:
         5,
         at_least=3,
     )
-    fixed: list[str] = knob("Knobs and groups to keep from the start, e.g. [gpu,loader.num_workers].", [])
     write: TuneWrite = knob(
         "Whether to write the result as options of loader and memory: auto = if the gain is beyond noise, always, or "
         "never.",

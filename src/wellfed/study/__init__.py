@@ -3,7 +3,7 @@
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
     bench/                                 two commits in turns, as whole runs
     request.py  multirun_study.py          what sweep and search share
-    points/                                proposes points: grid, Optuna, findings
+    points/                                proposes points: grid, Optuna
     executors/                             runs trials: here, or by a launcher of Hydra's
     row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
     code_version.py                        which rows are of the same code

@@ -20,8 +20,8 @@ from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of, of_one_run
-from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
 from wellfed.study.points.space import Axis
+from wellfed.study.tune.gain import TurnsMeasured
 
 SCHEMA = 1
 SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")
@@ -67,18 +67,20 @@ class StudyFile:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
-            return cls.from_dict(found)
+            return cls(
+                **{each.name: _decoded(each.name, found[each.name]) for each in fields(cls) if each.name in found}
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of a {cls.folder_kind.noun}: {error}.") from error
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Returns the file of its content as JSON has it."""
-        names = [each.name for each in fields(cls) if each.name in found]
-        known: dict[str, Any] = {
-            name: tuple(found[name]) if isinstance(found[name], list) else found[name] for name in names
-        }
-        return cls(**known)
+
+def _decoded(name: str, value: Any) -> Any:
+    """Returns the value of a field as JSON has it."""
+    if name == "space":
+        return spaces.from_dict(value)
+    if name == "axes":
+        return {axis: tuple(values) for axis, values in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +132,6 @@ class SweepFile(PointsFile):
         """Figure that ranks the points."""
         return OBJECTIVES[self.objective]
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Returns the file of its content as JSON has it."""
-        return super().from_dict({**found, "axes": {axis: tuple(values) for axis, values in found["axes"].items()}})
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFile(PointsFile):
@@ -184,11 +181,6 @@ class SearchFile(PointsFile):
         """Returns what is written."""
         return {**super().to_dict(), "space": spaces.to_dict(self.space)}
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Returns the file of its content as JSON has it."""
-        return super().from_dict({**found, "space": spaces.from_dict(found["space"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneFile(StudyFile):
@@ -225,36 +217,24 @@ class TuneFile(StudyFile):
     unproven: tuple[str, ...] = ()
     """Overrides that run the result, where its gain is within noise and the start is recommended."""
 
-    @property
-    def beside_seconds(self) -> dict[tuple[str, ...], float]:
-        """Seconds of preparing each trial, by its overrides."""
-        return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in self.steps}
-
     def to_dict(self) -> dict[str, Any]:
         """Returns what is written."""
         comparison = None if self.comparison is None else asdict(self.comparison)
         found: dict[str, Any] = plain({**super().to_dict(), "comparison": comparison})
         return found
 
-    def differs_from(self, earlier: TuneFile) -> list[str]:
+    def differs_from_earlier(self, folder: Path) -> list[str]:
         """Returns what differs from an earlier tune in the folder; empty where its figures can be used."""
-        told = {"code": "the version of the code", "machine": "the machine", "trial_steps": "sweep.trial_steps"}
+        try:
+            earlier = TuneFile.read(folder)
+        except (OSError, ValueError):
+            return ["what it was asked can't be read"]
+        named = {"code": "the version of the code", "machine": "the machine", "trial_steps": "sweep.trial_steps"}
         return [
             f"{words} ({getattr(earlier, name)} -> {getattr(self, name)})"
-            for name, words in told.items()
+            for name, words in named.items()
             if getattr(earlier, name) != getattr(self, name)
         ]
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Returns the file of its content as JSON has it."""
-        comparison = found.get("comparison")
-        if comparison is not None:
-            gain = comparison["gain"]
-            if gain is not None:
-                gain = TuneGain(gain["factor"], gain["ci95"] and tuple(gain["ci95"]), gain["rounds"])
-            comparison = TurnsMeasured(**{**comparison, "gain": gain})
-        return super().from_dict({**found, "comparison": comparison})
 
 
 def is_of_search(folder: Path) -> bool:

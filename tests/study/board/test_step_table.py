@@ -1,22 +1,22 @@
 """The end of a tune, on the terminal."""
 
 import io
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from wellfed.record.entries import FindingEntry
+from wellfed.record.entries import FindingEntry, RunRecord
 from wellfed.study.board.step_table import gain_text, show
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.guided.change import Change, TuneTrial
-from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
-from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import GuidedPoints
-from wellfed.study.points.guided.steps import Step, TuneBudget
+from wellfed.study.row import Row
 from wellfed.study.study_files import TuneFile
+from wellfed.study.tune.gain import TuneGain, TurnsMeasured
+from wellfed.study.tune.moves import TuneMachine
+from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.tuning import TuneScreen
+from wellfed.study.tune.walk import Step, Walk
 
 FILE = TuneFile(
     name="mine",
@@ -41,17 +41,26 @@ ADVICE: FindingEntry = {
 }
 
 
+def trial(rate: float | None, seconds: float, *findings: FindingEntry, **known: Any) -> TuneTrial:
+    ci95 = None if rate is None else (rate - 1, rate + 1)
+    row = Row("p", "trial", (), "ok", 1, samples_per_s=rate, ci95=ci95, seconds=seconds)
+    return TuneTrial(replace(row, **known), RunRecord("p", findings=[*findings]))
+
+
 @pytest.fixture
-def search() -> GuidedPoints:
-    """Returns a search with a start, a change that was kept, and one that failed."""
-    made = GuidedPoints(TuneBudget(3, 60.0), TuneMachine(2, False))
-    made.ended(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
+def search() -> Walk:
+    """Returns a walk with a start, a change that was kept, and one that failed."""
+    made, trials = Walk(4, 60.0, TuneMachine(2, False)), dict[tuple[str, ...], TuneTrial]()
+
+    def tell(change: Change, found: TuneTrial) -> None:
+        trials[change.overrides] = found
+        made.judge(change, found, lambda asked, number: trials[asked.overrides])
+
+    tell(Change((), "the start"), trial(100.0, 5.0))
     turned = ("loader=auto",)
-    made.ended(
-        Change(turned, "half of each step waits", turned), TuneTrial("ok", 200.0, (199.0, 201.0), 4.0, None, [ADVICE])
-    )
-    more = ("gpu.compile=default",)
-    made.ended(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
+    tell(Change(turned, "half of each step waits", turned), trial(200.0, 4.0, ADVICE))
+    more, error = ("gpu.compile=default",), {"kind": "code", "message": "had not\nended", "advice": ""}
+    tell(Change((*turned, *more), "it computes", more), trial(None, 6.0, status="timeout", error=error))
     assert made.next() is None
     return made
 
@@ -62,7 +71,7 @@ def lines(file: TuneFile) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def found(search: GuidedPoints, **known: Any) -> TuneFile:
+def found(search: Walk, **known: Any) -> TuneFile:
     """Returns the file of a tune that has ended."""
     return replace(
         FILE,
@@ -70,18 +79,18 @@ def found(search: GuidedPoints, **known: Any) -> TuneFile:
         ended_because=search.ended_because,
         trial_seconds=search.spent_seconds,
         noise=search.noise_text,
-        advice=[asdict(each) for each in search.advice],
+        advice=search.advice,
         **known,
     )
 
 
-def test_all_is_told_and_the_line_to_use_is_last(search: GuidedPoints) -> None:
+def test_all_is_told_and_the_line_to_use_is_last(search: Walk) -> None:
     comparison = TurnsMeasured([1.0] * 3, [1.9] * 3, TuneGain(1.9, (1.8, 2.0), 3), 30.0)
     written, use = ("configs/loader/mine.yaml",), ("loader=mine", "seed=1 2")
     file = found(search, comparison=comparison, written=written, use=use, result=("loader=auto",))
     *_, spent, noise, proven, advice, files, last = lines(file)
-    assert spent == "3 trials in 15.0 s; ended because 3 trials are done, as many as were allowed."
-    assert noise == "Noise between runs: unknown, since no configuration was measured twice."
+    assert spent == "3 trials in 20.0 s; ended because 4 trials are done, as many as were allowed."
+    assert noise.startswith("Noise between runs of one configuration: 0.0 %")
     assert proven.startswith("Start and result in turn (30.0 s): 1.90 times as good in rate (95 % interval 1.80 to 2.0")
     assert advice == (
         "Advice: workload.effective_batch_size=512: changes what is learned, so it was not tried. Batches are small."
@@ -90,7 +99,7 @@ def test_all_is_told_and_the_line_to_use_is_last(search: GuidedPoints) -> None:
     assert last == "Use it: python src/train.py loader=mine 'seed=1 2'"
 
 
-def test_where_nothing_was_written_it_says_why(search: GuidedPoints) -> None:
+def test_where_nothing_was_written_it_says_why(search: Walk) -> None:
     comparison, unproven = TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), ("loader=auto",)
     file = found(search, comparison=comparison, why_not="the gain is within noise", unproven=unproven, result=unproven)
     assert [*lines(file)][-3:] == [
@@ -100,31 +109,29 @@ def test_where_nothing_was_written_it_says_why(search: GuidedPoints) -> None:
     ]
 
 
-def test_each_trial_is_a_line(search: GuidedPoints, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_trial_is_a_line(search: Walk, capsys: pytest.CaptureFixture[str]) -> None:
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     for number, step in enumerate(search.steps, 1):
         screen.step(number, step)
     assert capsys.readouterr().out.splitlines() == [
         "1. the start: 100 triplets/s, 5.0 s",
-        "2. loader=auto: 200 triplets/s, kept: 2.0 times as good, 4.0 s",
+        "2. loader=auto: 200 triplets/s, kept: 2.0 times as good, 1 run against 2, 4.0 s",
         "3. gpu.compile=default: dropped: timeout: had not ended, 6.0 s",
     ]
 
 
-STEPS = [
-    Step(Change((), "the start"), TuneTrial("ok", 1000.0), True, None, None, "the start"),
-    Step(
-        Change(("loader.num_workers=2",), "40 % waits | for data", ("loader.num_workers=2",), "too_few_workers"),
-        TuneTrial("ok", 1500.0),
-        *(True, 1000.0, 1.5, "1.50 times as good"),
-    ),
-    Step(
-        Change(("loader.num_workers=2", "gpu.compile=default"), "computes", ("gpu.compile=default",)),
-        TuneTrial("failed", error="no compiler\nhere"),
-        *(False, 1500.0, None, "failed: no compiler\nhere"),
-    ),
-]
-TURNED = replace(FILE, sample_unit="clips", steps=[step.to_dict() for step in STEPS])
+START = Step(Change((), "the start"), [trial(1000.0, 1.0)], is_kept=True, why="the start")
+FED = Step(
+    Change(("loader.num_workers=2",), "40 % waits | for data", ("loader.num_workers=2",)),
+    [trial(1500.0, 1.0)],
+    *(START, True, "1.50 times as good"),
+)
+FAILED = Step(
+    Change(("loader.num_workers=2", "gpu.compile=default"), "computes", ("gpu.compile=default",)),
+    [trial(None, 1.0, status="failed")],
+    *(FED, False, "failed: no compiler\nhere"),
+)
+TURNED = replace(FILE, sample_unit="clips", steps=[step.to_dict() for step in (START, FED, FAILED)])
 
 
 def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from wellfed.config.schema import RunConfig, TelemetryConfig
 from wellfed.errors import ConfigError
-from wellfed.study.tune.start import expand, fixed_knobs, of_the_start, of_trials
+from wellfed.study.tune.start import expand, of_the_start, of_trials
 
 
 def test_the_words_stay_and_paths_are_quoted() -> None:
@@ -55,9 +55,3 @@ def test_trials_are_watched_unless_that_was_turned_off_by_hand() -> None:
     assert of_trials(["experiment=x"], not_watched) == ("experiment=x", "telemetry=default")
     for word in ("telemetry=none", "telemetry.enabled=false"):
         assert of_trials([word], not_watched) == (word,)
-
-
-def test_knobs_that_stay_are_knobs_that_could_be_turned() -> None:
-    assert fixed_knobs(["gpu", "loader.num_workers"]) == {"gpu", "loader.num_workers"}
-    with pytest.raises(ConfigError, match=r"tune.fixed=\[gpu,loader.workers,seed\]: loader.workers, seed: no knob"):
-        fixed_knobs(["gpu", "loader.workers", "seed"])

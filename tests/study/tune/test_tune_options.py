@@ -17,9 +17,10 @@ from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrit
 from wellfed.errors import ConfigError
 from wellfed.record.entries import RunRecord
 from wellfed.study.board.step_table import train_command
-from wellfed.study.points.guided.change import Change, TuneTrial, with_overrides
-from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.steps import Step
+from wellfed.study.row import Row
+from wellfed.study.tune.gain import TuneGain
+from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
+from wellfed.study.tune.walk import Step
 from wellfed.study.tune.written_options import MARK, TuneOptions, WrittenOptions, name_of
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
@@ -28,7 +29,8 @@ NOTHING_AHEAD = ("loader.prefetch_factor=null", "loader.persistent_workers=null"
 
 
 def step(*turned: str) -> Step:
-    return Step(Change(turned, "49 % waits", turned), TuneTrial("ok", 2.0), True, 1.0, 1.5, "1.5 times as good")
+    row = Row("p", "trial", (), "ok", 1, samples_per_s=2.0)
+    return Step(Change(turned, "49 % waits", turned), [TuneTrial(row, RunRecord("p"))], None, True, "1.5 times as good")
 
 
 @pytest.fixture

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
+from wellfed.cli.exit_code import report_error
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
+from wellfed.errors import WellfedError
 from wellfed.record.entries import RunRecord
-from wellfed.study.ledger import append
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import GuidedPoints
-from wellfed.study.points.guided.steps import TuneBudget
 from wellfed.study.row import Row
 from wellfed.study.study_files import TuneFile
-from wellfed.study.tune.tuning import TuneScreen, TuneStudy, _StartFailedError
+from wellfed.study.tune.moves import TuneMachine
+from wellfed.study.tune.trial import Change, TuneTrial
+from wellfed.study.tune.tuning import TuneScreen, TuneStudy
+from wellfed.study.tune.walk import Walk
 from wellfed.study.tune.written_options import TuneOptions
 
 FASTER = ("memory.features=cache",)
@@ -34,19 +35,18 @@ class Played:
     """In the place of `TuneTrials`: each configuration ends as ``play`` says."""
 
     def __init__(
-        self, play: Callable[[Sequence[str]], Row], turns: Sequence[tuple[Row, Row]] = (), findings: Sequence[Any] = ()
+        self, play: Callable[[Sequence[str]], Row], turns: Sequence[tuple[Row, Row]] = (), beside_s: float = 0.0
     ) -> None:
-        self.measure = self.latest = lambda overrides: replace(play(overrides), overrides=tuple(overrides))
-        self._turns, self._findings = list(turns), list(findings)
+        self._play, self._turns, self._beside_s = play, list(turns), beside_s
 
-    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
-        return self.measure(overrides)
-
-    def record(self, row: Row) -> RunRecord:
-        features = "cache" if FASTER[0] in row.overrides else "dynamic"
+    def measure(self, change: Change, number: int = 0) -> TuneTrial:
+        features = "cache" if FASTER[0] in change.overrides else "dynamic"
         plan: Any = {"memory.features": {"value": features, "because": "", "source": "predicted"}}
         config: Any = {"loader": {}, "memory": {}}
-        return replace(RunRecord.start("x"), plan=plan, config=config, findings=self._findings)
+        record = replace(RunRecord.start("x"), plan=plan, config=config)
+        return TuneTrial(replace(self._play(change.overrides), overrides=change.overrides), record, self._beside_s)
+
+    latest = measure_again = measure
 
     def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
         return rounds
@@ -71,8 +71,7 @@ def made(folder: Path, **asked: Any) -> TuneStudy:
     (folder / "configs").mkdir(exist_ok=True)
     options = TuneOptions("mine", config.tune, start, where, [])
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
-    budget = TuneBudget(config.tune.max_trials, 60 * config.tune.max_minutes)
-    search = GuidedPoints(budget, TuneMachine(2, False))
+    search = Walk(config.tune.max_trials, 60 * config.tune.max_minutes, TuneMachine(2, False))
     return TuneStudy(folder, screen, config, start, file, options, search)
 
 
@@ -111,7 +110,7 @@ def test_a_result_that_fails_in_its_comparison_is_not_recommended(
 ) -> None:
     assert tuned(tmp_path, Played(faster, turns), write=write) == 0
     out = capsys.readouterr().out
-    assert f"The result did not end well in round {len(turns)}: failed, boom" in out
+    assert f"The result did not end well in round {len(turns)}: failed: boom" in out
     assert "So the start stays." in out
     assert "memory.features=cache" not in out.splitlines()[-1]
     assert found(tmp_path)["result"] == []
@@ -133,41 +132,21 @@ def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: py
     assert file["unproven"] == ["loader=baseline", *FASTER]
 
 
-def test_what_had_been_dropped_and_is_gone_on_with_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    play = Played(lambda overrides: ended(130.0 if FASTER[0] in overrides else 100.0, half=0.5))
-    made(tmp_path)._run_steps(play)  # type: ignore[arg-type]
-    lines = capsys.readouterr().out.splitlines()
-    (dropped,) = [place for place, line in enumerate(lines) if line.startswith("2. memory.features=cache: 130")]
-    assert "dropped: within noise" in lines[dropped]
-    goes_on = "Going on with 2. memory.features=cache: 1.30 times as good, within noise"
-    assert any(line.startswith(goes_on) for line in lines[dropped + 1 :]), lines
-
-
-def test_a_start_that_failed_is_stopped_in_its_file(tmp_path: Path) -> None:
-    with pytest.raises(_StartFailedError, match=r"\(failed\): boom"):
-        made(tmp_path)._run_steps(Played(lambda _: BROKEN))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("kind", "code"), [("code", 1), ("device_oom", 3), ("config", 2)])
+def test_a_start_that_failed_is_stopped_in_its_file(
+    tmp_path: Path, kind: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"kind": kind, "message": "boom", "advice": ""}
+    with pytest.raises(WellfedError, match=r"\(failed\): boom") as raised:
+        made(tmp_path)._run_steps(Played(lambda _: replace(BROKEN, error=error)))  # type: ignore[arg-type]
     file = found(tmp_path)
     assert (file["status"], file["ended_because"]) == ("stopped", "the start could not be measured: failed: boom")
     assert file["steps"][0]["status"] == "failed"
+    assert report_error(raised.value) == code
 
 
-def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute beside each trial of six seconds."""
-    clock = iter(range(0, 10**6, 66))
-    monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: next(clock))
-    tune = made(tmp_path, max_minutes=3.0)
-    many: list[Any] = [
-        {"id": "x", "message": "more", "change": [f"loader.num_workers={number}"], "changes_learning": False}
-        for number in range(1, 9)
-    ]
-    tune._run_steps(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
-    assert len(tune.search.steps) == 3
-    assert [step["beside_seconds"] for step in found(tmp_path)["steps"]] == [60.0] * 3
+def test_preparing_is_of_the_budget(tmp_path: Path) -> None:
+    tune = made(tmp_path, max_minutes=1.0)
+    tune._run_steps(Played(lambda _: ended(), beside_s=60.0))  # type: ignore[arg-type]
+    assert len(tune.search.steps) == 1
     assert "another trial would not end within" in str(tune.search.ended_because)
-    # Gone on with, nothing of it takes time, and it ends where it ended.
-    monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: 0.0)
-    again = made(tmp_path, max_minutes=3.0)
-    append(tmp_path, [ended()])
-    again._begin()
-    again._run_steps(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
-    assert len(again.search.steps) == 3

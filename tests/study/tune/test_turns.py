@@ -11,8 +11,9 @@ from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.grid import point_id
 from wellfed.study.row import Row
 from wellfed.study.study import Trials
+from wellfed.study.tune.trial import Change
 from wellfed.study.tune.tuning import TuneScreen
-from wellfed.study.tune.turns import TuneTrials, rounds_of
+from wellfed.study.tune.turns import TuneTrials
 
 CODE = "abc"
 COMPOSED: Any = None
@@ -25,23 +26,13 @@ def row(point: str, kind: str = "confirm", **more: object) -> Row:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-A, B = row("a", "trial"), row("b", "trial")
+def asked(*turned: str) -> Change:
+    return Change(turned, "", turned)
 
 
 def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> Ledger:
     append(folder, rows)
     return Ledger(folder, SAMPLES_PER_S, CODE, retry)
-
-
-def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
-    rows = [row(point, attempt=number) for number, point in enumerate("abbaab")]
-    found = rounds_of(kept(tmp_path, A, B, *rows), "a", "b")
-    assert found == [(rows[0], rows[1]), (rows[3], rows[2]), (rows[4], rows[5])]
-
-
-def test_a_run_that_failed_counts_as_one_of_its_round(tmp_path: Path) -> None:
-    failed = row("b", status="failed", device="")
-    assert rounds_of(kept(tmp_path, A, B, row("a"), failed), "a", "b") == [(row("a"), failed)]
 
 
 def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -93,36 +84,37 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.ends = {OTHER: ["oom"]}
     trials = machine.trials
-    first = [trials.measure(words).status for words in ((), (OTHER,))]
-    assert first == [trials.measure(words).status for words in ((), (OTHER,))] == ["ok", "oom"]
+    first = [trials.measure(change).row.status for change in (asked(), asked(OTHER))]
+    assert first == [trials.measure(change).row.status for change in (asked(), asked(OTHER))] == ["ok", "oom"]
     assert machine.ran == [("trial", START), ("trial", OTHER)]
     assert trials.ledger.not_retried(but=[trials.point(()).id]) == {"oom": 1}
     again = Machine(tmp_path, retry=("oom",))
-    assert again.trials.measure((OTHER,)).status == "ok"
+    assert again.trials.measure(asked(OTHER)).row.status == "ok"
     assert not again.trials.ledger.not_retried()
 
 
 def test_repeats_of_an_earlier_trial_and_those_to_retry_are_measured_anew(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.ends = {OTHER: ["ok", "ok", "killed"]}
-    assert machine.trials.measure((OTHER,)).status == "ok"
-    assert [machine.trials.measure_again((OTHER,), number).status for number in (1, 2)] == ["ok", "killed"]
-    same = Machine(tmp_path)
-    assert [same.trials.measure_again((OTHER,), number).status for number in (1, 2)] == ["ok", "killed"]
-    retried = Machine(tmp_path, retry=("killed",))
-    assert [retried.trials.measure_again((OTHER,), number).attempt for number in (1, 2)] == [1, 3]
+    assert machine.trials.measure(asked(OTHER)).row.status == "ok"
+
+    def again(trials: TuneTrials, *numbers: int) -> list[tuple[int, str]]:
+        rows = [trials.measure_again(asked(OTHER), number).row for number in numbers]
+        return [(row.attempt, row.status) for row in rows]
+
+    assert again(machine.trials, 1, 2) == again(Machine(tmp_path).trials, 1, 2) == [(1, "ok"), (2, "killed")]
+    assert again(Machine(tmp_path, retry=("killed",)).trials, 1, 2) == [(1, "ok"), (3, "ok")]
     anew = Machine(tmp_path, retry=("ok",))
     anew.ends = {OTHER: ["ok", "ok", "failed"]}
-    assert anew.trials.measure((OTHER,)).attempt == 2
-    repeats = [anew.trials.measure_again((OTHER,), number) for number in (1, 2, 1)]
-    assert [(row.attempt, row.status) for row in repeats] == [(4, "ok"), (5, "failed"), (4, "ok")]
+    assert anew.trials.measure(asked(OTHER)).row.attempt == 2
+    assert again(anew.trials, 1, 2, 1) == [(4, "ok"), (5, "failed"), (4, "ok")]
 
 
 def test_start_and_result_run_in_turn_and_go_on_where_they_were(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     trials = machine.trials
-    for words in ((), (OTHER,)):
-        trials.measure(words)
+    for change in (asked(), asked(OTHER)):
+        trials.measure(change)
     machine.played.ran.clear()
     assert len(trials.compare((OTHER,), 2)) == 2
     assert trials.rounds_missing((OTHER,), 3) == 1
@@ -136,10 +128,20 @@ def test_a_result_that_fails_ends_the_comparison_for_good(tmp_path: Path) -> Non
     machine = Machine(tmp_path)
     machine.ends = {OTHER: ["ok", "ok", "oom"]}
     trials = machine.trials
-    for words in ((), (OTHER,)):
-        trials.measure(words)
+    for change in (asked(), asked(OTHER)):
+        trials.measure(change)
     for _ in range(2):  # the same command again
         rounds = trials.compare((OTHER,), 5)
         assert [second.status for _, second in rounds] == ["ok", "oom"]
         assert trials.rounds_missing((OTHER,), 5) == 0
     assert len(machine.ran) == 2 + 4
+
+
+def test_a_round_that_a_kill_has_cut_is_completed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for change in (asked(), asked(OTHER)):
+        machine.trials.measure(change)
+    start = machine.trials.point(())
+    machine.trials.ledger.append(replace(machine.trials.ledger.begin(start, "confirm"), status="ok"))
+    assert len(machine.trials.compare((OTHER,), 2)) == 2
+    assert [word for _, word in machine.ran[2:]] == [OTHER, OTHER, START]

@@ -13,8 +13,8 @@ from wellfed.explain.report.text_table import TextColumn, TextTable, print_comma
 from wellfed.masking import masked_override
 from wellfed.study.board.columns import Column
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.study_files import TuneFile
+from wellfed.study.tune.gain import TuneGain
 from wellfed.units import counted, show_duration, show_factor, show_line
 
 

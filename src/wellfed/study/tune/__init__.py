@@ -1,4 +1,5 @@
 """Runs ``python src/tune.py`` and writes what it has found as options.
 
-Start at `tuning`. `points.guided` decides what is tried, `turns` measures it, `written_options` writes the result.
+Start at `tuning`. `walk` decides what is tried, with the table in `moves`. `turns` measures it, `gain` compares start
+and result, `written_options` writes the result.
 """

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from wellfed.command_line import typed_arguments
 from wellfed.config.faults.override_faults import read_overrides
-from wellfed.config.knobs import all_knobs
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
@@ -20,7 +19,6 @@ _OF_SWEEPS = {
     "sweep.fail_fast": "Leave it out: what fails is taken back, and the search goes on.",
     "sweep.objective": "Leave it out: a tune ranks by samples/s. A sweep may have another objective.",
 }
-_TURNED = ("loader", "memory", "gpu")
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object]) -> list[str]:
@@ -67,17 +65,3 @@ def of_trials(start: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """Returns the overrides of its trials, which are watched even if the start is not: findings lead the search."""
     is_typed = any(text.lstrip("+").startswith(("telemetry=", "telemetry.enabled=")) for text in start)
     return (*start, *([] if config.telemetry.enabled or is_typed else ["telemetry=default"]))
-
-
-def fixed_knobs(fixed: Sequence[str]) -> frozenset[str]:
-    """Returns the knobs and groups of ``tune.fixed``.
-
-    Raises:
-        ConfigError: a name is not a knob or group that tune could turn.
-    """
-    own = {*_TURNED, *(knob for knob in all_knobs(RunConfig) if knob.partition(".")[0] in _TURNED)}
-    if wrong := [name for name in fixed if name not in own]:
-        problem = f"{', '.join(wrong)}: no knob or group that tune turns."
-        way_out = "Name loader, memory, gpu, or knobs of these: tune.fixed=[gpu,loader.num_workers]."
-        raise ConfigError([Fault(f"tune.fixed=[{','.join(fixed)}]", problem, way_out)])
-    return frozenset(fixed)

@@ -1,21 +1,18 @@
 """Runs ``python src/tune.py``: measures the start, then what the search proposes, then start and result in turns.
 
-`points.guided` decides what is tried; `turns` measures it, `written_options` writes what was found.
+`walk` decides what is tried; `turns` measures it, `written_options` writes what was found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shlex
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +22,13 @@ from wellfed.command_line import announce, command, set_arguments, typed_argumen
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import config_flags, config_folders
 from wellfed.config.schema import RunConfig, TuneRunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
+from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
-from wellfed.record.entries import differences
+from wellfed.record.entries import RunRecord, differences
 from wellfed.study.board import step_table
 from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
@@ -39,39 +36,34 @@ from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.point_plans import call, import_trial_work
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.guided.change import Change, TuneTrial
-from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_turns
-from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import GuidedPoints
-from wellfed.study.points.guided.steps import Step, TuneBudget
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
-from wellfed.study.tune.start import fixed_knobs, of_the_start, of_trials
+from wellfed.study.tune.gain import TuneGain, TurnsMeasured, gain_in_turns
+from wellfed.study.tune.moves import TuneMachine
+from wellfed.study.tune.start import of_the_start, of_trials
+from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.turns import TuneTrials
+from wellfed.study.tune.walk import Step, Walk
 from wellfed.study.tune.written_options import TuneOptions, name_of
-from wellfed.units import counted, show_duration, show_line, show_text
+from wellfed.units import counted, show_duration, show_line
 
 _LOOK_S = 60
 """Seconds that asking for the machine may take."""
 
 
 def tune(composed: Composed[TuneRunConfig]) -> int:
-    """Runs a tune; returns the exit code."""
+    """Runs a tune; returns the exit code.
+
+    Raises:
+        WellfedError: nothing was run, or the start can't be measured.
+    """
     stop = StopRequest()
     try:
         with stop.listening():
             return _study(composed, stop).go()
-    except _StartFailedError as failed:
-        print(show_text(str(failed)), file=sys.stderr)
-        return failed.exit_code
-    except WellfedError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(show_text(str(error)), file=sys.stderr)
-        return EXIT_NOTHING_RUN
     except (Stopped, KeyboardInterrupt):  # before anything was measured
         return exit_code_of(stop.signum or signal.SIGINT)
 
@@ -80,7 +72,6 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     """Returns the tune that a command asks for, checked."""
     start = _start(composed)
     config = start.config
-    fixed = fixed_knobs(composed.config.tune.fixed)
     if not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
         raise ConfigError.of(command("tune"), problem, "Run it on Linux; a container will do.")
@@ -108,8 +99,8 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     )
     screen = TuneScreen(SAMPLES_PER_S, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
-    budget = TuneBudget(composed.config.tune.max_trials, 60 * composed.config.tune.max_minutes)
-    search = GuidedPoints(budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
+    asked, around = composed.config.tune, TuneMachine(facts.cpu_quota_cores, on_gpu)
+    search = Walk(asked.max_trials, 60 * asked.max_minutes, around)
     return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
 
 
@@ -142,15 +133,6 @@ def _machine() -> MachineFacts:
     return answers[0] if answers else machine()
 
 
-class _StartFailedError(WellfedError):
-    """Raised when the start could not be measured."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        """Exit code of a run of the start."""
-
-
 class TuneScreen(StudyScreen):
     """A line for each trial, when it is compared with the best."""
 
@@ -162,15 +144,13 @@ class TuneScreen(StudyScreen):
 
     def step(self, number: int, step: Step) -> None:
         """Shows a trial that was compared with the best."""
-        trial, shown = step.trial, list[str]()
-        if trial.figure is not None:
-            shown.append(self.objective.show(trial.figure, self.sample_unit))
+        shown = [] if step.figure is None else [self.objective.show(step.figure, self.sample_unit)]
         if step.before is not None:
             shown.append(f"{'kept' if step.is_kept else 'dropped'}: {show_line(step.why)}")
         elif not step.is_kept:
             shown.append(show_line(step.why))
         turned = " ".join(step.change.turned) or "the start"
-        self.say(f"{number}. {turned}: {', '.join([*shown, show_duration(trial.seconds)])}")
+        self.say(f"{number}. {turned}: {', '.join([*shown, show_duration(step.trial.row.seconds)])}")
 
 
 @dataclass
@@ -181,13 +161,11 @@ class TuneStudy(Study):
     start: Composed[RunConfig]
     file: TuneFile
     options: TuneOptions
-    search: GuidedPoints
+    search: Walk
     screen: TuneScreen
     measured: TuneTrials | None = field(default=None, init=False)
     """Measures the configurations; there once the tune runs."""
     _comparison: TurnsMeasured | None = field(default=None, init=False)
-    _beside_s: dict[tuple[str, ...], float] = field(default_factory=dict, init=False)
-    """Seconds that an earlier command needed beside each trial, by its overrides."""
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
@@ -212,13 +190,9 @@ class TuneStudy(Study):
         say, config = self.screen.say, self.config.tune
         kept = Ledger(self.folder, SAMPLES_PER_S, self.file.code, self.config.sweep.retry)
         if kept.found.rows:
-            earlier: TuneFile | None = None
-            with contextlib.suppress(OSError, ValueError):
-                earlier = TuneFile.read(self.folder)
-            if changed := ["what it was asked can't be read"] if earlier is None else self.file.differs_from(earlier):
+            if changed := self.file.differs_from_earlier(self.folder):
                 say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {kept.set_aside()}.")
             else:
-                self._beside_s = {} if earlier is None else earlier.beside_seconds
                 say(f"Going on in {self.folder}: what it has measured is not measured again.")
         self.file.write(self.folder)
         say(
@@ -235,93 +209,73 @@ class TuneStudy(Study):
 
         def again(change: Change, number: int) -> TuneTrial:
             self.screen.say(f"Measured again, against noise: {' '.join(change.turned) or 'the start'}")
-            row = trials.measure_again(change.overrides, number)
-            return TuneTrial.of(row, trials.record(row))
+            return trials.measure_again(change, number)
 
-        search.again = again
-        while (change := self._proposed()) is not None:
-            began_at_s = time.monotonic()
-            row = trials.measure(change.overrides)
-            # A trial of an earlier command takes no time now, and counts as it did then.
-            beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
-            trial = replace(TuneTrial.of(row, trials.record(row)), beside_seconds=beside_s)
-            step = search.ended(change, trial)
+        while (change := search.next()) is not None:
+            step = search.judge(change, trials.measure(change), again)
             self.screen.step(len(search.steps), step)
             self._write(status="running")
         if search.best is None:
             self._write(status="stopped")
-            raise self._start_failed(trials.latest(()))
+            raise self._start_failed(search.steps[0].trial.row)
 
-    def _proposed(self) -> Change | None:
-        """Returns the next change; reports it if the search goes on with a change that it had dropped."""
-        search, before = self.search, self.search.best
-        change = search.next()
-        if before is not None and search.best is not None and search.best is not before:
-            number, step = search.steps.index(search.best) + 1, search.best
-            self.screen.say(f"Going on with {number}. {' '.join(step.change.turned)}: {show_line(step.why)}")
-        return change
-
-    def _start_failed(self, row: Row) -> _StartFailedError:
+    def _start_failed(self, row: Row) -> WellfedError:
+        """Returns the error, of the kind that decides the exit code as that of a run of the start."""
         error = row.error or {"kind": "code", "message": SAMPLES_PER_S.missing, "advice": ""}
-        message = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
-        nothing_run = row.exit_code is None and error.get("kind") in ("config", "data")
-        code = EXIT_NOTHING_RUN if nothing_run else row.exit_code
+        message = f"{error['message']} {error['advice'] or ''}".strip()
         if row.status == "timeout":
             message += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
-        if code != EXIT_NOTHING_RUN and row.folder:
+        if row.folder and row.status != "invalid":
             message += f"\nIts folder: {self.folder / row.folder}"
-        retried = f"{command('train')} {shlex.join(self.file.arguments(self.file.start))}"
-        message = (
-            f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {retried}"
+        typed = f"{command('train')} {shlex.join(self.file.arguments(self.file.start))}"
+        failed = WellfedError(
+            f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {typed}"
         )
-        return _StartFailedError(message, code if code is not None and code > 0 else EXIT_FAILED)
+        failed.kind = error["kind"]
+        return failed
 
     def _compare(self, trials: TuneTrials) -> TurnsMeasured | None:
         """Measures start and result in turns; None where the start is the result."""
-        best = self.search.best
-        assert best is not None
-        if not best.change.overrides:
+        result, start = self.search.best, self.search.steps[0]
+        assert result is not None
+        if not result.change.overrides:
             return None
-        rounds, start = self.config.tune.rounds, self.search.start
-        assert start is not None
-        if missing := trials.rounds_missing(best.change.overrides, rounds):
-            about = show_duration(missing * (start.trial.seconds + best.trial.seconds))
+        rounds = self.config.tune.rounds
+        if missing := trials.rounds_missing(result.change.overrides, rounds):
+            about = show_duration(missing * (start.trial.row.seconds + result.trial.row.seconds))
             self.screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn: about {about}")
-        rows = trials.compare(best.change.overrides, rounds)
-        pairs = [tuple(TuneTrial.of(row, None) for row in round_) for round_ in rows]
+        rows = trials.compare(result.change.overrides, rounds)
+        pairs = [tuple(TuneTrial(row, RunRecord(row.point)) for row in round_) for round_ in rows]
         before, after = [first.figure for first, _ in pairs], [second.figure for _, second in pairs]
         problems = [
-            f"The {name} did not end well in round {number}: {trial.status}, {trial.error}"
+            f"The {name} did not end well in round {number}: {trial.problem}"
             for number, pair in enumerate(pairs, 1)
             for name, trial in zip(("start", "result"), pair, strict=True)
             if trial.figure is None
         ]
-        seconds = sum(trial.seconds for pair in pairs for trial in pair)
+        seconds = sum(trial.row.seconds for pair in pairs for trial in pair)
         gain = gain_in_turns(before, after)
         return TurnsMeasured(before, after, gain, seconds, problems[0] if problems else None)
 
     def finish(self) -> int:
         """Writes and shows what was found; returns the exit code."""
         search, comparison, measured = self.search, self._comparison, self.measured
-        best, start = search.best, search.start
-        assert best is not None
-        assert start is not None
         assert measured is not None
         if (too_little := self._too_little()) is not None:
             self.interrupted()
             self.screen.say(f"Stopped. {too_little}")
             return EXIT_FAILED
         gain = None if comparison is None else comparison.gain
-        result = best if comparison is None or comparison.result_holds else start
-        row = measured.latest(result.change.overrides)
-        kept = [step for step in search.steps if step.is_kept]
-        heading = self._heading(row, gain if result.change.overrides else None)
-        written = self.options.write(result, kept, gain, measured.record(row), heading)
+        result = search.best if comparison is None or comparison.result_holds else search.steps[0]
+        assert result is not None
+        trial = measured.latest(result.change)
+        heading = self._heading(trial.row, gain if result.change.overrides else None)
+        written = self.options.write(result, search.steps, gain, trial.record, heading)
         self._write(
             status="done",
             result=tuple(result.change.overrides),
             comparison=comparison,
-            advice=[asdict(each) for each in search.advice],
+            advice=search.advice,
             written=tuple(map(str, written.files)),
             why_not=written.why_not,
             use=tuple(map(masked_override, written.use)),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wellfed.record.entries import RunRecord
 from wellfed.study.executors.executor import Executor
 from wellfed.study.ledger import Ledger, in_turn
 from wellfed.study.points.grid import GridPoint, point_id
-from wellfed.study.points.guided.change import with_overrides
 from wellfed.study.row import Row, RowKind
 from wellfed.study.study import Trials
 from wellfed.study.trial_end import record_of
+from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
 
 
 @dataclass
@@ -34,52 +35,53 @@ class TuneTrials:
         whole = with_overrides(self.start, overrides)
         return GridPoint(point_id(whole), {}, whole)
 
-    def measure(self, overrides: Sequence[str]) -> Row:
-        """Returns the row of a configuration's trial; runs it if need be."""
-        point = self.point(overrides)
-        if (row := self._known(point)) is not None:
-            return row
-        self._run(point, "trial")
-        return self.latest(overrides)
-
-    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
-        """Returns the row of the n-th measurement beyond the last trial, or of the one that failed now."""
-        point = self.point(overrides)
-        if len(known := self.ledger.repeats(point.id)) >= number:
-            return known[number - 1]
-        before = len(self.ledger.found.rows)
-        self._run(point, "repeat")
-        return self.ledger.found.rows[-1] if len(self.ledger.found.rows) > before else self.latest(overrides)
-
-    def _known(self, point: GridPoint) -> Row | None:
-        """Returns a trial that need not be run. A start that failed is always run again: the tune needs it."""
+    def measure(self, change: Change) -> TuneTrial:
+        """Returns the trial of a configuration; runs it if need be. A start that failed is always run again."""
+        point = self.point(change.overrides)
         row = None if self.ledger.missing([point.id]) else self.ledger.latest.get(point.id)
-        return None if row is None or (row.status != "ok" and point.id == self.point(()).id) else row
+        if row is not None and (row.status == "ok" or change.overrides):
+            return self._of(row)
+        began_s = time.monotonic()
+        self._run(point, "trial")
+        trial = self.latest(change)
+        return replace(trial, beside_seconds=max(0.0, time.monotonic() - began_s - trial.row.seconds))
 
-    def latest(self, overrides: Sequence[str]) -> Row:
+    def measure_again(self, change: Change, number: int) -> TuneTrial:
+        """Returns the n-th measurement beyond the last trial, or the one that failed now."""
+        point = self.point(change.overrides)
+        if len(known := self.ledger.repeats(point.id)) >= number:
+            return self._of(known[number - 1])
+        self._run(point, "repeat")
+        return self._of(self.ledger.found.rows[-1])
+
+    def latest(self, change: Change) -> TuneTrial:
         """Returns the last trial of what was measured before."""
-        return self.ledger.latest[self.point(overrides).id]
-
-    def record(self, row: Row) -> RunRecord | None:
-        """Returns the trial's record; None where it left none."""
-        return record_of(self.ledger.folder / row.folder) if row.folder else None
+        return self._of(self.ledger.latest[self.point(change.overrides).id])
 
     def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
         """Returns rows of the start and of this configuration, measured in turns; fewer where it fails in a round."""
         start, result = self.point(()), self.point(overrides)
-        found = rounds_of(self.ledger, start.id, result.id)
-        for number in range(len(found), rounds if self.rounds_missing(overrides, rounds) else 0):
+        for number in range(rounds - self.rounds_missing(overrides, rounds), rounds):
             for point in in_turn([start, result], number):
-                self._run(point, "confirm")
-            found = rounds_of(self.ledger, start.id, result.id)
-            if len(found) <= number or _has_failed(found):
+                if len(self.ledger.found.confirms(point.id)) <= number:  # else a kill came between the two
+                    self._run(point, "confirm")
+            if not self.rounds_missing(overrides, rounds):
                 break
-        return found[:rounds]
+        return self._rounds(overrides)[:rounds]
 
     def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
         """Returns the number of rounds still to be measured; 0 after one in which this configuration failed."""
-        found = rounds_of(self.ledger, self.point(()).id, self.point(overrides).id)
-        return 0 if _has_failed(found) else max(0, rounds - len(found))
+        found = self._rounds(overrides)
+        return 0 if any(row.status != "ok" for _, row in found) else max(0, rounds - len(found))
+
+    def _rounds(self, overrides: Sequence[str]) -> list[tuple[Row, Row]]:
+        """Returns the complete rounds of the start and this configuration."""
+        confirms = self.ledger.found.confirms
+        return list(zip(confirms(self.point(()).id), confirms(self.point(overrides).id), strict=False))
+
+    def _of(self, row: Row) -> TuneTrial:
+        found = record_of(self.ledger.folder / row.folder) if row.folder else None
+        return TuneTrial(row, found or RunRecord(row.point))
 
     def _run(self, point: GridPoint, kind: RowKind) -> None:
         """Runs a trial if the point composes; else its row has the reason."""
@@ -88,24 +90,3 @@ class TuneTrials:
             return
         for _ in self.trials.run(self.executor, [self.trials.trial(point.id, kind)]):
             pass
-
-
-def rounds_of(kept: Ledger, first: str, second: str) -> list[tuple[Row, Row]]:
-    """Returns the complete rounds in which two points were measured in turns, in whichever order."""
-    counted = [*kept.found.confirms(first), *kept.found.confirms(second)]
-    waiting: Row | None = None
-    rounds = []
-    for row in kept.found.rows:
-        if not any(row is each for each in counted):
-            continue
-        if waiting is None or waiting.point == row.point:
-            waiting = row
-        else:
-            rounds.append((waiting, row) if row.point == second else (row, waiting))
-            waiting = None
-    return rounds
-
-
-def _has_failed(rounds: Sequence[tuple[Row, Row]]) -> bool:
-    """Returns whether the second of the two failed: no further round will make it one to recommend."""
-    return any(row.status != "ok" for _, row in rounds)

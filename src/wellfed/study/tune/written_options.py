@@ -23,9 +23,9 @@ from wellfed.plan.run_plan import only_planned
 from wellfed.record.entries import RunRecord
 from wellfed.record.files import plain
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
-from wellfed.study.points.guided.change import knob_of, with_overrides
-from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.steps import Step
+from wellfed.study.tune.gain import TuneGain
+from wellfed.study.tune.trial import knob_of, with_overrides
+from wellfed.study.tune.walk import Step
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
 OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped")
@@ -194,14 +194,14 @@ class TuneOptions:
         return is_own or self.asked.replace
 
     def write(
-        self, result: Step, kept: Sequence[Step], gain: TuneGain | None, record: RunRecord | None, heading: str
+        self, result: Step, steps: Sequence[Step], gain: TuneGain | None, record: RunRecord, heading: str
     ) -> WrittenOptions:
         """Writes the result, if that was asked for and the gain is proven.
 
         Args:
-            kept: steps that led to it.
+            steps: all steps of the tune.
             gain: gain over the start; None where it is the start.
-            record: its run record; None = there is none.
+            record: its run record; empty where it left none.
             heading: what was measured.
         """
         turned = result.change.overrides
@@ -209,12 +209,13 @@ class TuneOptions:
         plainly = WrittenOptions((), None, (*self.flags, *with_overrides(beside, turned)))
         if turned and not (gain is not None and gain.is_beyond_noise):
             plainly = replace(plainly, use=(*self.flags, *beside), unproven=plainly.use)
-        if (why_not := self._why_not(result, gain)) is not None or record is None:
+        if (why_not := self._why_not(result, gain)) is not None or not record.config:
             return replace(plainly, why_not=why_not or "its run.json can't be read")
         found: Mapping[str, Any] = plain(asdict(record))
         because = {
             knob_of(setting): f"turned by tune ({step.why}): {step.change.because}"
-            for step in kept
+            for step in steps
+            if step.is_kept or step is result
             for setting in step.change.turned
             if setting in turned
         }

@@ -2,18 +2,22 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.study.points.guided.change import Change, TuneTrial
-from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import GuidedPoints
-from wellfed.study.points.guided.steps import TuneBudget
+from wellfed.record.entries import RunRecord
+from wellfed.study.row import Row
+from wellfed.study.tune.moves import TuneMachine
+from wellfed.study.tune.trial import Change, TuneTrial
+from wellfed.study.tune.walk import Walk
 
-TRACES = Path(__file__).parents[3] / "traces"
+ANY: Any = None
+TRACES = Path(__file__).parents[2] / "traces"
 LEADS = {
     "cpu/too_few_workers_table": ("too_few_workers", "loader.num_workers=4"),
     "cpu/loading_in_main_process_table": ("loading_in_main_process", "loader.backend=auto"),
@@ -32,20 +36,16 @@ ADVICE = {
 }
 
 
-def begun_with(name: str, tmp_path: Path) -> GuidedPoints:
+def begun_with(name: str, tmp_path: Path) -> Walk:
     trace = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
     for file, text in trace["files"].items():
         (tmp_path / file).write_text(text)
     evidence = Evidence.read(tmp_path)
-    record = evidence.record
-    start = TuneTrial(
-        *("ok", 100.0, (99.0, 101.0), 1.0, None),
-        [finding.entry() for finding in run_rules(evidence)],
-        *(record.plan, record.config, record.time, record.loading),
-    )
-    search = GuidedPoints(TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
-    search.ended(search.next() or Change((), ""), start)
-    return search
+    record = replace(evidence.record, findings=[finding.entry() for finding in run_rules(evidence)])
+    row = Row("p", "trial", (), "ok", 1, samples_per_s=100.0, ci95=(99.0, 101.0), seconds=1.0)
+    walk = Walk(9, 99.0, TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
+    walk.judge(walk.next() or Change((), ""), TuneTrial(row, record), ANY)
+    return walk
 
 
 @pytest.mark.parametrize("name", LEADS)
@@ -58,7 +58,7 @@ def test_the_first_finding_leads(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ADVICE)
 def test_what_tune_does_not_turn_is_advice(name: str, tmp_path: Path) -> None:
     search = begun_with(name, tmp_path)
-    assert ADVICE[name] in [" ".join(advice.overrides) for advice in search.advice]
+    assert ADVICE[name] in [" ".join(advice["overrides"]) for advice in search.advice]
     change = search.next()
     assert change is None or change.finding is None
 
@@ -70,4 +70,4 @@ def test_a_run_that_is_fed_is_asked_for_no_other_loader(name: str, tmp_path: Pat
     search = begun_with(name, tmp_path)
     while (change := search.next()) is not None:
         assert not any(word.startswith("loader.backend") for word in change.turned), change
-        search.ended(change, TuneTrial("failed", seconds=1.0))
+        search.judge(change, TuneTrial(Row("p", "trial", (), "failed", 1, seconds=1.0), RunRecord("p")), ANY)

@@ -1,24 +1,26 @@
 from typing import Any
 
-from wellfed.study.points.guided.change import TuneTrial
-from wellfed.study.points.guided.moves import Move, TuneMachine, moves
+from wellfed.record.entries import RunRecord
+from wellfed.study.row import Row
+from wellfed.study.tune.moves import Move, TuneMachine, moves
+from wellfed.study.tune.trial import TuneTrial
 
 CPU, CARD = TuneMachine(4, on_gpu=False), TuneMachine(8, on_gpu=True)
 
 
 def trial(wait: float, compute: float, *, copy: float | None = None, ceiling: float = 1.0, **knobs: Any) -> TuneTrial:
     planned = {"loader.backend": "inline", "loader.num_workers": 0, "gpu.compile": "none", **knobs}
-    return TuneTrial(
-        "ok",
-        100.0,
+    row = Row("p", "trial", (), "ok", 1, samples_per_s=100.0, ceiling_samples_per_s=100.0 * ceiling)
+    record = RunRecord(
+        "run",
         plan={knob: {"value": value, "because": "", "source": "predicted"} for knob, value in planned.items()},
         time={
             **{"wait_frac": wait, "copy_frac": copy, "compute_frac": compute, "host_frac": 0.0},
             **{"step_ms_mean": 1.0, "step_ms_p50": 1.0, "step_ms_p95": 1.0, "launch_ms_p50": None},
         },
         loading={"has_fetch": True, "build_ms_p50": 5.0, "cpu_frac": 1.0},
-        ceiling_factor=ceiling,
     )
+    return TuneTrial(row, record)
 
 
 def listed(found: TuneTrial, around: TuneMachine = CPU, **known: bool) -> list[Move]:
@@ -29,14 +31,17 @@ def test_the_largest_share_of_the_time_decides_what_comes_first_and_compiling_co
     knobs = {"memory.accumulate": 4}
     assert listed(trial(0.8, 0.2, **knobs))[0].kind == "data"
     assert listed(trial(0.2, 0.8, **knobs))[0].kind == "step"
-    assert listed(trial(0.2, 0.8, **knobs))[-1].settings == ("gpu.compile=default",)
+    found = trial(0.2, 0.8, **knobs)
+    assert listed(found)[-1].settings == ("gpu.compile=default",)
+    found.record.overrides = ["gpu.compile=none"]  # typed, so it stays
+    assert listed(found)[-1].kind == "data"
 
 
 def test_features_that_are_not_kept_come_first_whatever_takes_the_time() -> None:
     for wait in (0.05, 0.95):
         found = trial(wait, 1 - wait, **{"memory.features": "dynamic"})
         assert listed(found)[0].settings == ("memory.features=cache",)
-        found.plan["memory.features"]["source"] = "set"
+        found.record.plan["memory.features"]["source"] = "set"
         assert listed(found)[0].settings == ("memory.features=null",)
         assert listed(found)[0].bound >= 2
     assert not any("features" in move.settings[0] for move in listed(trial(0.5, 0.5, **{"memory.features": "cache"})))
@@ -78,9 +83,9 @@ def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_w
     two = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 3, "trainer.devices": 2})
     assert "loader.num_workers=2" in counts(two)
     assert "loader.num_workers=4" not in counts(two)
-    fed.loading["cpu_frac"] = 0.1
+    fed.record.loading["cpu_frac"] = 0.1
     assert "loader.num_workers=8" in counts(fed)
-    fed.loading["most_workers"] = 3
+    fed.record.loading["most_workers"] = 3
     assert not {"loader.num_workers=4", "loader.num_workers=8"} & {*counts(fed)}
 
 

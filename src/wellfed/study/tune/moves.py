@@ -12,7 +12,7 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
 from wellfed.plan.backend import MESSAGE_MS
-from wellfed.study.points.guided.change import TuneTrial
+from wellfed.study.tune.trial import TuneTrial
 from wellfed.units import show_percent
 
 _PREFETCH, _DEVICE_PREFETCH = 8, 4
@@ -71,11 +71,13 @@ def moves(best: TuneTrial, machine: TuneMachine, *, backends_are_timed: bool = F
 
 def _data_frac(best: TuneTrial) -> float:
     """Returns the share of a step that waits for its batch, or for its copy to the device."""
-    return 0.0 if best.time is None else best.time["wait_frac"] + (best.time["copy_frac"] or 0.0)
+    time = best.record.time
+    return 0.0 if time is None else time["wait_frac"] + (time["copy_frac"] or 0.0)
 
 
 def _step_frac(best: TuneTrial) -> float:
-    return 0.0 if best.time is None else best.time["compute_frac"] + best.time["host_frac"]
+    time = best.record.time
+    return 0.0 if time is None else time["compute_frac"] + time["host_frac"]
 
 
 def _of_waiting(best: TuneTrial) -> float:
@@ -97,23 +99,24 @@ def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> 
     why = f"{show_percent(_data_frac(best))} of a step waits for data"
     if best.ceiling_factor is not None:
         why += f", and the ceiling is {best.ceiling_factor:.2f} times the rate"
-    has_fetch, most = best.loading.get("has_fetch", False), best.loading.get("most_workers") or 64
+    has_fetch, most = best.record.loading.get("has_fetch", False), best.record.loading.get("most_workers") or 64
     cores = max(1, int(machine.cores / int(best.value("trainer.devices") or 1)))
     spare = min(max(1, cores - 1), most)
-    if any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT)) or best.is_set(_BACKEND):
+    is_any_set = any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT))
+    if is_any_set or best.is_from(_BACKEND, "set"):
         yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
     others = _OTHERS.get(str(backend), ())
     for other in others[:1] if backends_are_timed else others:
         if other == "threads" and not has_fetch:
             continue
-        is_cheap = best.loading.get("build_ms_p50", MESSAGE_MS) < MESSAGE_MS
+        is_cheap = best.record.loading.get("build_ms_p50", MESSAGE_MS) < MESSAGE_MS
         if other == "processes" and is_cheap and not machine.on_gpu:
             continue
         by = "in the training process" if other == "inline" else f"by {other}"
         count = None if other == "inline" else workers or spare
         yield Move("data", built_by(other, count), f"{why}: built {by}", bound)
     if workers:
-        waits_outside = best.loading.get("cpu_frac", 1.0) < BUILD_WAITS_FRAC
+        waits_outside = best.record.loading.get("cpu_frac", 1.0) < BUILD_WAITS_FRAC
         for count in (*((2 * workers, 4 * workers) if waits_outside else ()), spare, cores, max(1, workers // 2)):
             if count != workers and count <= most:
                 win = of_waiting if count > workers else bound
@@ -140,7 +143,7 @@ def _features(best: TuneTrial) -> Iterator[Move]:
     """Yields keeping frozen features, which saves the step an encoder or the loader its batches."""
     features = best.value("memory.features")
     if features in ("dynamic", "cache_host"):
-        kept = "null" if best.is_set("memory.features") else "cache"
+        kept = "null" if best.is_from("memory.features", "set") else "cache"
         why = f"memory.features={features}: frozen features kept rather than computed or sent anew"
         yield Move("step", (f"memory.features={kept}",), why, _UNKNOWN_BOUND)
 
@@ -164,7 +167,8 @@ def _steps(best: TuneTrial, machine: TuneMachine) -> Iterator[Move]:
 
 def _compiled(best: TuneTrial) -> Iterator[Move]:
     """Yields compiling, which comes last: it costs seconds to minutes at the start."""
-    if best.value("gpu.compile") == "none" and best.asked("gpu.compile") in (None, "none"):  # else it has failed
+    is_typed = any(setting.startswith("gpu.compile=") for setting in best.record.overrides)
+    if best.value("gpu.compile") == "none" and not is_typed:
         bound = 1 / (1 - _COMPILED_FRAC * min(_step_frac(best), 1.0))
         yield Move(
             "compile",
