@@ -16,7 +16,7 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
@@ -146,7 +146,8 @@ def fit(
     **changes: Any,
 ) -> pl.Trainer:
     """Trains a module; returns its Trainer."""
-    trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path, users=users)
+    before = [BeforeUsers(one) for one in callbacks if isinstance(one, Checkpoints)]
+    trainer = lit.make_trainer(options(**changes), [*before, *callbacks], tmp_path, users=users)
     lit.fit(trainer, module, batches or loader(), None, checkpoint)
     return trainer
 

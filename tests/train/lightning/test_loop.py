@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.kit.few import few
 from tests.train.lightning.test_module import SometimesNan, oom_above
 from wellfed.batches import Delivery
 from wellfed.observe.timing.step_clock import StepClock
-from wellfed.train.lightning import loop
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
 
@@ -240,17 +238,6 @@ def test_a_module_with_hooks_of_its_own_is_left_to_lightnings_loop(tmp_path: Pat
     tiny.fit(module, tmp_path, [direct], max_steps=4)
     assert direct.was == [False] * 4
     tiny.fit(expected, tmp_path, max_steps=4)
-    assert torch.equal(tiny.weights(module), tiny.weights(expected))
-
-
-def test_where_lightning_is_built_otherwise_its_own_steps_are_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct, expected, module = Direct(), tiny.module(), tiny.module()
-    tiny.fit(expected, tmp_path, max_steps=4)
-    monkeypatch.setattr(loop, "_INSIDES", attrgetter("moved_elsewhere"))
-    tiny.fit(module, tmp_path, [direct], max_steps=4)
-    assert not any(direct.was)
     assert torch.equal(tiny.weights(module), tiny.weights(expected))
 
 

@@ -13,8 +13,7 @@ from tests.kit.few import slow
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.plain_model.scheduling import Schedule, Scheduling
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -59,7 +58,7 @@ def trained(folder: Path, scheduling: Scheduling, checkpoint: Path | None = None
     rates, told = Rates(), []
     figures = Figures(lambda split, values, **_: told.append((split, dict(values))), every=2, stop_on_nan=True)
     asked = CheckpointOptions(changes.pop("save_every", None), None, 9, "loss", "min")
-    kept = LateCheckpoints(folder, asked, {}, lambda error, step: None)
+    kept = Checkpoints(folder, asked, {}, lambda error, step: None)
     module = tiny.module(scheduling=scheduling)
     callbacks = [rates, figures, BeforeUsers(kept), kept]
     trainer = lit.make_trainer(tiny.options(max_steps=None, **changes), callbacks, folder)

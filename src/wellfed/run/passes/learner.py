@@ -19,7 +19,7 @@ from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
 from wellfed.train.lightning.ceiling import replaced
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, Checkpoints
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
@@ -53,7 +53,7 @@ class Learner:
         Args:
             is_timed: the training is only timed. Of the user's callbacks only the hooks of its steps are called.
         """
-        before = [BeforeUsers(one) for one in last if isinstance(one, LateCheckpoints)]
+        before = [BeforeUsers(one) for one in last if isinstance(one, Checkpoints)]
         users = list(self.objects.callbacks.values())
         for user in users if is_timed else ():
             time_hooks(user, self.books.wall)

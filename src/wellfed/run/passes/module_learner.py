@@ -16,7 +16,7 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import BareBatches, TimedLoader
 from wellfed.train.lightning.callbacks.users import timed_hooks_of
 from wellfed.train.lightning.ceiling import HOOKS, replaced, steps_alone
-from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.user_module import additions
 from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
 from wellfed.train.memory import breakdown
@@ -45,7 +45,7 @@ class ModuleLearner(Learner):
         more = [SchedulersOfParts()] if options.accumulate > 1 else []
         non_finite = additions.NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=event)
         for checkpoints in last:
-            if isinstance(checkpoints, LateCheckpoints):
+            if isinstance(checkpoints, Checkpoints):
                 checkpoints.best_by_monitor = trainer.best_metric is None
         return super().training(options, [*callbacks, *more, non_finite], last, is_timed=is_timed)
 

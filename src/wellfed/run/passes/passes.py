@@ -49,8 +49,7 @@ from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
@@ -110,7 +109,7 @@ class Passes:
             self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, self._total_steps)
         self._eval_batches = EvalBatches(self._learner, rank)
         self.ceiling = CeilingPass(self._learner, self._loader)
-        self._checkpoints = LateCheckpoints(
+        self._checkpoints = Checkpoints(
             books.folder / CHECKPOINTS,
             CheckpointOptions(
                 trainer.checkpoint_every_steps,
@@ -321,7 +320,7 @@ class Passes:
     # -- after training -------------------------------------------------------------------------------------------
 
     def _latest_best_metric(self) -> float | None:
-        return self.figures.latest.get(f"val/{self._checkpoints.best.metric}")
+        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
 
     def _validate_last_step(self, step: int) -> None:
         """Validates unless the run has ended with a validation."""
@@ -347,8 +346,8 @@ class Passes:
             self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
-            step, picked = load_checkpoint(best)["global_step"], self._checkpoints.best
-            by = f"best {picked.mode} of val/{picked.metric}"
+            step, picked = load_checkpoint(best)["global_step"], self._checkpoints
+            by = f"best {picked.best_mode} of val/{picked.best_metric}"
             tested = f"the weights of {BEST} of step {step} ({by})"
             if any(type(one).__name__ == "ModelCheckpoint" for one in self._learner.objects.callbacks.values()):
                 tested += "; your ModelCheckpoint keeps files of its own"

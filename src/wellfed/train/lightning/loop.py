@@ -2,15 +2,14 @@
 
 In each step Lightning calls two dozen hooks and half a dozen closures, which do nothing here. On a small network they
 take as long as the network. `StepLoop` skips them, and counts as Lightning does. It uses private attributes of
-Lightning 2.6; if they are missing, Lightning's own loop runs.
+Lightning 2.6.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
-from operator import attrgetter
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -23,28 +22,6 @@ from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.users import nobody_logs
 from wellfed.train.lightning.hooks import calls_of
 from wellfed.train.lightning.module import StepModule
-
-_INSIDES = attrgetter(
-    "_restarting",
-    "_results.batch",
-    "_skip_next_val",
-    "_should_check_val_fx",
-    "_should_check_val_epoch",
-    "trainer._signal_connector.received_sigterm",
-    "trainer.lightning_module._current_fx_name",
-    "trainer.fit_loop._data_fetcher.combined_loader._iterator.iterators",
-    "trainer._val_check_time_interval",
-    "_batches_that_stepped",
-    "batch_progress.current.ready",
-    "batch_progress.total.processed",
-    "scheduler_progress.total.ready",
-    "automatic_optimization.optim_progress.optimizer.step.total.completed",
-    "automatic_optimization.optim_progress.optimizer.zero_grad.total.started",
-    "trainer._logger_connector._first_loop_iter",
-    "trainer._logger_connector.on_batch_end",
-    "trainer._logger_connector.update_train_step_metrics",
-)
-"""Private attributes of Lightning that `StepLoop` uses."""
 
 
 class StepLoop(_TrainingEpochLoop):
@@ -74,9 +51,7 @@ class StepLoop(_TrainingEpochLoop):
         self._is_direct = False
         module = self.trainer.lightning_module
         if is_alone and type(module) is StepModule and module.listener is None:
-            with suppress(AttributeError):
-                _INSIDES(self)
-                self._is_direct = not data_fetcher.batches and len(_loaders_of(data_fetcher)) == 1
+            self._is_direct = not data_fetcher.batches and len(_loaders_of(data_fetcher)) == 1
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     def _counts_steps(self) -> bool:

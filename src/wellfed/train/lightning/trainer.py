@@ -29,6 +29,7 @@ from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together, overrides
+from wellfed.train.lightning.loop import StepLoop
 
 # Each Trainer looks for packages with callbacks, which reads the metadata of all packages.
 registry.entry_points = cache(registry.entry_points)
@@ -99,11 +100,8 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         plugins=more.pop("plugins", [PlainCheckpointIO()]),
         **more,
     )
-    with suppress(ImportError):  # another version of Lightning has other private modules
-        from wellfed.train.lightning.loop import StepLoop
-
-        lightnings = trainer.fit_loop.epoch_loop
-        trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
+    lightnings = trainer.fit_loop.epoch_loop
+    trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
     return trainer
 
 

@@ -11,8 +11,7 @@ from tests.kit import tiny
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures, name_in_metrics
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -58,7 +57,7 @@ class Logs(pl.LightningModule):
 Told = dict[str, dict[int, float]]
 
 
-def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> tuple[pl.Trainer, Told, LateCheckpoints]:
+def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> tuple[pl.Trainer, Told, Checkpoints]:
     """Trains three epochs of three batches; returns ``{split/name: {step: value}}`` and the checkpoints."""
     told: Told = {}
 
@@ -71,7 +70,7 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
     figures = Figures(take, every=log_every, stop_on_nan=False)
     best = {"best_metric": "loss", "best_mode": "min", **best}
     asked = CheckpointOptions(None, None, 9, **best)
-    kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)
+    kept = Checkpoints(folder, asked, figures.latest, lambda error, step: None)
     kept.best_by_monitor = True
     options = tiny.options(max_steps=None, max_epochs=3)
     before = [figures, BeforeUsers(kept)]
@@ -129,9 +128,9 @@ def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
 )
 def test_best_is_by_the_figure_that_callbacks_go_by(tmp_path: Path, callbacks: Any, best: Any, file: str) -> None:
     _, told, kept = trained(Logs(callbacks), tmp_path)
-    assert (kept.best.metric, kept.best.mode) == best
+    assert (kept.best_metric, kept.best_mode) == best
     pick = max if best[1] == "max" else min
-    assert kept.best.value == pick(told[f"val/{file}"].values())
+    assert kept.best_value == pick(told[f"val/{file}"].values())
     assert (tmp_path / "best.ckpt").exists()
 
 

@@ -21,8 +21,7 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd, ranks_agree_now
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.plain_model.scheduling import Scheduling
@@ -112,7 +111,7 @@ class SignalInHook(tiny.Lightnings):
 )
 def test_a_signal_in_a_modules_hook_waits_for_its_end(tmp_path: Path, hook: str, step: int, stops_at: int) -> None:
     request, module = StopRequest(), SignalInHook(hook, step)
-    saves = LateCheckpoints(tmp_path, CheckpointOptions(100, None, 9, "loss", "min"), {}, lambda *_: None)
+    saves = Checkpoints(tmp_path, CheckpointOptions(100, None, 9, "loss", "min"), {}, lambda *_: None)
     last = [saves, StopAtStepEnd(request, saves.save_before_end, saves.call_when_over)]
     trainer = make_user_trainer(tiny.options(), [BeforeUsers(saves)], tmp_path, last=last, loggers=[])
     with request.listening(), pytest.raises(Stopped):
@@ -295,7 +294,7 @@ def with_plateau(
     figures = Figures(
         lambda split, values, **at: rows.append((split, at["step"], values["loss"])), every=2, stop_on_nan=True
     )
-    saves = LateCheckpoints(folder, CheckpointOptions(save_every, None, 9, "loss", "min"), {}, lambda *_: None)
+    saves = Checkpoints(folder, CheckpointOptions(save_every, None, 9, "loss", "min"), {}, lambda *_: None)
     request = StopRequest()
     at_stop = StopAtStepEnd(request, saves.save_before_end, saves.call_when_over)
     plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)

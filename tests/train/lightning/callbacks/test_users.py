@@ -21,8 +21,7 @@ from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors, steps_only
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -39,7 +38,7 @@ def trained(
     """Trains with the user's callbacks as a run does; returns Trainer, module and the latest metrics."""
     figures = Figures(lambda split, values, **_: None, every=2, stop_on_nan=True)
     asked = CheckpointOptions(changes.pop("save_every", 1), None, 99, "loss", "min")
-    kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)
+    kept = Checkpoints(folder, asked, figures.latest, lambda error, step: None)
     module = tiny.module(is_monitored=bool(users))
     trainer = make_user_trainer(
         tiny.options(**{"max_steps": None, "max_epochs": 3, **changes}),
@@ -146,7 +145,7 @@ def test_an_average_is_not_saved_as_the_weights_after_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full when the training ends, and has space again when the callbacks have ended it."""
-    save, failures = pl.Trainer.save_checkpoint, [OSError(28, "No space left on device")] * 2
+    save, failures = pl.Trainer.save_checkpoint, [OSError(28, "No space left on device")]
 
     def full_for_a_while(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
         if self.global_step == 9 and "last" in path.name and failures:

@@ -22,9 +22,8 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints import checkpoint_files
 from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
-from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
-from wellfed.train.lightning.checkpoints.finite_check import is_finite, no_longer_finite, unset_buffers
-from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers
+from wellfed.train.lightning.checkpoints.finite_check import is_finite
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -47,21 +46,6 @@ def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
         "last-2.ckpt": 6,
     }
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("has_own_loop", [True, False])
-def test_checkpoints_within_an_epoch_need_no_loop_of_our_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_loop: bool
-) -> None:
-    """Another version of Lightning may lack the modules that it builds on."""
-    if not has_own_loop:
-        monkeypatch.setitem(sys.modules, "wellfed.train.lightning.loop", None)  # its import fails
-    saved: list[int] = []
-    asked = CheckpointOptions(2, None, 9, "loss", "min")
-    told = {"on_saved": lambda step, name: saved.append(step)}
-    late = LateCheckpoints(tmp_path, asked, {}, lambda error, step: None, **told)
-    tiny.fit(tiny.module(), tmp_path, [BeforeUsers(late), late], max_steps=None, max_epochs=3)
-    assert saved == [2, 4, 6, 8, 9]
 
 
 def test_without_a_step_count_each_epoch_is_saved(tmp_path: Path) -> None:
@@ -99,7 +83,8 @@ def test_best_follows_the_metric_in_its_direction_and_is_the_later_of_equals(
         def on_validation_epoch_end(self, *_: Any) -> None:
             metrics["val/loss"] = next(values)
 
-    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=5), [Values(), callback], tmp_path)
+    callbacks = [BeforeUsers(callback), Values(), callback]
+    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=5), callbacks, tmp_path)
     lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(), None)
     assert step_of(tmp_path / "best.ckpt") == 3 * best
 
@@ -111,9 +96,9 @@ def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) ->
     second = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "last.ckpt", max_steps=3)
     second.validated_at_end(0.2, 3)
-    assert (second.best.value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
     second.validated_at_end(0.05, 3)
-    assert (second.best.value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
 
 
 def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
@@ -209,13 +194,13 @@ def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
     metrics = {"val/loss": 0.5}
     callback = tiny.checkpoints(tmp_path, every_steps=None, metrics=metrics)
     torch.manual_seed(3)
-    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=4), [callback], tmp_path)
+    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=4), [BeforeUsers(callback), callback], tmp_path)
     with pytest.raises(NonFiniteLoss):
         lit.fit(trainer, tiny.module(model=Breaks(True)), tiny.loader(), tiny.eval_loader(), None)
     assert step_of(tmp_path / "best.ckpt") == step_of(tmp_path / "last.ckpt") == 3
     for value in (math.nan, math.inf, -math.inf):
         callback.validated_at_end(value, 3)
-    assert callback.best.value == 0.5
+    assert callback.best_value == 0.5
 
 
 def test_a_run_that_is_stopped_keeps_the_good_one_and_ends_as_it_was_to(
@@ -265,17 +250,6 @@ def _fail_at(steps: Container[int], monkeypatch: pytest.MonkeyPatch) -> None:
         save(self, path, *rest, **more)
 
     monkeypatch.setattr(pl.Trainer, "save_checkpoint", full)
-
-
-def test_failed_saves_are_warned_of_until_one_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _fail_at((2, 3, 4, 6), monkeypatch)
-    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path, every_steps=1)], max_steps=7)
-    told = [line for line in caplog.messages if "can't be written" in line]
-    assert [line.partition(" of ")[2].partition("): ")[0] for line in told] == [
-        f"step {step} can't be written (failures in a row: {number}" for step, number in ((2, 1), (3, 2), (6, 1))
-    ]
 
 
 @pytest.mark.parametrize("is_full", [True, False])
@@ -402,17 +376,6 @@ def test_a_single_weight_is_seen(name: str, value: float) -> None:
     assert not is_finite(module)
 
 
-def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
-    """A buffer that was NaN before training is empty, and may stay NaN."""
-    module = Odd()
-    module.register_buffer("later", torch.full((2,), math.nan))
-    assert is_finite(module, unset_buffers(module))
-    module.register_buffer("running_mean", torch.ones(2))
-    assert is_finite(module, {"later"})
-    module.running_mean[1] = math.nan
-    assert not is_finite(module, {"later"})
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_so_is_a_loss_since_the_last_row(value: float) -> None:
     module = tiny.module()
@@ -422,11 +385,6 @@ def test_so_is_a_loss_since_the_last_row(value: float) -> None:
     assert not is_finite(module)
     module.plain.totals.take()
     assert is_finite(module)
-
-
-@pytest.mark.parametrize(("steps", "words"), [((3, 5), "within the steps 3 to 5;"), ((5, 5), "in step 5;")])
-def test_it_is_said_when(steps: tuple[int, int], words: str) -> None:
-    assert words in no_longer_finite(*steps)
 
 
 @pytest.mark.simulated(cards=1)
@@ -450,7 +408,7 @@ def test_a_file_that_was_cut_or_changed_is_not_intact(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     content = {"w": torch.arange(5000.0)}
     for damage in (None, lambda: flip(path, 0.5), lambda: path.write_bytes(path.read_bytes()[:-100]), path.unlink):
-        checkpoint_files.write(path, lambda temporary: torch.save(content, temporary))
+        torch.save(content, path)
         assert checkpoint_files.is_intact(path)
         if damage is not None:
             damage()
@@ -461,13 +419,12 @@ def test_a_write_that_fails_keeps_the_file_before_and_leaves_nothing(tmp_path: P
     path = tmp_path / "a.ckpt"
     path.write_text("before")
 
-    def fail(temporary: Path) -> None:
-        temporary.write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail() -> None:
+        with checkpoint_files.replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        checkpoint_files.write(path, fail)
+        fail()
     assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
     assert path.read_text() == "before"
-    with pytest.raises(FileNotFoundError):
-        checkpoint_files.write(tmp_path / "none" / "a.ckpt", fail)

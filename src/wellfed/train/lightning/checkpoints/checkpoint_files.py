@@ -1,41 +1,30 @@
-"""Names, writing and checking of checkpoint files. Needs only the standard library."""
+"""Names, replaces and checks of checkpoint files. Needs only the standard library."""
 
 from __future__ import annotations
 
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 """Names of checkpoint files."""
 
 
-def write(path: Path, save: Callable[[Path], None]) -> None:
-    """Writes a file beside its target, flushes it to disk and renames it. Removes it on failure.
-
-    Args:
-        save: writes the file at the given path.
-    """
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path beside a file. What is written there takes the file's place, or is removed on failure."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.touch()  # raises an OSError where the file can't be made; torch.save would hide it
-        save(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        replace(temporary, path)
+        yield temporary
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def replace(temporary: Path, path: Path) -> None:
-    """Renames a file over another; flushes the folder to disk if the system can."""
-    temporary.replace(path)
-    with suppress(OSError):
+    with suppress(OSError):  # not every system can flush a folder to disk
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)

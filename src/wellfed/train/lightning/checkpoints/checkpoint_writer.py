@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -14,6 +13,7 @@ import torch
 from wellfed.errors import first_line
 from wellfed.train.lightning.checkpoints import checkpoint_files
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
+from wellfed.train.lightning.checkpoints.plain_checkpoint import save_flushed
 
 _LOG = logging.getLogger(__name__)
 BEST_VALUES = "best"
@@ -37,37 +37,33 @@ class CheckpointWriter:
         """Step of ``last.ckpt`` if this process has written or loaded it, else -1."""
         self.is_last_sound = False
         """Whether this process has written or loaded ``last.ckpt``. A damaged one is not loaded."""
-        self._failures = 0
-        """Failed saves of ``last.ckpt`` since the last good one."""
         self._keep_last = keep_last
         self._on_disk_error, self._on_saved = on_disk_error, on_saved
 
     def write(self, trainer: pl.Trainer, name: str) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
-        temporary, failure = self.folder / f".{name}.tmp", None
+        failure: BaseException | None = None
         try:
-            trainer.save_checkpoint(temporary)
+            if trainer.is_global_zero:
+                with checkpoint_files.replacing(self.folder / name) as temporary:
+                    self._save(trainer, temporary)
+                    if name == LAST:
+                        self._rotate()
+            else:
+                self._save(trainer, self.folder / name)
         except (OSError, RuntimeError) as error:
             if not is_disk_error(error):
                 raise
             failure = error
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
-        if trainer.is_global_zero:
-            failure = failure or self._rename(temporary, name)
-            if failure is not None:
-                with suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            self._on_disk_error(error, trainer.global_step)
         if name == LAST:
             self.failure = failure
-            self._failures = 0 if failure is None else self._failures + 1
-            if self._failures.bit_count() == 1:  # the first, second, fourth and so on: each step may save
+            if failure is not None:
                 _LOG.warning(
-                    "%s of step %d can't be written (failures in a row: %d): %s. Earlier checkpoints are kept. "
-                    "Free space on the disk: the next checkpoint tries again.",
-                    *(self.folder / LAST, trainer.global_step, self._failures, first_line(failure)),
+                    "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
+                    "next checkpoint tries again.",
+                    *(self.folder / LAST, trainer.global_step, first_line(failure)),
                 )
-        if failure is not None:
-            self._on_disk_error(failure, trainer.global_step)
         is_written: bool = failure is None
         if trainer.world_size > 1:
             is_written = trainer.strategy.broadcast(is_written)
@@ -77,24 +73,26 @@ class CheckpointWriter:
             self._on_saved(trainer.global_step, name)
         return is_written
 
+    def _save(self, trainer: pl.Trainer, path: Path) -> None:
+        try:
+            trainer.save_checkpoint(path)
+        except (OSError, RuntimeError) as error:
+            if is_disk_error(error):
+                trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
+            raise
+
     def copy_to_best(self, values: dict[str, float]) -> bool:
         """Writes ``last.ckpt`` with these values as ``best.ckpt``; returns whether it could."""
         try:
             state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
-            content = {**state, BEST_VALUES: values}
-            checkpoint_files.write(self.folder / BEST, lambda path: torch.save(content, path))
+            with checkpoint_files.replacing(self.folder / BEST) as temporary:
+                save_flushed({**state, BEST_VALUES: values}, temporary)
         except (OSError, RuntimeError) as error:
             if not is_disk_error(error):
                 raise
             self._on_disk_error(error, self.last_step)
             return False
         return True
-
-    def delete_oldest(self) -> None:
-        """Deletes the oldest checkpoint, which the next save of ``last.ckpt`` would replace, if that one is sound."""
-        if self._keep_last > 1 and self.is_last_sound:
-            with suppress(OSError):
-                (self.folder / f"last-{self._keep_last - 1}.ckpt").unlink(missing_ok=True)
 
     def step_of_last(self) -> int | None:
         """Returns the step of ``last.ckpt``; None without one."""
@@ -107,16 +105,6 @@ class CheckpointWriter:
         except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             _LOG.warning("%s can't be read: %s", self.folder / LAST, error)
             return None
-
-    def _rename(self, temporary: Path, name: str) -> OSError | None:
-        """Renames the file to its final name; returns the error if that fails."""
-        try:
-            if name == LAST:
-                self._rotate()
-            checkpoint_files.replace(temporary, self.folder / name)
-        except OSError as error:
-            return error
-        return None
 
     def _rotate(self) -> None:
         """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. A damaged last is not kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path, PurePath
@@ -12,8 +13,6 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from wellfed.train.lightning.checkpoints import checkpoint_files
-
 _LOG = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 _LEFT_OUT = object()
@@ -21,8 +20,6 @@ _LEFT_OUT = object()
 
 class PlainCheckpointIO(TorchCheckpointIO):
     """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
-
-    Files are written beside their target and flushed to disk. Lightning writes the whole file to memory first.
 
     Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only. They would
     refuse a file with objects.
@@ -34,13 +31,10 @@ class PlainCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         left_out: dict[str, str] = {}
         content = plain(checkpoint, left_out)
-        if "://" in str(path) or storage_options is not None:  # no local disk
-            super().save_checkpoint(content, path, storage_options)
+        if Path(path).name.startswith("."):  # ours: `CheckpointWriter` renames it
+            save_flushed(content, path)
         else:
-            target = Path(path)
-            is_users = not target.name.startswith(".")  # so that a removed run folder is not made again
-            target.parent.mkdir(parents=is_users, exist_ok=True)
-            checkpoint_files.write(target, lambda temporary: torch.save(content, temporary))
+            super().save_checkpoint(content, path, storage_options)
         new = {name: kind for name, kind in left_out.items() if name not in self._warned}
         if new:
             self._warned.update(new)
@@ -49,6 +43,15 @@ class PlainCheckpointIO(TorchCheckpointIO):
                 "weights-only.",
                 ", ".join(f"{name} ({kind})" for name, kind in new.items()),
             )
+
+
+def save_flushed(content: Any, path: Path) -> None:
+    """Writes a file and flushes it to disk, without a copy in memory, as Lightning makes it."""
+    path.parent.mkdir(exist_ok=True)  # not its parents: a removed run folder is not made again
+    path.touch()  # raises an OSError where the file can't be made; torch.save would hide it
+    torch.save(content, path)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
