@@ -121,6 +121,11 @@ def own_local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return launch.local_rank if launch is not None else int(text) if text.isdigit() else 0
 
 
+def gpu_label(node: int, gpu: int) -> str:
+    """Returns a GPU as reports name it: its number on the run's first machine, else with its node: ``node1/0``."""
+    return f"node{node}/{gpu}" if node else str(gpu)
+
+
 def share_of(total: int, rank: int, world_size: int) -> range:
     """Returns the positions, within a step, of the samples that a rank takes.
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 
 def fed_by(

@@ -6,8 +6,7 @@ from typing import Any
 from wellfed.monitor.board import Board
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.nvml.devices import Device
-from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.telemetry.series import HOST, Sample
 
 FULL = {
     **{"util_pct": 63.0, "sm_active_pct": 61.4, "mem_used_gib": 35.12, "power_w": 349.6, "temp_c": 55.0},
@@ -36,8 +35,7 @@ def sample(time_s: float, gpu: int, values: Mapping[str, float]) -> Sample:
 
 def board_of(*gpus: SeenGpu, num_cores: int = 4, ram_gib: float = 62.8, interval_s: float = 0.5) -> Board:
     """Returns a board without readings."""
-    options = {"num_cores": num_cores, "ram_gib": ram_gib, "interval_s": interval_s}
-    return Board(gpus, **options, trained_s=lambda from_s, to_s: to_s - from_s)
+    return Board(gpus, num_cores=num_cores, ram_gib=ram_gib, interval_s=interval_s)
 
 
 def filled_board(*gpus: SeenGpu) -> Board:

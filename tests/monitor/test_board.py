@@ -40,7 +40,7 @@ def test_mean_peak_and_energy_of_a_gpu():
     board = board_of(seen(0))
     for second, util_pct in enumerate((0, 50, 100)):
         board.add([sample(float(second), 0, {"util_pct": util_pct, "energy_j": 100.0 * second})])
-    figures = board.gpu_figures(2.0)["0"]
+    figures = board.figures(0)
     assert (figures["util_pct"]["mean"], figures["util_pct"]["max"], figures["energy_j"]) == (50, 100, 200)
 
 

@@ -6,8 +6,8 @@ from tests.kit.seen import sample
 from tests.kit.tables import rows_of
 from wellfed.errors import ConfigError
 from wellfed.monitor.curve_file import CurveFile
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import METRICS
+from wellfed.observe.telemetry.series import HOST
 
 
 def test_a_row_a_reading_is_on_disk_at_once(tmp_path):

@@ -3,7 +3,7 @@ from tests.kit.watched import h200, until
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.screens import plain_line
 from wellfed.monitor.seen_gpus import FoundGpus, find_gpus
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 
 def test_gpus_and_host_are_read_and_summed_up(fake_driver):
@@ -42,7 +42,7 @@ def test_what_happens_to_a_gpu_is_told(fake_driver):
         told = monitor.new_lines()
     assert "GPU 1 does not offer temp_c (not supported by this device)." in told
     assert any(line.startswith("GPU 0 is lost: NVML ") for line in told)
-    assert "(at the end lost; " in "\n".join(monitor.summary())
+    assert "(at the end lost)" in "\n".join(monitor.summary())
 
 
 def test_a_process_that_comes_later_is_named_by_the_memory_it_takes(fake_driver, monkeypatch):

@@ -3,7 +3,7 @@ import pytest
 from tests.kit.seen import board_of, sample, seen
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.monitor.monitor import summary_lines
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 
 def lines_of(*gpus, curves, problem=None, host=(), span_s=60.0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from wellfed.explain.diagnosis.run_tables import Series as Readings
 from wellfed.monitor.processes import GpuProcess
 from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import SLOW_S
-from wellfed.observe.telemetry.series import Sample, Summary
+from wellfed.observe.telemetry.series import ENERGY, HOST, Sample, levels
 
+_CURVES = frozenset({"util_pct", "sm_active_pct", "mem_used_gib", "power_w", "cpu_pct"})
+"""Figures that the summary at the end has."""
 KEPT_READINGS = 100_000
 """Readings of a curve that are kept for the verdict: 14 hours at two a second."""
 SILENT_S = 5.0
@@ -52,35 +53,31 @@ class Board:
         num_cores: int,
         ram_gib: float,
         interval_s: float,
-        trained_s: Callable[[float, float], float],
     ) -> None:
         """
         Args:
             num_cores: cores of the host. Its CPU time is shown as a share of all of them.
-            trained_s: returns the seconds to count between two times.
         """
         self.gpus, self.num_cores, self.ram_gib, self.interval_s = gpus, num_cores, ram_gib, interval_s
         self._lock = threading.Lock()
         self._curve_of = {gpu.index: "util_pct" if gpu.has_utilisation else "sm_active_pct" for gpu in gpus}
-        self._summary, self._trained_s = Summary(trained_s), trained_s
         self._latest: defaultdict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
         """Figure -> (time, value)."""
         self._read_at_s: dict[int, float] = {}
-        self._curves: defaultdict[int, Curve] = defaultdict(Curve)
+        self._curves: defaultdict[tuple[int, str], Curve] = defaultdict(Curve)
         self._lost: set[int] = set()
         self._processes: dict[int, Sequence[GpuProcess]] = {}
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""
         samples = [self._of_all_cores(one) if one.gpu == HOST else one for one in samples]
-        self._summary.add(samples)
         with self._lock:
             for sample in samples:
                 of_time = {name: (sample.time_s, value) for name, value in sample.values.items()}
                 self._latest[sample.gpu].update(of_time)
                 self._read_at_s[sample.gpu] = sample.time_s
-                if (value := sample.values.get(self._curve_of.get(sample.gpu, "cpu_pct"))) is not None:
-                    self._curves[sample.gpu].add(sample.time_s, value)
+                for name in _CURVES & sample.values.keys():
+                    self._curves[sample.gpu, name].add(sample.time_s, sample.values[name])
 
     def _of_all_cores(self, host: Sample) -> Sample:
         shares = {name: min(100.0, host.values[name] / self.num_cores) for name in ("cpu_pct",) if name in host.values}
@@ -124,12 +121,17 @@ class Board:
     def curve(self, gpu: int) -> tuple[Readings, Readings]:
         """Returns times in seconds and percent: utilisation, or SM activity of a MIG instance."""
         with self._lock:
-            return self._curves[gpu].arrays()
+            return self._curves[gpu, self._curve_of.get(gpu, "cpu_pct")].arrays()
 
-    def gpu_figures(self, now_s: float) -> dict[str, dict[str, Any]]:
-        """Returns ``gpus`` as in run.json: ``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}}``."""
-        return self._summary.entry(0, self._trained_s(0.0, now_s))
+    def figures(self, gpu: int) -> dict[str, Any]:
+        """Returns ``{util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}`` of a GPU or the host since the start.
 
-    def host_figures(self) -> dict[str, Any]:
-        """Returns ``{cpu_pct: {mean, ..., max, n}, mem_used_gib: ..., iowait_pct: ...}``; cpu_pct of all cores."""
-        return self._summary.host()
+        The host's ``cpu_pct`` is a share of all cores.
+        """
+        with self._lock:
+            found: dict[str, Any] = {
+                name: levels(curve.arrays()[1]) for (of, name), curve in self._curves.items() if of == gpu
+            }
+            if ENERGY in self._latest.get(gpu, {}):
+                found[ENERGY] = self._latest[gpu][ENERGY][1]  # counted from the start
+        return found

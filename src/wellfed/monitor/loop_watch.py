@@ -21,11 +21,10 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.csv_table import CsvTable
 from wellfed.observe.telemetry.gpu import WatchedGpu
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Phase, Sample
+from wellfed.observe.telemetry.series import HOST, Phase, Sample
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.record.entries import EventKind

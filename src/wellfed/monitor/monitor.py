@@ -18,7 +18,7 @@ from wellfed.monitor.seen_gpus import FoundGpus, SeenGpu
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.telemetry.series import HOST, Sample
 from wellfed.record.entries import EventKind
 from wellfed.units import gib, show_duration, show_energy, show_line
 
@@ -43,7 +43,6 @@ class Monitor(ExitStack):
             num_cores=psutil.cpu_count() or 1,
             ram_gib=gib(psutil.virtual_memory().total),
             interval_s=interval_s,
-            trained_s=progress.trained_s,
         )
         self._processes = ProcessSource(
             found.gpus,
@@ -109,14 +108,12 @@ class Monitor(ExitStack):
 
 def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
     """Returns the lines to print at the end, ``now_s`` seconds after the start; ``problem``: why there are no GPUs."""
-    figures = board.gpu_figures(now_s)
     lines, advised = [f"Watched for {show_duration(now_s)}."], dict[str, list[str]]()
     for gpu in board.gpus:
-        of_gpu = figures.get(str(gpu.index), {})
         (verdict, *more), advice = _verdict(board, gpu)
         trouble = board.trouble(gpu.index, now_s)
         lines.append(f"{gpu.title}: {verdict}{f' (at the end {trouble})' if trouble else ''}.")
-        lines += [f"  {line}" for line in [*more, *_gpu_lines(gpu, of_gpu)]]
+        lines += [f"  {line}" for line in [*more, *_gpu_lines(gpu, board.figures(gpu.index))]]
         if advice:
             advised.setdefault(advice, []).append(f"GPU {gpu.index}")
     if any(gpu.is_simulated for gpu in board.gpus):
@@ -155,7 +152,7 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
 
 
 def _host_lines(board: Board) -> list[str]:
-    lines, host = [], board.host_figures()
+    lines, host = [], board.figures(HOST)
     if cpu := host.get("cpu_pct"):
         lines.append(f"CPU: mean {cpu['mean']:.0f} %, peak {cpu['max']:.0f} % of {board.num_cores} cores")
     if memory := host.get("mem_used_gib"):

@@ -16,7 +16,7 @@ from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import print_text
 from wellfed.monitor.board import Board
 from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_duration
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"

@@ -12,6 +12,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import gpu_figures
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.sink import Sink
@@ -225,7 +226,7 @@ class Bookkeeper:
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         if self._watch is not None:
-            record.gpus = self._watch.gpus()
+            record.gpus = gpu_figures(self.folder, record.samples)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         record = self.record

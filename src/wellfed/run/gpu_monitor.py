@@ -19,7 +19,7 @@ from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Sample, Summary
+from wellfed.observe.telemetry.series import Sample
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
@@ -29,7 +29,7 @@ _KEPT_READINGS = 2000
 
 
 class MachineWatch:
-    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record.
+    """Reads this machine for telemetry.csv and the sink.
 
     Args:
         more: as for `gpus_to_watch`.
@@ -45,8 +45,6 @@ class MachineWatch:
         more: Collection[int] = (),
     ) -> None:
         self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
-        self._summary = Summary(progress.trained_s)
-        self._samples_before = journal.record.samples
         self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
         """The latest readings."""
         self.sampler = Sampler(
@@ -60,11 +58,6 @@ class MachineWatch:
         failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
         self.sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
 
-    def gpus(self) -> dict[str, Any]:
-        """Returns ``gpus`` of the record."""
-        trained_s = self._progress.trained_s(0.0, self._journal.time_s())
-        return self._summary.entry(self._journal.record.samples - self._samples_before, trained_s)
-
     def cost(self) -> TelemetryEntry:
         """Returns ``telemetry`` of the record."""
         return {"interval_s": self._interval_s, "cpu_frac": self.sampler.cpu_frac()}
@@ -72,7 +65,6 @@ class MachineWatch:
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
         self.latest.extend(samples)
-        self._summary.add(samples)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self._journal.event(kind, self._progress.step, **facts)

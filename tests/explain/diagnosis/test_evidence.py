@@ -9,7 +9,7 @@ from tests.kit.evidence_of import evidence
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 
 

@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.rules import verdict_rules
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 
 VERDICTS = {"unknown", "busy_machine", "too_few_steps", "machine_was_slower", "unexplained", "steps_varied"}

@@ -1,13 +1,12 @@
 """Tables of a run folder as columns, whole, cut off, or with odd cells."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.explain.diagnosis import run_tables
-from wellfed.explain.diagnosis.run_tables import PHASES, columns, curves, metric_curves, passes_ended
-from wellfed.observe.telemetry.machines import HOST, of_node
+from wellfed.explain.diagnosis.run_tables import PHASES, columns, curves, gpu_figures, metric_curves, passes_ended
+from wellfed.observe.telemetry.series import HOST
 
 
 def same(found, expected):
@@ -71,15 +70,31 @@ def test_curves_are_told_apart_by_gpu_and_know_their_phases(tmp_path):
     assert curves(tmp_path, ("util_pct",)) == {}
 
 
-@pytest.mark.parametrize("odd", ["", "2,train,0,x,\n"], ids=["whole", "with a cell that is no number"])
-def test_curves_of_other_machines_have_numbers_of_their_own(tmp_path, odd):
-    (tmp_path / "telemetry.csv").write_text(
-        "time_s,phase,gpu,util_pct,cpu_pct\n1,train,0,50,\n1,train,node1/0,70,\n1,train,node1/-1,,90\n" + odd
-    )
-    found = curves(tmp_path, ("util_pct", "cpu_pct"))
-    assert set(found) == {0, of_node(1, 0), of_node(1, HOST)}
-    same(found[of_node(1, 0)]["util_pct"], [70])
-    same(found[of_node(1, HOST)]["cpu_pct"], [90])
+def test_figures_are_over_training_and_energy_grows_where_it_ends(tmp_path):
+    rows = [
+        ("start", 0, "100", "", ""),
+        ("start", 0, "", "100", ""),
+        ("train", 0, "10", "150", ""),  # 50 J
+        ("train", -1, "", "", "300"),
+        ("checkpoint", 0, "30", "", ""),
+        ("train", 0, "", "0", ""),  # another process
+        ("validate", 0, "20", "30", ""),  # 30 J
+        ("test", 0, "100", "999", ""),
+    ]
+    lines = [
+        f"{at_s},1,{phase},{gpu},{util},{energy},{cpu}" for at_s, (phase, gpu, util, energy, cpu) in enumerate(rows)
+    ]
+    head = "time_s,step,phase,gpu,util_pct,energy_j,cpu_pct"
+    (tmp_path / "telemetry.csv").write_text("\n".join([head, *lines, ""]))
+    found = gpu_figures(tmp_path, 40)
+    assert found == {
+        "0": {
+            "util_pct": {"mean": 20, "p5": 11, "p50": 20, "p95": 29, "max": 30, "n": 3},
+            "energy_j": 80,
+            "energy_per_sample_j": 2,
+        }
+    }
+    assert gpu_figures(tmp_path / "none", 40) == {}
 
 
 def test_a_metric_s_values_with_their_steps(tmp_path):

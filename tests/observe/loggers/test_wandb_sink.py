@@ -106,7 +106,7 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert three.history == [{"step": 8, "train/loss": 2}]
     assert one.axes == {
         **dict.fromkeys(["train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"], "step"),
-        **dict.fromkeys(["gpu*", "host/*", "node*"], "telemetry/time_s"),
+        **dict.fromkeys(["gpu*", "host/*"], "telemetry/time_s"),
     }
     assert one.hidden == {"step", "telemetry/time_s"}
     assert {"test/loss": 0.125} in [entry.get("update") for entry in two.of_type("summary")]

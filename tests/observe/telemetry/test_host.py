@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from wellfed.observe.telemetry.host import HostSource, WholeHostSource, spent_cpu_s
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 BURNED_S = 0.4
 """The system counts in ticks of 10 ms, so a little less may show."""

@@ -5,8 +5,8 @@ from tests.fake_nvml.driver import Scenario
 from tests.kit.watched import a100, h200
 from wellfed.observe.nvml.gpm import FIGURES
 from wellfed.observe.telemetry.host import HostSource
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import GPU_METRICS, HOST_METRICS, SLOW_METRICS, prefix
+from wellfed.observe.telemetry.series import HOST
 
 
 def test_the_table_has_what_a_fully_equipped_gpu_gives_and_nothing_else(watch):

@@ -36,17 +36,6 @@ def test_a_phase_for_the_length_of_a_block(edges):
     assert (progress.phase, found) == ("train", [("train", "train"), ("test", "test")])
 
 
-def test_training_counts_between_any_two_times_with_what_comes_in_between():
-    now_s = [0.0]
-    progress = Progress(time_s=lambda: now_s[0])
-    for at_s, phase in [(2, "train"), (3, "validate"), (4, "train"), (6, "test"), (8, "train")]:
-        now_s[0] = at_s
-        progress.enter(phase)
-    assert progress.trained_s(0, 10) == 4 + 2  # 2 to 6, and from 8 on
-    assert progress.trained_s(0, 2) == progress.trained_s(6, 8) == 0
-    assert progress.trained_s(5, 9) == 1 + 1
-
-
 def test_the_time_in_each_phase_is_counted_and_how_often_it_came():
     now_s = [1.0]
     progress = Progress(time_s=lambda: now_s[0])

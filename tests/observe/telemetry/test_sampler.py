@@ -7,10 +7,9 @@ from tests.fake_nvml.driver import Hang, Scenario
 from tests.kit.watched import Heard, ScriptedSource, h200, until
 from wellfed.observe.telemetry import sampler as sampler_file
 from wellfed.observe.telemetry.gpu import WatchedGpu
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import next_beat
-from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.telemetry.series import HOST, Sample
 
 NEVER_S = 600.0
 """An interval in which only edges bring rounds."""

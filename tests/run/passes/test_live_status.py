@@ -6,8 +6,7 @@ from tests.kit.machines import H200
 from tests.plan.test_decide import config, planned
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator, Backend
-from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.telemetry.series import HOST, Sample
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper

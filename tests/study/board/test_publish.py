@@ -8,8 +8,8 @@ import pytest
 from tests.kit import made
 from tests.kit.wandb_files import Stored, stored
 from wellfed.config.schema import LoggerConfig, LoggerMode
-from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import TIME_AXIS
+from wellfed.observe.telemetry.series import HOST
 from wellfed.study.board import files as leaderboard_files
 from wellfed.study.board.publish import publish, unpublished
 from wellfed.study.ledger import Read

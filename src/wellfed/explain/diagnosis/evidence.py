@@ -15,10 +15,9 @@ from wellfed.explain.diagnosis import run_tables
 from wellfed.explain.diagnosis.curves.swing import RunSwings
 from wellfed.explain.diagnosis.run_tables import PHASES, Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes, WallTime, is_after_resume
-from wellfed.observe.telemetry.machines import HOST, is_host, named
-from wellfed.observe.telemetry.series import TRAINING
-from wellfed.observe.timing.readiness import summarise
-from wellfed.observe.timing.step_clock import PHASE_COLUMNS, WARMUP_STEPS, StepRow
+from wellfed.observe.telemetry.series import HOST
+from wellfed.observe.timing.readiness import StepTable, summarise
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record.entries import RankEntry, RunRecord
 
 _OF_STEPS = (
@@ -110,7 +109,7 @@ class Evidence:
     def telemetry(self) -> TrainingTelemetry:
         """Readings of GPUs and host during training. A run on the CPU has no GPUs: it watched those of others."""
         host_cores, on_cpu = self.record.machine.get("host_cores"), self.record.is_on_cpu
-        curves = {gpu: curve for gpu, curve in self.curves.items() if is_host(gpu) or not on_cpu}
+        curves = {gpu: curve for gpu, curve in self.curves.items() if gpu == HOST or not on_cpu}
         return TrainingTelemetry(curves, self.cores, host_cores, self._cores_of_other_ranks())
 
     def _cores_of_other_ranks(self) -> float:
@@ -196,10 +195,10 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     """Returns the record with rate and shares of the latest steps of the table, if the table has any."""
     number = len(table["step"])
     names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
-    if any(len(table[name]) != number for name in names):
+    if not number or any(len(table[name]) != number for name in names):
         return record
     latest = np.flatnonzero(is_after_resume(record, table))[-_LATEST:]
-    summary = summarise([_row(table, int(index)) for index in latest])
+    summary = summarise(StepTable.of_columns({name: column[latest] for name, column in table.items() if len(column)}))
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")
@@ -218,34 +217,9 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
 
 def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
     """Returns the record with figures of GPUs and host during training, where it lacks them."""
-    found: dict[int, dict[str, Any]] = {}
-    for gpu, curve in watched.items():
-        in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
-        for name in sorted(curve.keys() - {"time_s", "step", "phase"}):
-            values = curve[name][in_training & np.isfinite(curve[name])]
-            if len(values):
-                p5, p50, p95 = (float(level) for level in np.percentile(values, (5, 50, 95)))
-                mean, most = float(values.mean()), float(values.max())
-                figures = {"mean": mean, "p5": p5, "p50": p50, "p95": p95, "max": most, "n": len(values)}
-                found.setdefault(gpu, {})[name] = figures
+    found = run_tables.figures(watched)
     host = found.pop(HOST, {})
     if not record.host and {"cpu_pct", "rss_gib"} <= host.keys():
         record = replace(record, host={"cpu_pct": host["cpu_pct"]["mean"], "rss_gib": host["rss_gib"]["mean"]})
-    gpus = {str(named(gpu)): figures for gpu, figures in found.items() if not is_host(gpu)}
+    gpus = {str(gpu): figures for gpu, figures in found.items() if gpu != HOST}
     return replace(record, gpus=record.gpus or gpus)
-
-
-def _row(table: Mapping[str, Series], index: int) -> StepRow:
-    cells: dict[str, Any] = {
-        name: float(column[index])
-        for name, column in table.items()
-        if len(column) > index and np.isfinite(column[index])
-    }
-    counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
-    times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}
-    names = ("copy_ms", "build_ms", "build_cpu_ms", "launch_ms", *PHASE_COLUMNS)
-    optional: dict[str, Any] = {name: cells.get(name) for name in names}
-    asked_wait_ms = 0.0 if cells.get("ready") else float("inf")
-    num_micro = int(cells.get("num_micro") or 1)
-    warmup = bool(cells.get("warmup", index < WARMUP_STEPS))  # old tables have no marks
-    return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=warmup)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from wellfed.observe.telemetry.machines import HOST, is_host, numbered
-from wellfed.observe.telemetry.series import Phase
+from wellfed.observe.telemetry.metrics import METRICS
+from wellfed.observe.telemetry.series import ENERGY, HOST, TRAINING, Phase, levels
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
@@ -24,6 +24,8 @@ _MOST = 1e18
 """Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
+_COVERED_FRAC = 0.95
+"""Minimum share of the run after which the energy counter was still read, for energy per sample to be reported."""
 _NO_CODES: Mapping[str, int] = MappingProxyType({})
 _PHASE_CODES: Mapping[str, int] = {phase: index for index, phase in enumerate(PHASES)}
 
@@ -54,8 +56,7 @@ def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_C
 
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
-    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run. GPUs are numbered
-    as in `wellfed.observe.telemetry.machines`."""
+    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run."""
     found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_CODES)
     found = {name: column for name, column in found.items() if len(column)}
     if not {"phase", "gpu"} <= found.keys():
@@ -66,6 +67,47 @@ def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]
         int(gpu): {name: column[of_gpu == gpu] for name, column in found.items()}
         for gpu in np.unique(of_gpu[np.isfinite(of_gpu)])
     }
+
+
+def figures(watched: Mapping[int, Mapping[str, Series]]) -> dict[int, dict[str, Any]]:
+    """Returns ``{util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}`` of each GPU and host during training.
+
+    Args:
+        watched: result of `curves`.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for gpu, curve in watched.items():
+        in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
+        for name in METRICS:
+            column = curve.get(name, np.empty(0))
+            is_read = np.isfinite(column)
+            if name == ENERGY and is_read.any():
+                # Readings are also taken when training begins and ends. The counter begins anew with a process.
+                grown_j = np.maximum(np.diff(column[is_read]), 0.0)
+                found.setdefault(gpu, {})[name] = float(grown_j[in_training[is_read][1:]].sum())
+            elif len(values := column[in_training & is_read] if len(column) else column):
+                found.setdefault(gpu, {})[name] = levels(values)
+    return found
+
+
+def gpu_figures(folder: Path, samples: int) -> dict[str, dict[str, Any]]:
+    """Returns ``gpus`` of the record, from telemetry.csv.
+
+    Args:
+        samples: training samples so far, over all ranks.
+    """
+    watched = curves(folder, ("time_s", *METRICS))
+    found = {gpu: of_gpu for gpu, of_gpu in sorted(figures(watched).items()) if gpu != HOST}
+    ended_s = max((np.nanmax(curve["time_s"]) for curve in watched.values()), default=0.0)
+    for gpu, of_gpu in found.items():
+        is_whole = ENERGY in of_gpu and _last_read_s(watched[gpu], ENERGY) >= _COVERED_FRAC * ended_s
+        if samples > 0 and is_whole and of_gpu[ENERGY] > 0:
+            of_gpu["energy_per_sample_j"] = of_gpu[ENERGY] / samples
+    return {str(gpu): of_gpu for gpu, of_gpu in found.items()}
+
+
+def _last_read_s(curve: Mapping[str, Series], name: str) -> float:
+    return float(curve["time_s"][np.isfinite(curve[name])].max())
 
 
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
@@ -110,9 +152,6 @@ def _rows(chunk: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
     """Returns ``[rows, width]``, without lines of another width or without a line end."""
     whole = [line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1]
     text = b"".join(whole)
-    if b",node" in text:
-        text = numbered(text)
-        whole = text.splitlines(keepends=True)
     for label, number in spelt.items():
         text = text.replace(label, number)
     text = text.replace(b"\r", b"").replace(b"\n", b",").replace(b",,", b",nan,").replace(b",,", b",nan,")
@@ -190,7 +229,7 @@ class TrainingTelemetry:
     @property
     def gpus(self) -> list[int]:
         """Numbers of the watched GPUs."""
-        return sorted(gpu for gpu in self.curves if not is_host(gpu))
+        return sorted(gpu for gpu in self.curves if gpu != HOST)
 
     @cached_property
     def util_pct(self) -> float | None:

@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.gains.device_load import used_cards
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
-from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.telemetry.series import HOST
 from wellfed.observe.timing.interval import half_width
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.record.entries import RunRecord, differences
@@ -333,7 +333,7 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 def _watched(both: Comparison) -> Iterator[Compared]:
     gpus = dict.fromkeys([*both.a.telemetry.gpus, *both.b.telemetry.gpus])
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
-        what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
+        what = "CPU cores busy" if gpu == HOST else f"GPU {gpu}: utilisation"
         curves = [one.telemetry.curve(name, gpu) for one in (both.a, both.b)]
         means = [Estimate.of_mean(curve) for curve in curves]
         shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]

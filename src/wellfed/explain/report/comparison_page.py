@@ -15,7 +15,7 @@ from wellfed.explain.report.comparison import Comparison, compared_rows, device
 from wellfed.explain.report.pictures.picture_parts import binned, readings
 from wellfed.explain.report.pictures.run_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.step_time_picture import PARTS
-from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_ms
 
 _COLOURS: tuple[Colour, ...] = ("three", "one", "two", "good", "test", "validate", "bad", "four")
@@ -77,7 +77,7 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
     told = []
     for letter, each in found.items():
         for gpu, (_, busy_pct) in each.items():
-            of, mean = "" if gpu == HOST else f"GPU {named(gpu)} ", scale * float(np.mean(busy_pct))
+            of, mean = "" if gpu == HOST else f"GPU {gpu} ", scale * float(np.mean(busy_pct))
             told.append(f"{letter}: {of}mean {mean:.0f} %" if on_gpu else f"{letter}: mean {mean:.2f}")
     gpus = list(dict.fromkeys(gpu for each in found.values() for gpu in each))
     charts = []
@@ -89,7 +89,7 @@ def _busy(runs: Runs) -> Iterator[PagePicture]:
         }
         charts.append(
             Chart(
-                title=f"GPU {named(gpu)}" if len(gpus) > 1 else "",
+                title=f"GPU {gpu}" if len(gpus) > 1 else "",
                 unit=unit,
                 axis=axis,
                 curves=_overlaid(runs, shown),

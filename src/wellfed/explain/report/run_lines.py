@@ -17,7 +17,6 @@ from wellfed.explain.diagnosis.finding import LEARNING
 from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.explain.diagnosis.step_times import show_phases
-from wellfed.observe.telemetry.machines import label_of
 from wellfed.record.entries import FindingEntry, RunRecord, SwingEntry
 from wellfed.record.provenance import engine_version
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
@@ -187,7 +186,7 @@ def swing_line(swing: SwingEntry) -> str:
 
 def gpu_lines(record: RunRecord) -> list[str]:
     """Returns a line for each GPU with NVML's figures of training; of many GPUs only the idlest."""
-    names = {label_of(gpu): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
+    names = {str(gpu.get("index", "")): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
     shown, lines = list(record.gpus), list[str]()
     if len(shown) > MOST_GPUS:
         utils = {gpu: figure_of(figures, "util_pct", "mean") for gpu, figures in record.gpus.items()}
@@ -245,7 +244,7 @@ def machine_lines(record: RunRecord) -> list[str]:
     sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
     of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
     lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]
-    gpus = [(label_of(gpu), _kind_of(gpu)) for gpu in machine.get("gpus", ())]
+    gpus = [(str(gpu.get("index", "")), _kind_of(gpu)) for gpu in machine.get("gpus", ())]
     if len(gpus) > MOST_GPUS:
         lines += [f"{number:,} GPUs: {kind}" for kind, number in Counter(kind for _, kind in gpus).items()]
     else:

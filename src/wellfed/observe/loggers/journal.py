@@ -14,7 +14,6 @@ from wellfed.errors import first_line
 from wellfed.masking import hidden_in
 from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column, read_rows
 from wellfed.observe.loggers.sink import Sink
-from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
@@ -220,7 +219,7 @@ class Journal:
 def telemetry_line(sample: Sample) -> str:
     """Returns the line of telemetry.csv."""
     values = sample.values
-    cells = [cell(sample.time_s), str(sample.step), sample.phase, str(named(sample.gpu))]
+    cells = [cell(sample.time_s), str(sample.step), sample.phase, str(sample.gpu)]
     cells += [
         "" if (value := values.get(name)) is None else f"{value:.6g}" if 0 <= value < LARGE else cell(value)
         for name in _TELEMETRY_FIGURES

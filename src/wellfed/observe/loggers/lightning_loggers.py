@@ -142,6 +142,12 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
     def text(self, name: str, text: str, step: int | None) -> None:
         self.experiment.add_text(name, text, step or 0)
 
+    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
+        self.forward = None
+        # Adds the run to TensorBoard's table of hyper-parameters.
+        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
+        super().close(summary, step, is_ok=is_ok)
+
 
 class _Mlflow(_OfRun, MLFlowLogger):
     shows_media = True

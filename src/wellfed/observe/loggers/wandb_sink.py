@@ -25,7 +25,7 @@ _FLUSH_S = 0.1
 """Maximum seconds that wandb buffers rows. With its default, a killed run loses 15 s (wandb PR 12742)."""
 _AXES = {
     "step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"),
-    TIME_AXIS: ("gpu*", "host/*", "node*"),
+    TIME_AXIS: ("gpu*", "host/*"),
 }
 """Axis of each group of metrics. wandb takes ``*`` at the end only."""
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})

@@ -16,8 +16,7 @@ import psutil
 
 from wellfed.observe.hardware.cgroup import cgroup_limits
 from wellfed.observe.hardware.detect import available_gib
-from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Reading, Source
+from wellfed.observe.telemetry.series import HOST, Reading, Source
 from wellfed.units import gib
 
 SHORTEST_S = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from wellfed.observe.telemetry.machines import is_host, named
+from wellfed.observe.telemetry.series import HOST
 
 SLOW_S = 5.0
 """Seconds between readings of metrics that change slowly or are expensive. At least telemetry.interval_s."""
@@ -25,13 +25,9 @@ TIME_AXIS = "telemetry/time_s"
 """Axis of the curves in wandb."""
 
 
-@cache
 def prefix(gpu: int) -> str:
-    """Returns the prefix of a figure's name: ``gpu0``, ``host`` or ``node1/gpu0``."""
-    if is_host(gpu):
-        return str(named(gpu)).replace("-1", "host")
-    *node, index = str(named(gpu)).split("/")
-    return "/".join([*node, f"gpu{index}"])
+    """Returns the prefix of a figure's name: ``gpu0`` or ``host``."""
+    return "host" if gpu == HOST else f"gpu{gpu}"
 
 
 @cache

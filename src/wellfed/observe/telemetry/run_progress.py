@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,8 +17,6 @@ class Progress:
     def __init__(self, step: int = 0, *, time_s: Callable[[], float] = time.monotonic) -> None:
         """``time_s``: the clock of the readings."""
         self._time_s = time_s
-        self._trained: tuple[tuple[float, float], ...] = ()
-        """Begin and end of each training interval, open for the current one. Replaced as a whole for other threads."""
         self.step = step
         """Optimizer steps done."""
         self.phase: Phase = "start"
@@ -45,17 +42,8 @@ class Progress:
         self._total_s[self.phase] += now_s - self._entered_at_s
         self._entered_at_s = now_s
         if (self.phase in TRAINING) != (phase in TRAINING):
-            if phase in TRAINING:
-                self._trained = (*self._trained, (now_s, math.inf))
-            else:
-                *earlier, (began_at_s, _) = self._trained
-                self._trained = (*earlier, (began_at_s, now_s))
             self.on_edge(self.phase)  # before the phase changes, so that the last reading counts to the old phase
         self.phase = phase
-
-    def trained_s(self, from_s: float, to_s: float) -> float:
-        """Returns the seconds of training between two times, validations and checkpoints included."""
-        return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in self._trained)
 
     def spent(self, until_s: float | None = None) -> dict[Phase, tuple[float, int]]:
         """Returns the seconds in each phase so far, and how often it was entered from another.

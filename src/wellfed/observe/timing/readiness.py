@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -101,6 +101,16 @@ class StepTable:
     def of(cls, rows: Rows) -> StepTable:
         """Returns a table of rows."""
         return rows if isinstance(rows, StepTable) else cls(figures=_figures(rows))
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Column]) -> StepTable:
+        """Returns a table from columns of steps.csv, which has ``ready`` in place of the wait that decides it."""
+        figures = np.full((len(columns["step"]), len(_PLACES)), np.nan)
+        for name in _PLACES.keys() & columns.keys():
+            figures[:, _PLACES[name]] = columns[name]
+        figures[:, _PLACES["warmup"]] = np.nan_to_num(figures[:, _PLACES["warmup"]])
+        figures[:, _PLACES["asked_wait_ms"]] = np.where(columns["ready"] == 1, 0.0, np.inf)
+        return cls(figures=figures)
 
     @property
     def figures(self) -> Column:

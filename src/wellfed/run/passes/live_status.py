@@ -11,9 +11,8 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report.last_screen import show_of_budget, show_utilisation
-from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.observe.telemetry.metrics import SLOW_S
-from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.telemetry.series import HOST, Sample
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.units import show_count, show_gib
@@ -59,7 +58,7 @@ class LiveStatus:
     def _utilisation(self, latest: Sequence[Sample]) -> Iterator[Text]:
         by_gpu: dict[int, list[float]] = {}
         for sample in latest:
-            if "util_pct" in sample.values and not is_host(sample.gpu):
+            if "util_pct" in sample.values and sample.gpu != HOST:
                 by_gpu.setdefault(sample.gpu, []).append(sample.values["util_pct"])
         yield from show_utilisation([sum(values) / len(values) for values in by_gpu.values()])
 
@@ -69,7 +68,7 @@ class LiveStatus:
             yield Text(f"mem {show_of_budget(held_gib, self._plan.device.memory_gib)}")
 
     def _power(self, readings: Sequence[Sample], now_s: float) -> Iterator[Text]:
-        latest = [one for one in readings if one.time_s >= now_s - LATEST_POWER_S and not is_host(one.gpu)]
+        latest = [one for one in readings if one.time_s >= now_s - LATEST_POWER_S and one.gpu != HOST]
         watts = {one.gpu: one.values["power_w"] for one in latest if "power_w" in one.values}
         if watts:
             yield Text(f"{sum(watts.values()):.0f} W")

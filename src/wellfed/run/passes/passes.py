@@ -18,12 +18,11 @@ from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.streams.stream_ranks import StepsOfRanks
 from wellfed.errors import ConfigError, LastSaveFailed
 from wellfed.observe.loggers.log_media import logged_to
-from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import LOGGING, VALIDATION
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
-from wellfed.ranks import launched, own_local_rank
+from wellfed.ranks import gpu_label, launched, own_local_rank
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import load_checkpoint
@@ -271,7 +270,7 @@ class Passes:
     def _rank_figures(self, others: OtherRanks) -> RankFigures:
         launch, books = launched(), self._books
         node = 0 if launch is None else launch.node
-        gpu = str(named(of_node(node, own_local_rank()))) if self._options.accelerator == "gpu" else None
+        gpu = gpu_label(node, own_local_rank()) if self._options.accelerator == "gpu" else None
         quota = books.record.machine.get("cpu_quota_cores")
         about = {"rank": self._rank, "node": node, "gpu": gpu, "cpu_quota_cores": quota}
         return RankFigures(

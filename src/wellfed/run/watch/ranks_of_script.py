@@ -23,10 +23,9 @@ from wellfed.errors import first_line
 from wellfed.monitor.loop_watch import used_gpus
 from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
-from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.ranks import Launch, launched
+from wellfed.ranks import Launch, gpu_label, launched
 from wellfed.record.entries import RankEntry
 from wellfed.run.ranks import store as stores
 from wellfed.run.ranks.rank_figures import RankFigures
@@ -243,7 +242,7 @@ class RankOfScript:
         gpu = self.fullest_gpu()
         assert self.store is not None
         if gpu is not None and torch.cuda.device_count() >= self.store.launch.devices:  # else each has its own numbers
-            self._about["gpu"] = str(named(of_node(self._about["node"], gpu)))
+            self._about["gpu"] = gpu_label(self._about["node"], gpu)
 
 
 def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,6 +18,7 @@ from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.gains.pauses import are_of_epochs
 from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.diagnosis.run_tables import gpu_figures
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
@@ -27,10 +27,9 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.nvml.visible import same_uuid
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import spent_cpu_s
-from wellfed.observe.telemetry.machines import is_host
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Phase, Sample, Summary
+from wellfed.observe.telemetry.series import HOST, Phase, Sample
 from wellfed.observe.timing.readiness import Rows, StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record.entries import EventKind, PlanEntry, RankEntry, RunRecord
@@ -44,8 +43,6 @@ INTERVAL_S = 0.5
 """Seconds between readings of GPUs and host."""
 _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
-_MOST_LATE = 10_000
-"""Maximum number of readings after the latest sign of the training that count once there is another one."""
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -94,8 +91,6 @@ class ScriptRecord(RankOfScript):
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
         self._numbers: dict[int, int] | None = None
         """CUDA's numbers of the watched GPUs where they may be others than NVML's; None = they are the same."""
-        self._late: deque[Sample] = deque(maxlen=_MOST_LATE)
-        """Readings after the latest sign of the training."""
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
@@ -123,7 +118,6 @@ class ScriptRecord(RankOfScript):
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
         self.journal.save()
-        self._summary = Summary(self.progress.trained_s)
         self._sampler = Sampler(
             self._read, self._event, interval_s=INTERVAL_S, progress=self.progress, time_s=self.journal.time_s
         )
@@ -253,10 +247,10 @@ class ScriptRecord(RankOfScript):
     def _fill_in(self) -> None:
         record, summary = self.record, self.journal.summary()
         self._add_settings()
-        self._add_readings()
+        assert self.folder is not None
         until_s = self.seen_s - self.origin_s
-        if self._late:
-            self.journal.drop_readings_after(until_s + INTERVAL_S)
+        # What the script does later is no training. A reading describes the time before it.
+        self.journal.drop_readings_after(until_s + INTERVAL_S)
         if summary is not None:
             record.throughput, record.time = summary.throughput(self._unit), summary.time()
             record.readiness_frac = summary.readiness_frac
@@ -266,8 +260,7 @@ class ScriptRecord(RankOfScript):
             for phase, (total_s, times) in self.progress.spent(until_s).items()
         }
         self._add_pauses()
-        trained_s = self.progress.trained_s(0.0, until_s)
-        record.gpus = self._summary.entry(record.samples, trained_s)
+        record.gpus = gpu_figures(self.folder, record.samples)
         record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
         gpu = self.fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
@@ -339,16 +332,14 @@ class ScriptRecord(RankOfScript):
             self._number_by_torch()
         if self._numbers is not None:
             samples = [
-                one if is_host(one.gpu) else replace(one, gpu=self._numbers[one.gpu])
+                one if one.gpu == HOST else replace(one, gpu=self._numbers[one.gpu])
                 for one in samples
-                if is_host(one.gpu) or one.gpu in self._numbers
+                if one.gpu == HOST or one.gpu in self._numbers
             ]
         if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
             self._gpus |= {*range(self.store.launch.devices)}
-        if used := [one for one in samples if is_host(one.gpu) or one.gpu in self._gpus]:
+        if used := [one for one in samples if one.gpu == HOST or one.gpu in self._gpus]:
             self.journal.telemetry(used)
-            self._late += used
-            self._add_readings()
 
     def _number_by_torch(self) -> None:
         """Numbers the GPUs as torch does, by their UUIDs. One that NVML showed under no number is not read."""
@@ -370,12 +361,6 @@ class ScriptRecord(RankOfScript):
         if len(pairs) < len(devices):
             for warning in unsure:
                 self.note(warning)
-
-    def _add_readings(self) -> None:
-        """Counts the readings up to the latest sign of the training: what the script does later is none of it."""
-        until_s = self.seen_s - self.origin_s + INTERVAL_S  # a reading describes the time before it
-        while self._late and self._late[0].time_s <= until_s:
-            self._summary.add([self._late.popleft()])
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)

@@ -9,7 +9,7 @@ from tests.kit.rank_evidence import of_ranks, rank
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules.rank_rules import straggler
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 FSDP = {"trainer.strategy": "fsdp"}
 USUAL_CARD = {"sm_clock_mhz": {"mean": 1980.0}}

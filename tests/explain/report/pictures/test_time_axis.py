@@ -8,7 +8,7 @@ import pytest
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES
 from wellfed.explain.report.pictures.picture_parts import TimeAxis
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 
 

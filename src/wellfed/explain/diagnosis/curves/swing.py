@@ -15,7 +15,6 @@ import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
-from wellfed.observe.telemetry.machines import named
 from wellfed.record.entries import RunRecord, SwingEntry
 from wellfed.units import counted, show_duration
 
@@ -246,7 +245,7 @@ class RunSwings:
         levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
         others = f", as {'does' if alike == 1 else 'do'} {counted(alike, 'other GPU')}" if alike else ""
         period = show_duration(swing.period_s)
-        return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {period}{others}."
+        return f"The utilisation of GPU {gpu} swings {levels}, with a period of {period}{others}."
 
     def settings_with_period(self, period_s: float) -> list[str]:
         """Returns the settings of the run that imply such a period."""

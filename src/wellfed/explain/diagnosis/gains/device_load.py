@@ -16,7 +16,6 @@ from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
 from wellfed.explain.diagnosis.gains.feeding import is_starved
-from wellfed.observe.telemetry.machines import label_of
 from wellfed.ranks import largest_share
 from wellfed.record.entries import SynchronisationEntry
 
@@ -126,7 +125,7 @@ def launch_ms(evidence: Evidence) -> float | None:
 def used_cards(evidence: Evidence) -> list[dict[str, Any]]:
     """Returns the cards that the run trained on: those in its telemetry, else the first ``trainer.devices``."""
     cards = evidence.record.machine.get("gpus") or []
-    watched = [card for card in cards if label_of(card) in evidence.record.gpus]
+    watched = [card for card in cards if str(card.get("index", "")) in evidence.record.gpus]
     return watched or cards[: int(evidence.value("trainer.devices") or 1)]
 
 

@@ -24,7 +24,6 @@ from wellfed.explain.diagnosis.gains.device_load import (
 from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.hardware.profiles import lacks_tensor_cores
-from wellfed.observe.telemetry.machines import named
 from wellfed.record.entries import SynchronisationEntry
 from wellfed.units import counted, show_factor, show_ms, show_percent
 
@@ -219,8 +218,8 @@ def clocks_limited(evidence: Evidence) -> Finding | None:
     if not found:
         return None
     share, gpu, cause = max(found)
-    figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": named(gpu)}
-    text = f"The clocks of GPU {named(gpu)} were held down by {cause} in {show_percent(share)} of the readings"
+    figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": gpu}
+    text = f"The clocks of GPU {gpu} were held down by {cause} in {show_percent(share)} of the readings"
     clocks = evidence.telemetry.curve("sm_clock_mhz", gpu)
     if len(clocks):
         figures |= {"sm_clock_mhz": float(np.mean(clocks)), "sm_clock_max_mhz": float(clocks.max())}

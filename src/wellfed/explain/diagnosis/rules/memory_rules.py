@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.gains.device_load import DeviceLoad, device_load,
 from wellfed.explain.diagnosis.gains.feeding import knobs, ready_mib
 from wellfed.explain.diagnosis.rules.compute_rules import tensor_cores_idle
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.observe.telemetry.machines import HOST, label_of, named
+from wellfed.observe.telemetry.series import HOST
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_gib, show_percent
 
 _MICRO_BATCH, _CHECKPOINTING = "memory.micro_batch", "memory.checkpoint_activations"
@@ -168,15 +168,15 @@ _LEAST_OF_MEAN = 0.25
 def memory_creeps(evidence: Evidence) -> Finding | None:
     """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
-    sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
+    sizes = {str(gpu.get("index", "")): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
     for gpu in evidence.telemetry.gpus:
-        found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(named(gpu))))
+        found = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(gpu)))
         if found is not None:
             why = (
                 "Something keeps tensors of past steps (a list of losses that were not detached), or batches of "
                 "ever new lengths leave gaps, which gpu.allocator=expandable avoids."
             )
-            return _finding(f"Memory in use on GPU {named(gpu)}", found, why, ended=evidence.record.status == "oom")
+            return _finding(f"Memory in use on GPU {gpu}", found, why, ended=evidence.record.status == "oom")
     # Pages of a memory map count when first read, so in the first epoch they grow without a leak.
     if len(epochs := evidence.steps.column("epoch")) and np.nanmax(epochs) >= 1:
         found = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib"))

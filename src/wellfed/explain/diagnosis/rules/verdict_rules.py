@@ -16,7 +16,7 @@ from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
-from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import WallEntry
 from wellfed.units import counted, show_percent
 
@@ -249,11 +249,11 @@ def utilisation_swings(evidence: Evidence) -> Finding | None:
     held_up_frac = evidence.wait_frac + evidence.copy_frac + host_frac
     if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
         return None
-    figures: Figures = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
+    figures: Figures = {"gpu": gpu, "low_pct": low, "high_pct": high}
     deepest, text = evidence.swings.deepest, evidence.swings.describe_utilisation()
     if deepest is None or text is None:
         levels = f"between {low:.0f} % and {high:.0f} %"
-        text = f"The utilisation of GPU {named(gpu)} goes up and down {levels}, without a period."
+        text = f"The utilisation of GPU {gpu} goes up and down {levels}, without a period."
     else:
         figures["period_s"] = deepest[1].period_s
         due = evidence.swings.settings_with_period(deepest[1].period_s)

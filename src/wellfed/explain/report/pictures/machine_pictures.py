@@ -28,7 +28,7 @@ from wellfed.explain.pages.chart import (
 from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, binned, of_gpus, of_host, of_many
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
-from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import MemoryEntry, RankEntry
 from wellfed.units import show_duration, show_gib, show_ms, show_percent
 
@@ -55,7 +55,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     height = max(_LEAST_HEIGHT, _HEIGHT // len(curves))
     charts = []
     for gpu, (at_s, values) in curves.items():
-        who = f"GPU {named(gpu)}"
+        who = f"GPU {gpu}"
         told = f"{who}: mean {values.mean():.3g} %, from {values.min():.3g} to {values.max():.3g}"
         levels, notes = list[LevelLine](), list[Note]()
         if gpu == deepest:
@@ -81,7 +81,7 @@ def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture
     """Draws the last periods of a swing that is too short for the picture of the whole run."""
     latest = at_s >= at_s[-1] - PERIODS * swing.period_s
     at_s, values = at_s[latest], values[latest]
-    on = f" of GPU {named(gpu)}" if gpu else ""
+    on = f" of GPU {gpu}" if gpu else ""
     chart = Chart(
         unit="%",
         axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
@@ -181,8 +181,7 @@ def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Cha
         return [binned(*curve, name, "accent") for curve in found.values()]
     if len(found) <= len(SERIES):
         return [
-            binned(*curve, f"GPU {named(gpu)}", colour)
-            for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
+            binned(*curve, f"GPU {gpu}", colour) for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
         ]
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES, Series
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Kind, Stretch
-from wellfed.observe.telemetry.machines import HOST, is_host
+from wellfed.observe.telemetry.series import HOST
 from wellfed.units import counted, show_duration
 
 PERIODS = 6
@@ -34,7 +34,7 @@ def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
     """Returns times and readings of a figure in every phase of the run, by GPU; empty for a run on the CPU."""
     if evidence.record.is_on_cpu:
         return {}
-    return readings(evidence.watched, name, [gpu for gpu in sorted(evidence.watched) if not is_host(gpu)])
+    return readings(evidence.watched, name, [gpu for gpu in sorted(evidence.watched) if gpu != HOST])
 
 
 def of_host(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:

@@ -25,7 +25,7 @@ from wellfed.explain.report.pictures.machine_pictures import (
 from wellfed.explain.report.pictures.picture_parts import PAUSES, TimeAxis, binned
 from wellfed.explain.report.pictures.step_time_picture import PARTS, colour_of, histogram, step_time
 from wellfed.explain.report.run_lines import own_files, show_figure
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 from wellfed.units import MIB, show_duration, show_percent
 

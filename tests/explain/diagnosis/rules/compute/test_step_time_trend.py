@@ -7,7 +7,7 @@ from tests.kit.evidence_of import evidence
 from tests.kit.few import few
 from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend as check
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 RUNS = 200
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.rules.memory_rules import host_memory_full as check
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 MACHINE = {"cpu_quota_cores": 8.0, "ram_gib": 16.0, "shm_gib": 8.0}
 KILLED = {"kind": "worker", "message": "A worker was killed.", "advice": ""}

@@ -12,7 +12,7 @@ from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.rules.memory_rules import device_memory_full, memory_creeps
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import HOST
 
 N = 200
 RAMP = np.linspace(0, 1, N)
