@@ -13,7 +13,6 @@ from wellfed.observe.timing.readiness import StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.run.outcome import RankEnded
 from wellfed.run.ranks import rank_figures
-from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, half_widths_ms
 from wellfed.units import MIB
 
@@ -32,7 +31,7 @@ def figures_of(exchanges, recorded):
     found = [
         RankFigures(
             {"rank": rank, "node": rank, "gpu": None, "cpu_quota_cores": 2.0},
-            OtherRanks(rank, exchange=exchange),
+            exchange,
             rows=lambda rank=rank: rows(1.0 + 10 * rank),
             peak_gib=lambda: 1.5,
             record=lambda found, rank=rank: recorded.setdefault(rank, []).append(found),
@@ -86,16 +85,6 @@ def test_cores_are_known_when_enough_time_has_passed():
     assert 0.05 < found["cores"] < 1.5  # one thread, on a machine that may have other work
     assert 0.05 < found["machine_cores"] < 1.2 * os.cpu_count()
     assert 0 <= found["core_wait_frac"] <= 1
-
-
-def test_a_checkpoint_right_after_a_report_needs_no_other_one(exchanges):
-    recorded = {}
-    first, *_ = figures_of(joined(exchanges), recorded)
-    calls = []
-    first._rows = lambda: calls.append(None) or rows()
-    first.report()
-    first.report()
-    assert len(calls) == 1
 
 
 def test_reports_before_a_restart_are_forgotten(exchanges):
@@ -152,9 +141,8 @@ def test_the_last_figures_of_a_rank_that_has_failed_stay(exchanges):
 
 def test_a_single_rank_reports_nothing_and_reads_nothing(monkeypatch):
     monkeypatch.setattr(rank_figures, "CpuUse", pytest.fail)
-    alone = RankFigures(None, OtherRanks(), rows=rows, peak_gib=lambda: None, record=pytest.fail)
+    alone = RankFigures({}, None, rows=rows, peak_gib=lambda: None, record=pytest.fail)
     alone.begin()
-    alone.report()
     alone.compare()
     assert (alone.stepped(), alone.record_latest(), alone.on_batch) == (False, False, None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -34,7 +33,7 @@ class CeilingPass:
     def warm_up(self) -> float | None:
         """Does a few steps before a timed training, and returns their rate as `measure` does. Training continues after
         these batches, so all of its batches are equally new to caches."""
-        rate = self._rate(self._first_batches, max(1, self._steps))
+        rate = self._rate(max(1, self._steps))
         return rate if self._steps else None
 
     def measure(self, console: Terminal) -> float | None:
@@ -46,27 +45,24 @@ class CeilingPass:
         if not self._steps:
             return None
         wall, known = self._learner.books.wall.entry(), self._learner.books.journal.summary()
-        most_s = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0))
-        steps, batches = self._steps, CEILING_BATCHES
+        most_s, steps = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0)), self._steps
         if known is not None:
-            step_s = 1e-3 * known.step_ms_mean * (1 - known.wait_frac)
-            build_s = 1e-3 * max(known.build_ms_mean or 0.0, known.step_ms_mean * known.wait_frac)
-            batches = max(1, min(batches, int(0.5 * most_s / max(build_s, 1e-9))))
-            steps_s = most_s - batches * build_s
-            steps = max(0, min(steps, int(steps_s / max(step_s, 1e-9)) - WARMUP_STEPS))
-            steps = steps if steps >= min(FEWEST, self._steps) else 0
-        if steps == 0:
-            console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
-        return self._rate(lambda: self._first_batches(batches) if steps else [], steps, most_s)
+            step_s = 1e-3 * known.step_ms_mean
+            alone_s = max(step_s * (1 - known.wait_frac), 1e-9)
+            steps = min(steps, int((most_s - CEILING_BATCHES * step_s) / alone_s) - WARMUP_STEPS)
+            if steps < min(FEWEST, self._steps):
+                steps = 0
+                console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
+        return self._rate(steps, most_s)
 
-    def _rate(self, few: Callable[[], list[Delivery]], steps: int, most_s: float = math.inf) -> float | None:
+    def _rate(self, steps: int, most_s: float = math.inf) -> float | None:
         learner, journal = self._learner, self._learner.books.journal
         learner.begin_pass()
         learner.books.progress.enter("ceiling")
         deliveries: list[Delivery] = []
         failure, summary = None, None
         try:
-            deliveries = whole(few())
+            deliveries = whole(self._first_batches()) if steps else []
         except Exception as error:  # noqa: BLE001  only a figure is lost; `run_ceiling` stops the other ranks
             failure = error
         folder, data_module = learner.books.folder, learner.objects.data_module
@@ -83,11 +79,11 @@ class CeilingPass:
             journal.event("ceiling_failed", message=message)
         return None if summary is None else summary.samples_per_s
 
-    def _first_batches(self, number: int = CEILING_BATCHES) -> list[Delivery]:
+    def _first_batches(self) -> list[Delivery]:
         """Returns the first batches of an epoch from the loader of training, which continues after them."""
         loader = self._loader
         loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
         try:
-            return list(islice(loader, number))
+            return list(islice(loader, CEILING_BATCHES))
         finally:
             loader.close()

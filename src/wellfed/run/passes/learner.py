@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.objects.evaluation import named_best
+from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader, named_best
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
@@ -20,8 +21,11 @@ from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
 from wellfed.train.lightning.ceiling import replaced
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, Checkpoints
+from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Learner:
     figures: Figures
     may_adapt: bool
     """False: an out-of-memory error ends the run, whatever the plan allows."""
+    rank: int
     module: Any = field(init=False)
     shares_evaluation: bool = field(default=False, init=False)
     """Ranks share the batches of an evaluation. False for a LightningModule, whose log entries may be per rank."""
@@ -111,6 +116,38 @@ class Learner:
     def evaluates(self, split: str) -> bool:
         """Returns whether the workload has that split and can evaluate it."""
         return getattr(self.objects.data, split) is not None
+
+    def _eval_loader(self, split: str, **more: Any) -> Any:
+        return make_eval_loader(self.config, self.plan, self.objects.data, split, **more)
+
+    def check_splits(self) -> None:
+        """Raises the DataError of a split without batches before training. Warns of a metric without validation."""
+        best = self.config.trainer.best_metric
+        if best is not None and not self.evaluates("val"):
+            _LOG.warning(
+                "trainer.best_metric=%s has no effect: there is no validation. Give the data a val split.", best
+            )
+        for split in ("val", "test"):
+            if self.evaluates(split):
+                self._eval_loader(split).close()
+
+    @contextmanager
+    def open_split(self, split: str, trainer: Any) -> Iterator[Any]:
+        """Yields the batches of a split for a Trainer, copied ahead as in training; None if it is not evaluated."""
+        if not self.evaluates(split):
+            yield None
+            return
+        share = {"rank": self.rank, "world_size": self.options.world_size} if self.shares_evaluation else {}
+        loader, device = self._eval_loader(split, **share), trainer.strategy.root_device
+        ahead = eval_device_prefetch(self.plan, getattr(self.objects.data, split))
+        with closing(loader), prefetched(loader, self.module, device, ahead, is_training=False) as deliveries:
+            yield self.batches(deliveries)
+
+    @contextmanager
+    def few(self, split: str) -> Iterator[Any]:
+        """Yields the first batches of a split."""
+        with closing(self._eval_loader(split, few=self.config.trainer.sanity_batches)) as loader:
+            yield loader
 
     def batches(self, deliveries: Any) -> Any:
         """Returns the batches of an evaluated split for the Trainer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,9 @@ from wellfed.run.objects.models import prepare_step
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.ceiling_pass import CeilingPass
-from wellfed.run.passes.eval_batches import EvalBatches
 from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
-from wellfed.run.passes.samples_of_nan import name_sample
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.lightning import trainer as lit
@@ -53,6 +51,9 @@ from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
 from wellfed.train.step.non_finite import NonFiniteLoss
+
+_MOST_EXAMINED = 200
+"""Maximum number of batches examined after a non-finite loss."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ class Passes:
         )
         self._learner: ModelLearner | ModuleLearner
         if objects.is_lightning_module:
-            self._learner = ModuleLearner(config, objects, plan, books, options, figures, may_adapt)
+            self._learner = ModuleLearner(config, objects, plan, books, options, figures, may_adapt, rank)
         else:
-            self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, self._total_steps)
-        self._eval_batches = EvalBatches(self._learner, rank)
+            self._learner = ModelLearner(
+                config, objects, plan, books, options, figures, may_adapt, rank, self._total_steps
+            )
         self.ceiling = CeilingPass(self._learner, self._loader)
         self._checkpoints = Checkpoints(
             books.folder / CHECKPOINTS,
@@ -149,7 +151,7 @@ class Passes:
     ) -> None:
         """Trains, with the validations in between; resumes from a checkpoint if there is one. ``pruner`` may end the
         training after any validation."""
-        self._eval_batches.check()
+        self._learner.check_splits()
         clock = self._clock()
         callbacks = self._fit_callbacks(console, clock, on_start)
         validations = 0 if pruner is None else self._books.journal.validations_written()
@@ -160,7 +162,7 @@ class Passes:
         self.ranks.begin()
         try:
             with self._books.wall.running(), self._logging_media():
-                with self._eval_batches.open("val", trainer) as val_batches:
+                with self._learner.open_split("val", trainer) as val_batches:
                     self._fit(trainer, clock, val_batches, checkpoint, stop)
                 self._end_training(trainer, pruning)
         except BaseException:
@@ -188,14 +190,14 @@ class Passes:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
         bar = ProgressBar(console, live, total_steps=self._total_steps, latest=self.figures.latest)
-        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=self._saving), on_start), bar]
+        callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=journal.flush), on_start), bar]
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
             profiled, interrupt = partial(setattr, self._books.record, "profile"), clock.interrupt
             callbacks.insert(1, ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=interrupt))
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if learner.evaluates(split)]
-            few = {split: partial(self._eval_batches.few, split) for split in splits}
+            few = {split: partial(learner.few, split) for split in splits}
             loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
             callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
@@ -246,9 +248,28 @@ class Passes:
                 try:
                     learner.fit(trainer, loader, val_batches, checkpoint)
                 except NonFiniteLoss as error:
-                    name_sample(learner, self._loader, error, batches.state_dict())
+                    self._name_sample(error, batches.state_dict())
                     raise
         self.close()
+
+    def _name_sample(self, error: NonFiniteLoss, state: dict[str, Any]) -> None:
+        """Makes the error name the sample with a non-finite value, if one of the latest batches has one."""
+        if isinstance(self._loader, StreamLoader):  # its samples have no numbers
+            return
+        trainer, config = self._config.trainer, self._config
+        steps = 2 * max(trainer.log_every_steps, trainer.checkpoint_every_steps or 0)
+        found = None
+        with suppress(Exception):  # the run has ended for another reason, which is reported
+            found = self._loader.non_finite_sample(state, steps=min(steps, _MOST_EXAMINED))
+        if found is None:
+            return
+        self._books.bad_sample = asdict(found)
+        skip = f"loader.skip_ids=[{','.join(map(str, [*config.loader.skip_ids, found.sample]))}]"
+        error.args = (
+            f"{type(self._learner.objects.data.train).__name__}: training sample {found.sample} holds {found.value} "
+            f"(epoch {found.epoch}, batch {found.batch}), so the loss is no finite number.",
+        )
+        error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step."]
 
     def _logging_media(self) -> AbstractContextManager[None]:
         """Returns a context in which the workload's code logs pictures and tables. Rank 0 alone logs."""
@@ -274,8 +295,8 @@ class Passes:
         quota = books.record.machine.get("cpu_quota_cores")
         about = {"rank": self._rank, "node": node, "gpu": gpu, "cpu_quota_cores": quota}
         return RankFigures(
-            about if self._options.world_size > 1 else None,
-            others,
+            about,
+            others.exchange if self._options.world_size > 1 else None,
             rows=lambda: books.journal.rows,
             peak_gib=lambda: books.peak_gib,
             record=books.of_ranks,
@@ -286,11 +307,6 @@ class Passes:
         self._books.stepped(steps, epochs, samples)
         if self.ranks.stepped():
             self._books.journal.save()
-
-    def _saving(self) -> None:
-        """Leaves this rank's figures for rank 0. Writes all rows, which a resume from here does not write again."""
-        self.ranks.report()
-        self._books.journal.flush()
 
     def _saved(self, step: int, name: str) -> None:
         """Records a checkpoint, with the figures of all ranks so far."""
@@ -328,7 +344,7 @@ class Passes:
             return
         learner.begin_pass()
         trainer = learner.evaluating([ProgressReport(self._books.progress), self.figures])
-        with self._books.wall.during(VALIDATION), self._eval_batches.open("val", trainer) as batches:
+        with self._books.wall.during(VALIDATION), self._learner.open_split("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
         value = self._latest_best_metric()
         if value is not None and self._rank == 0:
@@ -359,7 +375,7 @@ class Passes:
             raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._learner.begin_pass()
         trainer = self._learner.evaluating([self.figures])
-        with self._eval_batches.open("test", trainer) as batches:
+        with self._learner.open_split("test", trainer) as batches:
             self._learner.test(trainer, batches, checkpoint)
         return {
             name.removeprefix("test/"): value for name, value in self.figures.latest.items() if name.startswith("test/")

@@ -44,17 +44,12 @@ class OtherRanks:
     Args:
         shared: the run as rank 0 has composed it.
         exchange: connection to ranks that already run. Lightning starts the other ranks of a machine when rank 0 begins
-            to train.
+            to train; `plan` opens it before.
     """
 
     def __init__(self, rank: int = 0, shared: SharedRun | None = None, exchange: Exchange | None = None) -> None:
-        self._rank, self._shared, self._exchange = rank, shared, exchange
+        self._rank, self._shared, self.exchange = rank, shared, exchange
         self._has_invited = False
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that this one is connected with, itself included."""
-        return 1 if self._exchange is None else self._exchange.launch.world_size
 
     @property
     def is_shown_by_rank_0(self) -> bool:
@@ -67,12 +62,12 @@ class OtherRanks:
     @property
     def _together(self) -> Exchange | None:
         """The exchange, if all ranks were started at once, so that they can take turns before training."""
-        return None if self._exchange is None or self._exchange.launch.by == "Lightning" else self._exchange
+        return None if self.exchange is None or self.exchange.launch.by == "Lightning" else self.exchange
 
     def share(self) -> None:
         """Sends the run to ranks that already run, and wait for it."""
-        if self._exchange is not None and self._rank == 0:
-            self._exchange.broadcast("run", self._shared)
+        if self.exchange is not None and self._rank == 0:
+            self.exchange.broadcast("run", self._shared)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
@@ -107,8 +102,8 @@ class OtherRanks:
         Raises:
             DataError: a sampler gives this rank another order than rank 0.
         """
-        if self._rank > 0 and self._exchange is not None:
-            decided: PlanOfRank0 = self._exchange.broadcast("plan")
+        if self._rank > 0 and self.exchange is not None:
+            decided: PlanOfRank0 = self.exchange.broadcast("plan")
             if decided.orders:
                 _check_orders(sampled_orders(planner.parts.data), decided.orders, self._rank)
             device = replace(planner.device.device, memory_gib=decided.budget_gib)
@@ -116,13 +111,13 @@ class OtherRanks:
             return replace(rough, memory=decided.memory, loader=decided.loader)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            if self._exchange is None and self._shared is not None:
-                self._exchange = invite(self._shared, plan.trainer.world_size)
+            if self.exchange is None and self._shared is not None:
+                self.exchange = invite(self._shared, plan.trainer.world_size)
                 self._has_invited = True
-            if self._exchange is not None:
+            if self.exchange is not None:
                 budget_gib = plan.device.memory_gib
                 orders = {} if plan.loader.backend == "own" else sampled_orders(planner.parts.data)
-                self._exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader, orders))
+                self.exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader, orders))
         return plan
 
     def ready(self) -> None:
@@ -132,48 +127,17 @@ class OtherRanks:
 
     def all_gather(self, kind: str, own: Any) -> list[Any]:
         """Returns the objects of all ranks, in their order, on all of them; raises RankEnded if one has failed."""
-        if self._exchange is not None:
-            return self._exchange.all_gather(kind, own)
-        if not (dist.is_available() and dist.is_initialized()):
-            return [own]
-        found: list[Any] = [None] * dist.get_world_size()  # something else has started the ranks
-        dist.all_gather_object(found, own)
-        return found
-
-    def gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns the objects of all ranks, in their order, on rank 0, which waits for them; others may get none.
-
-        Raises:
-            RankEnded: a rank has ended before.
-        """
-        return self.all_gather(kind, own) if self._exchange is None else self._exchange.gather(kind, own)
-
-    def publish(self, kind: str, own: Any) -> None:
-        """Leaves an object for rank 0, in place of the previous one. Does not wait for another rank.
-
-        Raises:
-            RankEnded: rank 0 is gone.
-        """
-        if self._exchange is not None:
-            self._exchange.publish(kind, own)
-
-    def latest(self, kind: str) -> list[Any]:
-        """Returns, on rank 0, the latest object of each rank that has left one. Does not wait for another rank.
-
-        Raises:
-            RankEnded: the store is closed.
-        """
-        return [] if self._exchange is None or self._rank > 0 else self._exchange.latest(kind)
+        return [own] if self.exchange is None else self.exchange.all_gather(kind, own)
 
     def met(self) -> None:
         """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
-        if self._has_invited and self._exchange is not None and not self._exchange.missing():
+        if self._has_invited and self.exchange is not None and not self.exchange.missing():
             uninvite()
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
         failed first. Other ranks report only their own."""
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             return own
         if self._rank > 0:
@@ -189,8 +153,8 @@ class OtherRanks:
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
-        if self._has_invited and self._exchange is not None:
-            self._exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
+        if self._has_invited and self.exchange is not None:
+            self.exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
             uninvite()
 
     def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:

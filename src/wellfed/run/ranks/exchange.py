@@ -103,12 +103,14 @@ class Exchange:
         self._put(f"latest {kind}/{self.launch.rank}", content)
 
     def latest(self, kind: str) -> list[Any]:
-        """Returns, on rank 0, the latest object of each rank that has left one, in the order of ranks. Objects of ranks
-        that have ended stay. Does not wait for another rank.
+        """Returns, on rank 0, the latest object of each rank that has left one, in the order of ranks; [] on others.
+        Objects of ranks that have ended stay. Does not wait for another rank.
 
         Raises:
             RankEnded: the store is closed.
         """
+        if self.launch.rank > 0:
+            return []
         self._open()
         keys = [f"latest {kind}/{rank}" for rank in range(self.launch.world_size)]
         return [pickle.loads(data) for data in stores.contents(self._ask, keys)]

@@ -28,8 +28,6 @@ from wellfed.units import mib
 _LOG = logging.getLogger(__name__)
 EVERY_S = 30.0
 """Minimum seconds between two reports of a rank's figures while it trains."""
-FRESH_S = 5.0
-"""Seconds for which a report is recent enough for a checkpoint."""
 _LATEST = 2_000
 """Number of latest steps, and of measured batches, that a report covers. More would hold up the training for longer."""
 _MEASURED_EVERY = 8
@@ -39,13 +37,13 @@ _FEWEST_TIMED = 5
 
 
 class SharedFigures(Protocol):
-    """Figures that ranks leave for rank 0. See `coordination.OtherRanks`, which offers them in a run."""
+    """Figures that ranks leave for rank 0. `exchange.Exchange` offers them in a run."""
 
-    def publish(self, kind: str, own: Any) -> None:
+    def publish(self, kind: str, content: Any) -> None:
         """Leaves figures of this rank, in place of its previous ones."""
 
     def latest(self, kind: str) -> list[Any]:
-        """Returns, on rank 0, the latest figures of each rank that has left some."""
+        """Returns, on rank 0, the latest figures of each rank that has left some; [] on others."""
 
     def gather(self, kind: str, own: Any) -> list[Any]:
         """Returns the last figures of all ranks on rank 0, which waits for them."""
@@ -109,7 +107,8 @@ class RankFigures:
     has ended. A report that fails is logged, and the training goes on.
 
     Args:
-        about: rank, node, GPU and CPU quota; None = this rank trains alone.
+        about: rank, node, GPU and CPU quota.
+        others: None = this rank trains alone.
         rows: returns the rows of the steps so far.
         peak_gib: returns the peak of memory of this rank so far.
         record: records the figures of all ranks.
@@ -117,26 +116,25 @@ class RankFigures:
 
     def __init__(
         self,
-        about: dict[str, Any] | None,
-        others: SharedFigures,
+        about: dict[str, Any],
+        others: SharedFigures | None,
         *,
         rows: Callable[[], Rows],
         peak_gib: Callable[[], float | None],
         record: Callable[[Sequence[RankEntry]], None],
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._about, self._others, self._now_s = about, others, now_s
+        self._about, self._others = about, others
         self._rows, self._peak_gib, self._record = rows, peak_gib, record
         self._sizes = BatchSizes()
         self._cpu: CpuUse | None = None
-        self._due_s, self._reported_s = now_s() + EVERY_S, -math.inf
+        self._due_s = time.monotonic() + EVERY_S
 
     def begin(self) -> None:
         """Starts to measure, as training begins. Reports before a restart no longer count."""
-        if self._about is None:
+        if self._others is None:
             return
         self._sizes, self._cpu = BatchSizes(), None
-        self._due_s, self._reported_s = self._now_s() + EVERY_S, -math.inf
+        self._due_s = time.monotonic() + EVERY_S
         with _logged():
             for kind in (_KIND, _LAST_KIND):
                 self._others.publish(kind, None)
@@ -144,30 +142,25 @@ class RankFigures:
     @property
     def on_batch(self) -> Callable[[Delivery], None] | None:
         """Function to call with each batch; None for a single rank."""
-        return None if self._about is None else self._sizes.add
+        return None if self._others is None else self._sizes.add
 
     def stepped(self) -> bool:
         """Reports after a step if `EVERY_S` have passed. Returns whether rank 0 has recorded new figures."""
-        if self._about is None:
+        if self._others is None:
             return False
         if self._cpu is None:  # the ranks that Lightning starts begin with the first step
             with _logged():
                 self._cpu = CpuUse()
-        if self._now_s() < self._due_s:
+        if time.monotonic() < self._due_s:
             return False
-        self._due_s = self._now_s() + EVERY_S
+        self._due_s = time.monotonic() + EVERY_S
         self.report()
         return self.record_latest()
-
-    def report(self) -> None:
-        """Leaves the present figures of this rank for rank 0, unless it has done so within `FRESH_S`."""
-        if self._about is not None and self._now_s() - self._reported_s >= FRESH_S:
-            self._leave()
 
     def record_latest(self) -> bool:
         """Records, on rank 0, the latest report of each rank. Returns whether there was any."""
         known: list[RankEntry] = []
-        if self._about is not None:
+        if self._others is not None:
             with _logged():
                 known = [one for one in self._others.latest(_KIND) if one is not None]
         if known:
@@ -180,18 +173,17 @@ class RankFigures:
         Raises:
             RankEnded: a rank has failed. Its last report is recorded by `record_latest`.
         """
-        if self._about is not None:
-            found = [one for one in self._others.gather(_LAST_KIND, self._leave()) if one is not None]
+        if self._others is not None:
+            found = [one for one in self._others.gather(_LAST_KIND, self.report()) if one is not None]
             if found:
                 self._record(found)
 
-    def _leave(self) -> RankEntry | None:
+    def report(self) -> RankEntry | None:
         """Leaves this rank's figures for rank 0 and returns them; None if there are none."""
-        self._reported_s = self._now_s()
         own: RankEntry | None = None
         with _logged():
             own = self._own()
-            if own is not None:
+            if own is not None and self._others is not None:
                 self._others.publish(_KIND, own)
         return own
 
@@ -202,7 +194,7 @@ class RankFigures:
         if found is None:
             return None
         return {  # type: ignore[return-value]  # keys from several places
-            **(self._about or {}),
+            **self._about,
             "host": socket.gethostname(),
             "host_cores": os.cpu_count() or 1,
             **{name: getattr(found, name) for name in _OF_SUMMARY},
