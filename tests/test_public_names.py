@@ -20,7 +20,6 @@ PAGE = (ROOT / "docs" / "public_names.md").read_text(encoding="utf-8")
 MODULES = re.findall(r"^\| `(wellfed\.[\w.]+)` \|", PAGE, flags=re.MULTILINE)
 NEEDS_TORCH = {"GPUCurves", "SampleRng", "TransformersModel", "find_micro_batch", "from_transformers", "load_model"}
 NEEDS_TORCH |= {"seed_from"}  # of the module of SampleRng
-NEEDS_TORCH |= {"TrainerWatch"}  # a class of transformers
 HEAVY = {"torch", "lightning", "pytorch_lightning", "hydra", "omegaconf", "transformers", "wandb", "numpy", "pandas"}
 
 

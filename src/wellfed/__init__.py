@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record.entries import RunRecord as RunRecord
     from wellfed.run.objects.load_model import load_model as load_model
-    from wellfed.run.watch.own_trainers import AccelerateWatch as AccelerateWatch
-    from wellfed.run.watch.own_trainers import RayTrainWatch as RayTrainWatch
-    from wellfed.run.watch.trainer_watch import TrainerWatch as TrainerWatch
+    from wellfed.run.watch.watch_block import Watch as Watch
     from wellfed.sample_rng import SampleRng as SampleRng
     from wellfed.sample_rng import seed_from as seed_from
     from wellfed.train.hugging_face import TransformersModel as TransformersModel
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AccelerateWatch": "run.watch.own_trainers",
     "ConfigError": "errors",
     "DataError": "errors",
     "Datasets": "contract",
@@ -55,11 +52,10 @@ _HOMES = {
     "GPUCurves": "monitor.gpu_curves",
     "GPUWatch": "monitor.gpu_watch",
     "LossOutput": "contract",
-    "RayTrainWatch": "run.watch.own_trainers",
     "RunRecord": "record.entries",
     "SampleRng": "sample_rng",
     "TrainData": "contract",
-    "TrainerWatch": "run.watch.trainer_watch",
+    "Watch": "run.watch.watch_block",
     "TransformersModel": "train.hugging_face",
     "WellfedError": "errors",
     "check_file": "data.prepared",

@@ -10,7 +10,6 @@ from wellfed.observe.telemetry.series import HOST, Sample
 
 FULL = {
     **{"util_pct": 63.0, "sm_active_pct": 61.4, "mem_used_gib": 35.12, "power_w": 349.6, "temp_c": 55.0},
-    **{"sm_clock_mhz": 1980.0, "mem_clock_mhz": 3201.0, "pcie_rx_mb_s": 20480.0, "pcie_tx_mb_s": 315.0},
 }
 
 

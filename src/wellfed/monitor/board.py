@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series as Readings
-from wellfed.monitor.processes import GpuProcess
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import ENERGY, HOST, Sample, levels
@@ -66,11 +65,11 @@ class Board:
         self._read_at_s: dict[int, float] = {}
         self._curves: defaultdict[tuple[int, str], Curve] = defaultdict(Curve)
         self._lost: set[int] = set()
-        self._processes: dict[int, Sequence[GpuProcess]] = {}
+        self._processes: dict[int, Sequence[tuple[str, ...]]] = {}
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""
-        samples = [self._of_all_cores(one) if one.gpu == HOST else one for one in samples]
+        samples = [self._host_of(one) if one.gpu == HOST else one for one in samples]
         with self._lock:
             for sample in samples:
                 of_time = {name: (sample.time_s, value) for name, value in sample.values.items()}
@@ -79,9 +78,11 @@ class Board:
                 for name in _CURVES & sample.values.keys():
                     self._curves[sample.gpu, name].add(sample.time_s, sample.values[name])
 
-    def _of_all_cores(self, host: Sample) -> Sample:
-        shares = {name: min(100.0, host.values[name] / self.num_cores) for name in ("cpu_pct",) if name in host.values}
-        return replace(host, values={**host.values, **shares})
+    def _host_of(self, host: Sample) -> Sample:
+        """Returns the host's figures with its CPU time as a share of all cores."""
+        if "cpu_pct" not in host.values:
+            return host
+        return replace(host, values={**host.values, "cpu_pct": min(100.0, host.values["cpu_pct"] / self.num_cores)})
 
     def lose(self, gpu: int) -> None:
         """Drops the figures of a GPU."""
@@ -90,13 +91,13 @@ class Board:
             self._latest.pop(gpu, None)
             self._processes.pop(gpu, None)
 
-    def set_processes(self, gpu: int, processes: Sequence[GpuProcess]) -> None:
-        """Replaces the processes of a GPU."""
+    def set_processes(self, gpu: int, processes: Sequence[tuple[str, ...]]) -> None:
+        """Replaces the processes of a GPU: id, user, memory and name of each."""
         with self._lock:
             self._processes[gpu] = processes
 
-    def processes(self, gpu: int) -> Sequence[GpuProcess]:
-        """Returns the processes with memory on a GPU, the largest first."""
+    def processes(self, gpu: int) -> Sequence[tuple[str, ...]]:
+        """Returns id, user, memory and name of the processes on a GPU, the largest first."""
         with self._lock:
             return self._processes.get(gpu, ())
 

@@ -1,4 +1,4 @@
-"""Writes the monitor's readings to a CSV file: one row per reading and GPU, on disk at once."""
+"""Writes readings of GPUs and host to CSV files: one row per reading and GPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from wellfed.errors import ConfigError
 from wellfed.observe.loggers.csv_table import CsvTable
-from wellfed.observe.telemetry.metrics import METRICS
+from wellfed.observe.telemetry.metrics import COLUMNS, METRICS
 from wellfed.observe.telemetry.series import Sample
 
-COLUMNS = ("timestamp", "time_s", "gpu", *METRICS)
+MONITOR_COLUMNS = ("timestamp", "time_s", "gpu", *METRICS)
+LOOP_COLUMNS = ("timestamp", *COLUMNS)
 
 
 class CurveFile:
-    """The CSV file of ``monitor --csv``. The first failed write is reported."""
+    """The CSV file of ``monitor --csv``, on disk at once. The first failed write is reported."""
 
     def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         """
@@ -31,7 +32,7 @@ class CurveFile:
             problem = f"can't be written ({error.strerror})."
             raise ConfigError.of(f"--csv {path}", problem, "Name a file in a folder that exists.") from error
         self._path, self._report, self._has_failed = path, report, False
-        self._table = CsvTable(path, COLUMNS, self._failed, flush_s=0)
+        self._table = CsvTable(path, MONITOR_COLUMNS, self._failed, flush_s=0)
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Writes a round of readings."""
@@ -50,3 +51,28 @@ def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
         {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
         for one in samples
     ]
+
+
+def open_csv_for(
+    path: str | Path | None, node: int, on_error: Callable[[str], None], *, is_new: bool = True
+) -> CsvTable | None:
+    """Returns a table at this path, which replaces an older one. None without a path, or if the file can't be written.
+    Nodes other than the first write their own file: ``telemetry.node1.csv``."""
+    if path is None:
+        return None
+    path = Path(path).expanduser()
+    if node:
+        path = path.with_name(f"{path.stem}.node{node}{path.suffix}")
+    try:
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as stream:
+                if not (first := stream.readline()).startswith(",".join(LOOP_COLUMNS[:5])) and first:
+                    on_error(f"{path} holds something else and is left as it is: no curves are written.")
+                    return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            path.write_text("", encoding="utf-8")
+    except OSError as error:
+        on_error(f"{path} can't be written ({error.strerror or error}): no curves are written.")
+        return None
+    return CsvTable(path, LOOP_COLUMNS, lambda error: on_error(f"{path} can't be written: {error.strerror or error}."))

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.errors import type_and_line
-from wellfed.monitor.error_guard import Harmless, harmless
-from wellfed.monitor.loop_summary import LoopSummary
-from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
+from wellfed.monitor.error_guard import harmless
+from wellfed.monitor.loop_watch import LoopWatch
+from wellfed.monitor.loop_watcher import LoopWatcher
 from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.observe.telemetry.series import Sample
 
@@ -91,7 +91,7 @@ def _bases() -> tuple[type, ...]:
     return (Callback,)
 
 
-class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
+class GPUCurves(LoopWatcher, *_bases()):  # type: ignore[misc]
     """Curves of GPUs and host for the Trainer's loggers, times of the steps, and a short summary after `fit`.
 
     The curves are ``gpu0/util_pct`` and so on, in wandb over ``telemetry/time_s``, in other loggers over the step. The
@@ -100,49 +100,31 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     machine watches.
     """
 
-    _origin_s: float | None = None
-    _watch: LoopWatch | None = None
-    _seen: LoopSummary | None = None
-    _shown: LoopSummary | None = None
+    _is_shown = True
+    """The summary of the latest `fit` was printed."""
     _loop: Any = None
     """Loop of the Trainer whose methods set marks."""
     _feed: LoggerFeed | None = None
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Returns the figures of the latest `fit` so far, as plain data; empty if nothing was watched."""
-        seen = self._seen if self._watch is None else self._watch.summary()
-        return {} if seen is None else seen.entry()
-
     def abandon(self) -> None:
         loop, self._loop = self._loop, None
-        watch, self._watch = self._watch, None
         for name in _FETCHING if loop is not None else ():
             vars(loop).pop(name, None)  # restores the loop's own methods
-        if watch is not None:
-            watch.stop()
+        super().abandon()
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.abandon()  # an earlier fit that did not end
         if trainer.local_rank != 0:
             return
-        is_first, on_cuda = self._origin_s is None, trainer.strategy.root_device.type == "cuda"
-        self._origin_s = time.monotonic() if self._origin_s is None else self._origin_s
-        table = open_csv_for(self._csv, trainer.node_rank, self._warn, is_new=is_first)
-        self._watch = watch = LoopWatch(
-            interval_s=self._interval_s,
-            table=table,
-            origin_s=self._origin_s,
-            only=set(trainer.device_ids) if on_cuda else None,
-        )
+        on_cuda = trainer.strategy.root_device.type == "cuda"
+        watch = self._open(trainer.node_rank, only=set(trainer.device_ids) if on_cuda else None)
         if on_cuda:
             watch.steps.use_events()
         watch.fed_by(trainer.train_dataloader)
-        self._seen = None
+        self._is_shown = False
         self._feed = LoggerFeed() if self._feed is None else self._feed
         self._feed.begin()
-        watch.start()
         watch.enter("train")
         self._mark_fetches(trainer.fit_loop.epoch_loop)
 
@@ -157,18 +139,18 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     @harmless
     def ask(self) -> None:
         """Marks that the Trainer requests a batch."""
-        if self._watch is not None:
-            self._watch.steps.ask()
+        if (watch := self._opened) is not None:
+            watch.steps.ask()
 
     @harmless
     def got(self) -> None:
         """Marks that the Trainer has the batch."""
-        if self._watch is not None:
-            self._watch.steps.got()
+        if (watch := self._opened) is not None:
+            watch.steps.got()
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if (watch := self._watch) is not None:
+        if (watch := self._opened) is not None:
             if "wait_frac" in watch.steps.unknown:  # no marks of fetching
                 watch.steps.clock.ask()
                 watch.steps.got()
@@ -176,23 +158,24 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._watch is not None:
-            self._watch.steps.done()
-            self._send(trainer)
+        if (watch := self._opened) is not None:
+            watch.steps.done()
+            self._send(watch, trainer)
 
     @harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._watch.enter("validate")
+        if (watch := self._opened) is not None:
+            watch.enter("validate")
 
     @harmless
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any, **named: Any) -> None:
-        self._send(trainer)
+        if (watch := self._opened) is not None:
+            self._send(watch, trainer)
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any, *more: Any) -> None:
-        if self._watch is not None:
-            self._watch.enter("train")
+        if (watch := self._opened) is not None:
+            watch.enter("train")
 
     on_validation_end = on_train_epoch_start
     on_save_checkpoint = on_train_epoch_start  # the time of saving belongs to no step
@@ -208,31 +191,27 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @harmless
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self._watch is not None:
-            self._end(trainer, is_ok=False)
+        self._end(trainer, is_ok=False)
         self._show(trainer)  # the progress bar is closed only here
 
+    @property
+    def _opened(self) -> LoopWatch | None:
+        return self._watch if self._is_open else None
+
     def _end(self, trainer: Any, *, is_ok: bool) -> None:
-        if (watch := self._watch) is None:
-            return
-        if is_ok:
-            watch.steps.finish()
-        watch.stop()
-        self._send(trainer, is_last=True)
-        self._seen = watch.summary()
-        self.abandon()
+        watch = self._opened
+        if watch is not None and self._close(is_ok=is_ok):
+            self._send(watch, trainer, is_last=True)
+            self.abandon()
 
     def _show(self, trainer: Any) -> None:
-        seen = self._seen
-        if seen is None or self._quiet or seen is self._shown:
-            return
-        self._shown = seen
-        of = f" (node {trainer.node_rank})" if trainer.node_rank else ""
-        print("\n".join(f"GPUCurves{of}: {line}" for line in seen.lines()), flush=True)
+        if not self._is_shown:
+            self._is_shown = True
+            self._print(self.lines(), f" (node {trainer.node_rank})" if trainer.node_rank else "")
 
-    def _send(self, trainer: Any, *, is_last: bool = False) -> None:
-        if self._watch is not None and self._feed is not None:
-            self._feed.send(self._watch, trainer, is_last=is_last)
+    def _send(self, watch: LoopWatch, trainer: Any, *, is_last: bool = False) -> None:
+        if self._feed is not None:
+            self._feed.send(watch, trainer, is_last=is_last)
 
 
 def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], None]:

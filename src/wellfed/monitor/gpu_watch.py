@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from wellfed.monitor.error_guard import Harmless, harmless
-from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
+from wellfed.monitor.error_guard import harmless
+from wellfed.monitor.loop_watcher import LoopWatcher
 from wellfed.ranks import launched, own_local_rank
 
 Batch = TypeVar("Batch")
 
 
-class GPUWatch(Harmless):
+class GPUWatch(LoopWatcher):
     """Reads GPUs and host during the ``with`` block, times the steps of `batches`, and prints a summary.
 
     A step is the body of the loop over `batches`, plus the wait for its batch. Where torch uses CUDA, events on the
@@ -23,11 +22,9 @@ class GPUWatch(Harmless):
     machine, the first one watches.
     """
 
-    _watch: LoopWatch | None = None
-    _is_entered = _is_open = False
-    _thread = 0
+    _is_entered = False
     _pass: object | None = None
-    _interrupted: object | None = None
+    """Loop over `batches` that goes on."""
 
     def __enter__(self) -> Self:
         self._is_entered = True
@@ -45,46 +42,22 @@ class GPUWatch(Harmless):
         only. Time between two such loops (validation, checkpoints) counts to no step."""
         return TimedBatches(self, loader)
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The figures so far, as plain data; empty if nothing was watched."""
-        return {} if self._watch is None else self._watch.summary().entry()
-
-    def lines(self) -> list[str]:
-        """Returns the same as text, as printed at the end."""
-        return [] if self._watch is None else self._watch.summary().lines()
-
-    def abandon(self) -> None:
-        """Stops reading."""
-        self._is_open = False
-        if self._watch is not None:
-            self._watch.stop()
-
     @harmless
     def _begin(self) -> None:
-        if own_local_rank() != 0:
-            return
-        launch = launched()
-        node = 0 if launch is None else launch.node
-        table = open_csv_for(self._csv, node, self._warn)
-        self._watch = LoopWatch(interval_s=self._interval_s, table=table)
-        self._watch.steps.unknown.add("copy_frac")  # the loop's body copies, as part of the step
-        self._watch.start()
-        self._pass = self._interrupted = None
-        self._is_open = True
+        if own_local_rank() == 0:
+            launch = launched()
+            self._open(0 if launch is None else launch.node)
+            if self._watch is not None:
+                self._watch.steps.unknown.add("copy_frac")  # the loop's body copies, as part of the step
 
     @harmless
     def _end(self, *, is_ok: bool) -> None:
-        if self._watch is None or not self._is_open:
+        self._pass = None
+        if self._watch is None or not self._close(is_ok=is_ok):
             return
-        self._is_open = False
-        if is_ok:
-            self._watch.steps.finish()
-        self._watch.stop()
         if "wait_frac" in self._watch.steps.unknown and is_ok:  # no batch was requested
             self._watch.note("No batch came through watch.batches(loader) in this block, so no step was timed.")
-        if not self._quiet:
-            print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
+        self._print(self.lines())
 
     @harmless
     def _ask(self, of: object, loader: object) -> None:
@@ -93,27 +66,24 @@ class GPUWatch(Harmless):
         watch = self._watch
         if watch is None or not self._is_open:
             return
-        if self._pass is None:
-            self._thread = threading.get_ident()
-        elif not self._is_mine():
-            self._warn(
-                "A second thread goes over watch.batches at the same time: only the steps of the first are timed."
-            )
-            return
         if self._pass is of:
             watch.steps.done()
-        else:  # a new pass, or one that another has interrupted
-            if self._interrupted is of:
-                self._warn("Loops over watch.batches alternate, and are not timed well: watch.batches(zip(a, b)).")
-            self._pass, self._interrupted = of, self._pass or self._interrupted
+        elif self._pass is None:
+            self._pass = of
             watch.fed_by(loader)
             watch.enter("train")
+        else:
+            self._warn(
+                "Several loops over watch.batches run at once: only the steps of the first are timed. For two loaders "
+                "write watch.batches(zip(a, b))."
+            )
+            return
         watch.steps.use_events()
         watch.steps.ask()
 
     @harmless
-    def _got(self) -> None:
-        if self._watch is not None and self._is_open and self._is_mine():
+    def _got(self, of: object) -> None:
+        if self._watch is not None and self._is_open and self._pass is of:
             self._watch.steps.got()
             self._watch.steps.copied()
 
@@ -122,9 +92,6 @@ class GPUWatch(Harmless):
         if self._watch is not None and self._is_open and self._pass is of:
             self._pass = None
             self._watch.enter("validate")
-
-    def _is_mine(self) -> bool:
-        return self._thread == threading.get_ident()
 
 
 class TimedBatches(Generic[Batch]):
@@ -148,7 +115,7 @@ class TimedBatches(Generic[Batch]):
                     handed = [next(batches)]
                 except StopIteration:
                     return
-                watch._got()
+                watch._got(this_pass)
                 yield handed.pop()  # a local name would keep the batch in memory
         finally:
             watch._end_pass(this_pass)

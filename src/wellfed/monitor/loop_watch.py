@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
@@ -21,7 +20,6 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.csv_table import CsvTable
 from wellfed.observe.telemetry.gpu import WatchedGpu
-from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import HOST, Phase, Sample
@@ -29,7 +27,6 @@ from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.record.entries import EventKind
 
-CSV_COLUMNS = ("timestamp", *COLUMNS)
 _KEPT_STEPS = 100_000
 """Number of latest steps that the figures cover."""
 _MOST_NOTES = 5
@@ -102,7 +99,7 @@ class LoopWatch:
     ) -> None:
         """
         Args:
-            table: gets one row per reading, as `CSV_COLUMNS`.
+            table: gets one row per reading, as of `open_csv_for`.
             origin_s: monotonic time that counts as 0; None = now.
             only: numbers of the GPUs to watch; None = all that CUDA shows this process.
         """
@@ -197,31 +194,6 @@ class LoopWatch:
         if "message" in facts and len(self._notes) < _MOST_NOTES:
             of = f"GPU {facts['gpu']}: " if "gpu" in facts else ""
             self._notes.append(f"{of}{facts['message']}")
-
-
-def open_csv_for(
-    path: str | Path | None, node: int, on_error: Callable[[str], None], *, is_new: bool = True
-) -> CsvTable | None:
-    """Returns a table at this path, which replaces an older one. None without a path, or if the file can't be written.
-    Nodes other than the first write their own file: ``telemetry.node1.csv``."""
-    if path is None:
-        return None
-    path = Path(path).expanduser()
-    if node:
-        path = path.with_name(f"{path.stem}.node{node}{path.suffix}")
-    try:
-        if path.exists():
-            with path.open(encoding="utf-8", errors="replace") as stream:
-                if not (first := stream.readline()).startswith(",".join(CSV_COLUMNS[:5])) and first:
-                    on_error(f"{path} holds something else and is left as it is: no curves are written.")
-                    return None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_new:
-            path.write_text("", encoding="utf-8")
-    except OSError as error:
-        on_error(f"{path} can't be written ({error.strerror or error}): no curves are written.")
-        return None
-    return CsvTable(path, CSV_COLUMNS, lambda error: on_error(f"{path} can't be written: {error.strerror or error}."))
 
 
 def used_gpus() -> set[int]:

@@ -15,6 +15,7 @@ from wellfed.explain.diagnosis.curves.curve_verdict import verdict_of
 from wellfed.monitor.board import Board
 from wellfed.monitor.processes import ProcessSource
 from wellfed.monitor.seen_gpus import FoundGpus, SeenGpu
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -44,14 +45,10 @@ class Monitor(ExitStack):
             ram_gib=gib(psutil.virtual_memory().total),
             interval_s=interval_s,
         )
-        self._processes = ProcessSource(
-            found.gpus,
-            lambda gpu: self.board.latest(gpu).get("mem_used_gib"),
-            self.add_line,
-            self.board.set_processes,
-        )
+        self._processes = ProcessSource(self.board, self.add_line)
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
-        self._sampler.watch([gpu.watched for gpu in found.gpus], host=WholeHostSource())
+        watched = [WatchedGpu(gpu.index, gpu.device.uuid, gpu.device.is_mig) for gpu in found.gpus]
+        self._sampler.watch(watched, host=WholeHostSource())
         if found.gpus:
             self._sampler.add(self._processes)
 

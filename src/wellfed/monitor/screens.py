@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,54 +22,33 @@ BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
 """Characters for 0 to 100 %."""
 _CURVE = 30
 """Latest readings of utilisation that are shown as a curve."""
-_Values = Mapping[str, float]
-
-
-class Cell(NamedTuple):
-    """One figure of a GPU, or a pair of them."""
-
-    head: str
-    unit: str
-    show: Callable[[SeenGpu, _Values], str]
-    """Returns an empty text if the figure is unknown."""
-
-
-def _of(name: str, digits: int = 0, limit: Callable[[SeenGpu], float | None] = lambda gpu: None) -> Callable[..., str]:
-    """Returns a function that shows a figure, with the GPU's limit if it has one: ``350/700``."""
-
-    def show(gpu: SeenGpu, values: _Values) -> str:
-        known = [one for one in (values.get(name), limit(gpu)) if one is not None]
-        return "/".join(f"{one:.{digits}f}" for one in known) if name in values else ""
-
-    return show
-
-
-def _pair(one: str, other: str) -> Callable[[SeenGpu, _Values], str]:
-    def show(gpu: SeenGpu, values: _Values) -> str:
-        texts = [_of(name)(gpu, values) for name in (one, other)]
-        return "/".join(text or "-" for text in texts) if any(texts) else ""
-
-    return show
-
-
-CELLS = (
-    Cell("util", "%", _of("util_pct")),
-    Cell("SM", "%", _of("sm_active_pct")),
-    Cell("memory", "GiB", _of("mem_used_gib", 1, lambda gpu: gpu.memory_gib)),
-    Cell("power", "W", _of("power_w", 0, lambda gpu: gpu.device.power_limit_w)),
-    Cell("SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
-    Cell("PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
-    Cell("at", "C", _of("temp_c")),
+FIGURES = (
+    ("util", "%", "util_pct"),
+    ("SM", "%", "sm_active_pct"),
+    ("memory", "GiB", "mem_used_gib"),
+    ("power", "W", "power_w"),
+    ("at", "C", "temp_c"),
 )
-"""Cells by importance. The last ones are cut in a narrow terminal."""
+"""Heading, unit and name of each figure, by importance. The last ones are cut in a narrow terminal."""
+
+
+def _cells(gpu: SeenGpu, values: Mapping[str, float]) -> list[str]:
+    """Returns a text for each figure, with the GPU's limit if it has one (``350/700``). Unknown figures are empty."""
+    limits = {"mem_used_gib": gpu.memory_gib, "power_w": gpu.device.power_limit_w}
+    texts = []
+    for _, unit, name in FIGURES:
+        known = [one for one in (values.get(name), limits.get(name)) if one is not None]
+        digits = 1 if unit == "GiB" else 0
+        texts.append("/".join(f"{one:.{digits}f}" for one in known) if name in values else "")
+    return texts
 
 
 def plain_line(board: Board, now_s: float) -> str:
     """Returns the figures as one line of text, without curves."""
     texts = []
     for gpu in board.gpus:
-        values = board.latest(gpu.index)
-        figures = [f"{one.head} {text} {one.unit}" for one in CELLS if (text := one.show(gpu, values))]
+        cells = _cells(gpu, board.latest(gpu.index))
+        figures = [f"{head} {text} {unit}" for (head, unit, _), text in zip(FIGURES, cells, strict=True) if text]
         text = board.trouble(gpu.index, now_s) or ", ".join(figures) or "no reading yet"
         texts.append(f"gpu{gpu.index} {text}")
     return "; ".join([*texts, f"host {_host_text(board)}"])
@@ -84,18 +62,18 @@ def table(board: Board, now_s: float, until: str, *, blocks: str = BLOCKS) -> Gr
     """
     passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
     gpus = Table("GPU", box=None, padding=(0, 1, 0, 0))
-    for cell in CELLS:
-        gpus.add_column(f"{cell.head} {cell.unit}", justify="right", no_wrap=True)
+    for head, unit, _ in FIGURES:
+        gpus.add_column(f"{head} {unit}", justify="right", no_wrap=True)
     gpus.add_column("utilisation", no_wrap=True)
     processes = Table("GPU", "pid", "user", "memory", "name", box=None, padding=(0, 1, 0, 0))
     for gpu in board.gpus:
         values, trouble = board.latest(gpu.index), board.trouble(gpu.index, now_s)
-        cells = [Text(cell.show(gpu, values) or "-") for cell in CELLS]
+        cells = [Text(text or "-") for text in _cells(gpu, values)]
         if "util_pct" in values:
             cells[0].stylize(utilisation_colour(values["util_pct"]))
         gpus.add_row(f"{gpu.index}", *cells, Text(trouble, "red") if trouble else _curve(board, gpu.index, blocks))
         for one in board.processes(gpu.index):
-            processes.add_row(f"{gpu.index}", f"{one.holder.pid}", one.user, one.memory, one.name)
+            processes.add_row(f"{gpu.index}", *one)
     return Group(
         Text(f"{passed}{until}.", "dim"),
         *([gpus] if board.gpus else []),
@@ -139,8 +117,7 @@ class PlainScreen:
 
 
 class LiveScreen(PlainScreen):
-    """Screen that redraws a table below the permanent lines. Draws nothing while the shell has the terminal (``&``,
-    Ctrl-Z and ``bg``)."""
+    """Screen that redraws a table below the permanent lines. Draws nothing in the background of a shell."""
 
     def __init__(self, console: Console, until: str) -> None:
         """``until``: text on when the monitor ends."""
@@ -152,7 +129,6 @@ class LiveScreen(PlainScreen):
     def show(self, board: Board, now_s: float) -> None:
         """Redraws the table at the current width of the terminal."""
         if not _has_terminal(self._console):
-            self._leave()
             return
         try:
             if self._live is None:
@@ -175,13 +151,6 @@ class LiveScreen(PlainScreen):
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-
-    def _leave(self) -> None:
-        """Stops drawing. The next table appears below what others have written by then."""
-        if self._live is not None:
-            self._live = None
-            self._console.pop_render_hook()
-            self._console.clear_live()
 
 
 def _has_terminal(console: Console) -> bool:

@@ -10,7 +10,6 @@ from wellfed.observe.hardware.detect import ask_nvml
 from wellfed.observe.hardware.facts import SIMULATED
 from wellfed.observe.nvml.devices import Device
 from wellfed.observe.nvml.session import START_S, NvmlSession
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.units import gib, show_line
 
 
@@ -42,11 +41,6 @@ class SeenGpu:
     def is_simulated(self) -> bool:
         """Whether its figures are only for demonstration."""
         return self.device.name.startswith(SIMULATED)
-
-    @property
-    def watched(self) -> WatchedGpu:
-        """The GPU for the source that reads it."""
-        return WatchedGpu(self.index, self.device.uuid, self.device.is_mig)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def test_in_a_pipe_it_is_a_line_a_second_flushed_and_sigterm_brings_the_summary(
         "GPU 0 is used by train (pid 4711, 5,120 MiB)\n"
     )
     assert first[4].startswith("GPU 1 does not offer sm_active_pct, ")
-    figures = "gpu0 util 60 %, SM 60 %, memory 5.0/140.5 GiB, power 350/700 W, SM/mem 1980/3201 MHz, PCIe in/out "
+    figures = "gpu0 util 60 %, SM 60 %, memory 5.0/140.5 GiB, power 350/700 W, at 55 C; gpu1 "
     assert re.match(r"\d\d:\d\d:\d\d " + figures, first[5])
     assert "GPU 0 NVIDIA H200: utilisation 60 % on average: room left.\n" in rest
     assert "GPU 1 NVIDIA H200: utilisation 90 % on average: well used.\n" in rest

@@ -7,13 +7,12 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
-from tests.run.watch.test_watched_script import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of, rows_of
-from wellfed import AccelerateWatch
+from tests.run.watch.watching import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
+from wellfed import Watch
 from wellfed.ranks import Launch
 from wellfed.run.watch import ranks_of_script
 from wellfed.run.watch.ranks_of_script import TorchrunStore, unknown_ranks
@@ -34,9 +33,8 @@ def starved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
     return folder, watched("--slow-rank", "1", cwd=folder)
 
 
-def test_the_slow_rank_is_named_in_words_of_the_script(
-    starved: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+@pytest.mark.slow
+def test_the_slow_rank_is_found(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = starved
     assert done.returncode == 0, done.stderr
     record = record_of(folder)
@@ -44,10 +42,11 @@ def test_the_slow_rank_is_named_in_words_of_the_script(
     (finding,) = [one for one in record.findings if one["id"] == "straggler"]
     assert finding["evidence"]["rank"] == 1
     assert finding["evidence"]["part"] == "wait"
-    assert "num_workers of its DataLoader" in finding["advice"]
+    assert "DataLoader" in finding["advice"]
     assert "STRAGGLER" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = starved
     record = record_of(folder)
@@ -67,67 +66,32 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert "Ranks side by side" in (folder_of(folder) / "report.html").read_text()
 
 
-SPAWNS = """
-import os, sys, torch
-from wellfed import AccelerateWatch
-def train(rank, number):
-    if number > 1:
-        torch.distributed.init_process_group("gloo", "file://" + os.path.abspath("group"), rank=rank, world_size=number)
-    with AccelerateWatch():
+@pytest.mark.slow
+def test_a_watch_within_processes_that_the_script_has_spawned(tmp_path: Path) -> None:
+    """The first rank is watched."""
+    (tmp_path / "train.py").write_text(
+        """
+import os, torch
+from wellfed import Watch
+def train(rank):
+    torch.distributed.init_process_group("gloo", "file://" + os.path.abspath("group"), rank=rank, world_size=2)
+    with Watch():
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(30):
             model(torch.ones(2, 4)).mean().backward()
             optimizer.step()
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, (int(sys.argv[1]),), int(sys.argv[1]))
+    torch.multiprocessing.spawn(train, (), 2)
 """
-
-
-@pytest.mark.parametrize("number", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_watch_within_a_process_that_the_script_has_spawned(number: str, tmp_path: Path) -> None:
-    """Of several ranks the first one is watched."""
-    (tmp_path / "train.py").write_text(SPAWNS)
-    done = ended("train.py", number, cwd=tmp_path, fresh=True)
+    )
+    done = ended("train.py", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
-    assert "no training was seen" not in done.stderr
     assert record_of(tmp_path).steps == 30
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["", "split_batches=True"])
-def test_batches_that_rank_0_reads_for_all_ranks_count_once(split: str, tmp_path: Path) -> None:
-    """As Accelerate reads an IterableDataset: two batches a step, or one that it splits."""
-    pytest.importorskip("accelerate")
-    (tmp_path / "train.py").write_text(
-        f"""
-import accelerate, torch
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from torch.ones(320, 4)
-settings = accelerate.utils.DataLoaderConfiguration({split})
-accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
-model = torch.nn.Linear(4, 1)
-parts = model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(Stream(), batch_size=4)
-model, optimizer, loader = accelerator.prepare(*parts)
-for batch in loader:
-    accelerator.backward(model(batch).mean())
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-    )
-    done = ended(*TORCHRUN, *WATCH, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    each = 4 if split else 8
-    steps = [(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows_of(tmp_path)]
-    assert len(steps) == 320 // each
-    assert set(steps[1:-1]) == {(str(each), str(each // 2), "1")}
-    assert record_of(tmp_path).config["workload"]["effective_batch_size"] == each
-
-
-# Bounded waits for a rank: test_rank_0_waits_a_bounded_time_for_the_others. Exit codes: test_script_process.py.
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("leaves early", 0), ("raises", 1), ("exits", 1), ("ends late", 0)])
+@pytest.mark.parametrize(("how", "code"), [("leaves early", 0), ("raises", 1), ("ends late", 0)])
 def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: Path) -> None:
     alone = ended(*TORCHRUN, RANKS, "--rank-1", how, cwd=tmp_path)
     done = watched("--rank-1", how, cwd=tmp_path)
@@ -135,53 +99,35 @@ def test_ranks_end_as_they_do_without_the_watch(how: str, code: int, tmp_path: P
     assert done.stdout == alone.stdout
     if how == "raises":
         assert "ValueError: of rank 1" in done.stderr
-    record = record_of(tmp_path)
-    steps = {one["rank"]: one["steps"] for one in record.ranks}
+    steps = {one["rank"]: one["steps"] for one in record_of(tmp_path).ranks}
     if how == "leaves early":
         assert steps == {0: 57, 1: 27}
     if how == "ends late":
         assert steps == {0: 57}
-        assert "The last figures of rank 1 are unknown: they had not come by the end of rank 0." in done.stderr
-
-
-@pytest.mark.slow  # as the next test has it
-def test_other_ranks_without_a_store_are_unknown(tmp_path: Path) -> None:
-    """Their processes are left alone then."""
-    done = watched(cwd=tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    assert done.returncode == 0, done.stderr
-    assert record_of(tmp_path).ranks == []
-    unknown = "The last figures of rank 1 are unknown: this launcher serves no store."
-    assert unknown in done.stderr
-    assert unknown in (folder_of(tmp_path) / "report.md").read_text()
+        assert "The last figures of rank 1 are unknown" in done.stderr
 
 
 def test_a_rank_without_a_store_is_left_alone_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with AccelerateWatch("loop", tmp_path):
+    with Watch("loop", tmp_path):
         assert WatchedScript.current is None
-    assert unknown_ranks(2, set(), None) == "The last figures of rank 1 are unknown: this launcher serves no store."
     monkeypatch.setenv("RANK", "0")
-    with AccelerateWatch("loop", tmp_path):
+    with Watch("loop", tmp_path):
         assert WatchedScript.current is not None
+    assert "rank 1 are unknown: only torchrun's ranks" in str(unknown_ranks(2, set(), None))
 
 
 def launch(rank: int, ranks: int = 2) -> Launch:
     return Launch("torchrun", rank, rank, 0, ranks, 1, ranks)
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store such as torchrun serves, for ranks that are all in this process."""
+def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is such as torchrun serves, for ranks that are all in this process."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setattr(ranks_of_script, "_NUMBERS", itertools.repeat(0))
-    return store
-
-
-@pytest.mark.usefixtures("served")
-def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_of_script, "LATE_S", 0.3)
     stores = [TorchrunStore(launch(rank, 3)) for rank in range(3)]
     assert stores[1].gather("last", 1) == []
@@ -205,7 +151,4 @@ def test_a_store_that_hangs_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch
         for _ in range(9):
             assert store.gather("figures", {}) == []
         assert time.monotonic() - began_s < 3
-    assert store.problem == "it did not answer within 0.3 s"
-    assert unknown_ranks(2, set(), store) == (
-        "The last figures of rank 1 are unknown: the store of torchrun can't be used (it did not answer within 0.3 s)."
-    )
+    assert "did not answer within 0.3 s" in str(unknown_ranks(2, set(), store))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import environment
+from tests.kit.few import few
 
 UNSEEN = "wellfed watch: no training was seen: it did not import torch"
 SCRIPTS = {
@@ -59,7 +60,7 @@ def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", few(SCRIPTS, 4))
 def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
     """A traceback has frames of the watch, too."""
     (tmp_path / "script.py").write_text(SCRIPTS[name])

@@ -6,5 +6,5 @@ Nothing here imports torch or numpy before the script does, and nothing imports 
     a script     script_process
     its steps    watched_script -> torch_marks -> script_steps -> rows_of_steps, script_record
     its ranks    ranks_of_script
-    in code      own_trainers, trainer_watch
+    in code      watch_block
 """

@@ -25,7 +25,7 @@ from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.ranks import Launch, gpu_label, launched
+from wellfed.ranks import Launch, gpu_label
 from wellfed.record.entries import RankEntry
 from wellfed.run.ranks import store as stores
 from wellfed.run.ranks.rank_figures import RankFigures
@@ -247,14 +247,13 @@ class RankOfScript:
 
 def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore | None) -> str | None:
     """Returns which of the ranks that train together have not left their last figures, and why; None if all have."""
-    because = "they had not come by the end of rank 0"
-    if store is None:
-        is_torchrun = launched() is not None
-        because = "this launcher serves no store" if is_torchrun else "only torchrun's ranks leave them for rank 0"
-    elif store.problem is not None:
-        because = f"the store of torchrun can't be used ({store.problem})"
     missing = sorted({*range(1, world_size)} - {*known})
     if not missing:
         return None
+    because = "they had not come by the end of rank 0"
+    if store is None:
+        because = "only torchrun's ranks leave them, in the store that it serves"
+    elif store.problem is not None:
+        because = f"the store of torchrun can't be used ({store.problem})"
     shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (" and more" if len(missing) > _MOST_NAMED else "")
     return f"The last figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import psutil
@@ -24,7 +23,6 @@ from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.nvml.visible import same_uuid
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import spent_cpu_s
 from wellfed.observe.telemetry.run_progress import Progress
@@ -58,6 +56,11 @@ class SeenLoader:
         """It reads an IterableDataset, of which each worker has a copy."""
         self.is_dispatched = False
         """Rank 0 reads its batches for all ranks."""
+        self.is_trained = self.is_aside = self.is_fed = False
+        """A backward pass has followed a batch; none has; it has fed a step in the pass that goes on."""
+        self.epoch = -1
+        self.samples = 0
+        """Samples that were trained on."""
 
 
 class ScriptRecord(RankOfScript):
@@ -83,14 +86,11 @@ class ScriptRecord(RankOfScript):
         self._notes: list[str] = []
         self.folder: Path | None = None
         self.has_batch = False
-        self._samples_of: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
         self._seen: SeenLoader | None = None
         """The DataLoader that most samples of training came from."""
         self._watching = ExitStack()
         self._gpus: set[int] = set()
         """Numbers of the GPUs that the training uses. Readings of others are dropped."""
-        self._numbers: dict[int, int] | None = None
-        """CUDA's numbers of the watched GPUs where they may be others than NVML's; None = they are the same."""
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
@@ -112,9 +112,9 @@ class ScriptRecord(RankOfScript):
         self.journal = Journal(self.record, self.folder)
         self.journal.origin_s = self.origin_s
         self.progress = Progress(time_s=self.journal.time_s)
-        self._facts = facts = machine()  # NVML alone: listing torch's devices would start CUDA
+        facts = machine()  # NVML alone: listing torch's devices would start CUDA
         self._unsure = [warning for warning in facts.warnings if warning.startswith("NVML: ")]
-        """Warnings that NVML's numbers may be others than CUDA's, until CUDA has begun."""
+        """Warnings that NVML's numbers may be others than CUDA's."""
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
         self.journal.save()
@@ -127,9 +127,7 @@ class ScriptRecord(RankOfScript):
         self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
         self._begin_figures(facts.cpu_quota_cores)
-        for warning in filter(None, [folder.warning]):
-            self.note(warning)
-        for text in self._notes:
+        for text in filter(None, [folder.warning, *self._notes]):
             self.note(text)
 
     # What the steps report
@@ -163,8 +161,8 @@ class ScriptRecord(RankOfScript):
 
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
-        count = self._samples_of[loader] = self._samples_of.get(loader, 0) + samples
-        if loader is not self._seen and count >= max(self._samples_of.values()):
+        loader.samples += samples
+        if self._seen is None or loader.samples >= self._seen.samples:
             self._seen = loader
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
@@ -211,7 +209,7 @@ class ScriptRecord(RankOfScript):
         super().start_again()
         self.journal.rewind(0, 0.0)
         self.record.steps = self.record.samples = 0
-        self._samples_of.clear()
+        self._seen = None
 
     # Its end
 
@@ -328,39 +326,13 @@ class ScriptRecord(RankOfScript):
     def _read(self, samples: Sequence[Sample]) -> None:
         self._note_peaks()
         self._gpus |= self._peaks.keys()
-        if self._gpus and self._unsure:
-            self._number_by_torch()
-        if self._numbers is not None:
-            samples = [
-                one if one.gpu == HOST else replace(one, gpu=self._numbers[one.gpu])
-                for one in samples
-                if one.gpu == HOST or one.gpu in self._numbers
-            ]
+        if self._gpus:
+            for warning in self._unsure:
+                self.note(warning)
         if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
             self._gpus |= {*range(self.store.launch.devices)}
         if used := [one for one in samples if one.gpu == HOST or one.gpu in self._gpus]:
             self.journal.telemetry(used)
-
-    def _number_by_torch(self) -> None:
-        """Numbers the GPUs as torch does, by their UUIDs. One that NVML showed under no number is not read."""
-        unsure, self._unsure = self._unsure, []
-        devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        uuids = [str(getattr(device, "uuid", "")) for device in devices]
-        pairs = [
-            (gpu, number)
-            for number, uuid in enumerate(uuids)
-            for gpu in self._facts.gpus
-            if gpu.uuid is not None and same_uuid(gpu.uuid, uuid)
-        ]
-        # Some torch builds report a split card itself instead of its instance.
-        is_whole = all(gpu.uuid is not None and not gpu.uuid.startswith("MIG-") for gpu in self._facts.gpus)
-        if all(uuids) and (pairs or is_whole):
-            self._numbers = {gpu.index: number for gpu, number in pairs}
-            numbered = tuple(replace(gpu, index=number) for gpu, number in pairs)
-            self.record.machine = replace(self._facts, gpus=numbered).entry()
-        if len(pairs) < len(devices):
-            for warning in unsure:
-                self.note(warning)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)

@@ -14,12 +14,10 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -54,17 +52,13 @@ class Iteration:
     largest: int = 0
     """Samples of the largest of these batches."""
     num_backward: int = 0
-    num_steps: int = 0
-    """Steps of optimizers with this batch so far."""
     optimizers: set[int] = field(default_factory=set)
-    """Ids of these optimizers."""
+    """Ids of the optimizers that have stepped with this batch."""
     has_pass: bool = False
     """A pass of any model has begun, so that later copies are part of it."""
     has_replay: bool = False
     is_more: bool = False
     """It follows an ended one with the same batch. Its time is part of the next step."""
-    is_updating: bool = False
-    """An optimizer steps, and no closure of it runs."""
     is_ended: bool = False
     copied_on: Any = None
     """Another stream than the one that trained before, on which its batch, or the next one, was copied."""
@@ -83,7 +77,6 @@ class ScriptSteps(Harmless):
     """
 
     def __init__(self, record: RankOfScript, parent: object) -> None:
-        super().__init__(quiet=True)
         self._record, self._parent = record, parent
         self.clock = StepClock(origin_s=record.origin_s)
         self._gpu: int | None = None
@@ -102,18 +95,14 @@ class ScriptSteps(Harmless):
         """DataLoader over which a pass has begun, so that the wait for its first batch is timed already."""
         self._joins = self._is_aside = False
         """The next batch joins the open iteration; it belongs to no training."""
-        self._trained: WeakSet[SeenLoader] = WeakSet()
-        """DataLoaders whose batches were followed by a backward pass."""
-        self._aside: WeakSet[SeenLoader] = WeakSet()
-        """DataLoaders whose batches were not."""
-        self._fed: WeakSet[SeenLoader] = WeakSet()
-        """DataLoaders of steps in the pass that goes on."""
-        self._sees_passes = False
-        self._epochs: WeakKeyDictionary[SeenLoader, int] = WeakKeyDictionary()
+        self._aside: SeenLoader | None = None
+        """DataLoader whose batches are left out at present."""
+        self._has_loader = False
+        """A DataLoader is trained with."""
+        self._sees_passes = self._is_updating = False
+        """A forward pass was seen; an optimizer steps."""
         self._num_epochs = 0
         """Passes over trained DataLoaders that have ended."""
-        self._steps_of_iterations = deque([1], maxlen=2)
-        """Steps of optimizers in the two latest iterations that had any. A step ends at the smaller number."""
         self._num_without_grad = 0
         """Forward passes without gradients since the last step, in a loop without a DataLoader."""
         self._rows = RowsOfSteps()
@@ -131,8 +120,8 @@ class ScriptSteps(Harmless):
     def iterated(self, loader: SeenLoader) -> None:
         """Marks that a pass over a DataLoader begins, which may start workers."""
         if self._is_mine():
-            self._epochs[loader] = self._epochs.get(loader, -1) + 1
-            self._fed.discard(loader)
+            loader.epoch += 1
+            loader.is_fed = False
             self._ask(loader)
             self._asked_by = loader
 
@@ -144,19 +133,19 @@ class ScriptSteps(Harmless):
 
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
-        before, is_trained, has_grad = self._iteration, loader in self._trained, torch.is_grad_enabled()
+        before, is_trained, has_grad = self._iteration, loader.is_trained, torch.is_grad_enabled()
         self._joins = self._is_aside = False
         if self._has_optimizer and has_grad and before is not None and before.is_unused:
             if is_trained and (before.loader is loader or self._sees_passes):
                 self._joins = True
                 return
-            if before.loader in self._trained and not is_trained:
+            if before.loader is not None and before.loader.is_trained and not is_trained:
                 self._is_aside = True  # a batch of another loader that is looked at
                 return
         if before is not None:
             self._close(before)
-        if self._has_optimizer and (loader in self._aside or not has_grad):
-            self._is_aside = True
+        if self._has_optimizer and (loader.is_aside or not has_grad):
+            self._is_aside, self._aside = True, loader
             self._pause()
             return
         if is_trained or not self._has_optimizer:
@@ -183,7 +172,7 @@ class ScriptSteps(Harmless):
             iteration.samples, iteration.batches = iteration.samples + size, iteration.batches + 1
             iteration.largest = max(iteration.largest, size)
         else:
-            self._iteration = iteration = Iteration(loader, size, self._epochs.get(loader, 0), took, largest=size)
+            self._iteration = iteration = Iteration(loader, size, loader.epoch, took, largest=size)
             if not self._record.has_batch:
                 self._record.batch(bytes_by_dtype(batch))
         self._record.received(batch, size)
@@ -195,7 +184,7 @@ class ScriptSteps(Harmless):
         """Marks the end of a pass over a DataLoader. The time until the next belongs to no step."""
         if self._is_mine():
             self._asked_by, self._is_aside = None, False
-            if loader in self._fed and loader in self._trained:
+            if loader.is_fed and loader.is_trained:
                 self._num_epochs += 1
                 self._record.epochs(self._num_epochs)
             self.clock.interrupt()
@@ -237,15 +226,13 @@ class ScriptSteps(Harmless):
         self._mark_pass(FORWARD, is_done=is_done)
 
     def _mark_pass(self, phase: int, *, is_done: bool) -> None:
-        """Marks begin or end of a pass within the open iteration. Its first pass ends the copy."""
+        """Marks begin or end of a pass within the open iteration."""
         iteration = self._iteration
         if iteration is None or iteration.is_ended:
             return
-        if not iteration.has_pass:
-            iteration.has_pass = True
-            if phase == FORWARD and not self.clock.has_copies:
-                self.clock.copied()
-        self._mark((OPTIMIZER if iteration.is_updating else OTHER) if is_done else phase)
+        iteration.has_pass = True
+        after = OPTIMIZER if self._is_updating and phase == BACKWARD else OTHER
+        self._mark(after if is_done else phase)
 
     @harmless
     def backward(self, *, is_done: bool = False) -> None:
@@ -260,8 +247,8 @@ class ScriptSteps(Harmless):
             if iteration is None or iteration.is_ended:
                 iteration = self._begin_without_loader()
             iteration.num_backward += 1
-            if iteration.loader is not None and iteration.loader not in self._trained:
-                self._trained.add(iteration.loader)
+            if iteration.loader is not None and not iteration.loader.is_trained:
+                self._has_loader = iteration.loader.is_trained = True
                 self._record.epochs(self._num_epochs)
             self._record.enter("train")
             self._use_stream()
@@ -269,34 +256,25 @@ class ScriptSteps(Harmless):
 
     @harmless
     def optimizer(self, optimizer: object, *, is_done: bool, has_closure: bool = False) -> None:
-        """Marks begin or end of an optimizer's step, which may begin with passes of its closure."""
+        """Marks begin or end of an optimizer's step, which may hold passes of a closure."""
         if not self._is_mine():
             return
-        if self._iteration is not None:
-            self._iteration.is_updating = not is_done and not has_closure
+        self._is_updating = not is_done
+        iteration = self._iteration
+        if iteration is None or iteration.is_ended:
+            iteration = self._begin_without_loader()
         if not is_done:
             self._mark(OTHER if has_closure else OPTIMIZER)
             return
-        iteration = self._iteration or self._begin_without_loader()
         if iteration.is_more and id(optimizer) in iteration.optimizers:  # another step with the same batch
-            self._steps_of_iterations.append(iteration.num_steps)
-            iteration.is_more, iteration.num_steps, iteration.optimizers = False, 0, set()
-        iteration.num_steps += 1
+            iteration.is_more, iteration.optimizers = False, set()
         iteration.optimizers.add(id(optimizer))
         self._mark(OTHER)
         if not self._has_optimizer:
             self._has_optimizer = True
             if self._rows.start_again():
                 self._record.start_again()
-        if iteration.num_steps >= min(self._steps_of_iterations) and not iteration.is_ended:
-            self._end(iteration)
-
-    @harmless
-    def closure(self, *, is_done: bool) -> None:
-        """Marks begin or end of the function with which an optimizer computes the loss anew, as Lightning's do."""
-        if self._is_mine() and self._iteration is not None:
-            self._iteration.is_updating = is_done
-            self._mark(OPTIMIZER if is_done else OTHER)
+        self._end(iteration)
 
     @harmless
     def replayed(self) -> None:
@@ -312,8 +290,6 @@ class ScriptSteps(Harmless):
         """Marks begin or end of writing a file with torch.save, whose time belongs to no step."""
         if not self._is_mine() or self._rows.step == 0:
             return
-        if self._iteration is not None and self._iteration.num_steps and not self._iteration.is_ended:
-            self._end(self._iteration)
         if is_done:
             self._record.enter("train")
         else:  # model, optimizer and schedule may be several files of one checkpoint
@@ -326,8 +302,9 @@ class ScriptSteps(Harmless):
         ended, self._is_aside = self._iteration, False
         self._iteration = None
         self._record.begin()
-        self._aside.clear()
-        if not self._trained:
+        if self._aside is not None:
+            self._aside.is_aside = False
+        if not self._has_loader:
             self._record.note(NO_LOADER)
         self._record.enter("train")
         self._use_events()
@@ -336,10 +313,10 @@ class ScriptSteps(Harmless):
         self.clock.copy_begins(0 if ended is None else ended.epoch)
         self.clock.copied()
         if ended is not None and ended.loader is not None:
-            more = {"num_steps": ended.num_steps, "optimizers": ended.optimizers, "is_more": True}
-            begun = Iteration(ended.loader, ended.samples, ended.epoch, has_pass=True, **more)  # type: ignore[arg-type]
+            of = ended.loader, ended.samples, ended.epoch
+            begun = Iteration(*of, has_pass=True, optimizers=ended.optimizers, is_more=True)
         else:
-            begun = Iteration(None, samples=0 if self._trained else 1, has_pass=True)
+            begun = Iteration(None, samples=0 if self._has_loader else 1, has_pass=True)
         self._iteration = begun
         return begun
 
@@ -363,15 +340,13 @@ class ScriptSteps(Harmless):
     def _close(self, iteration: Iteration) -> None:
         """Ends an iteration with the request of the next batch."""
         self._iteration = None
-        if iteration.num_steps:
-            self._steps_of_iterations.append(iteration.num_steps)
         if iteration.is_ended:
             return
-        if iteration.num_steps or iteration.num_backward or iteration.has_replay or not self._has_optimizer:
+        if iteration.num_backward or iteration.has_replay or not self._has_optimizer:
             self._end(iteration)
-        elif iteration.loader is not None and (iteration.has_pass or not self._sees_passes):  # else it was looked at
-            if iteration.loader not in self._trained:
-                self._aside.add(iteration.loader)
+        elif iteration.loader is not None:
+            is_used = iteration.has_pass or not self._sees_passes  # else looked at, or read by a model that is not seen
+            iteration.loader.is_aside |= is_used and not iteration.loader.is_trained
             self._pause()
 
     def _end(self, iteration: Iteration) -> None:
@@ -379,7 +354,7 @@ class ScriptSteps(Harmless):
         self._rows.num_ended += 1
         if iteration.copied_on is not None and iteration.copied_on != self._stream:
             self._record.note(OWN_STREAM)
-        is_whole = bool(iteration.num_steps) or iteration.has_replay or not self._has_optimizer
+        is_whole = bool(iteration.optimizers) or iteration.has_replay or not self._has_optimizer
         is_whole, samples = is_whole and not iteration.is_more, 0 if iteration.is_more else iteration.samples
         if iteration.loader is not None and iteration.loader.is_dispatched:
             samples = -(-samples // world_size())  # of this rank; a share that is smaller is filled up
@@ -387,7 +362,7 @@ class ScriptSteps(Harmless):
         micro_batch = samples if num_micro == 1 else min(iteration.largest, -(-samples // num_micro))
         is_due = self.clock.end(step=0, samples=samples, micro_batch=micro_batch, num_micro=num_micro * is_whole)
         if iteration.loader is not None:
-            self._fed.add(iteration.loader)
+            iteration.loader.is_fed = True
             self._record.trained_with(iteration.loader, samples)
         if is_due or self._rows.num_ended <= WARMUP_STEPS + 1:
             self._take()
@@ -460,13 +435,8 @@ def _size(batch: Any, loader: SeenLoader) -> int:
     """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
-        size, shape, rest = loader.batch_size, first.shape, batch[1:] if first is not batch else ()
-        is_labelled = any(type(one) is torch.Tensor and one.shape == shape[:1] for one in rest)
-        # Sequences as [time, batch], and the points of all clouds in one tensor.
-        is_other = len(shape) > 1 and shape[0] != size == shape[1] and not is_labelled
-        if isinstance(size, int) and (shape[0] > size or is_other):
-            return size
-        return shape[0]
+        size, shape = loader.batch_size, first.shape
+        return size if isinstance(size, int) and shape[0] > size else shape[0]  # sequences as [time, batch]
     try:
         return batch_size(batch)
     except Exception:  # noqa: BLE001  a batch of any type

@@ -2,7 +2,7 @@
 
 Replaces a few methods of classes while the watch lasts. Modules get no hooks: hooks would slow down each of their
 submodules, be saved with a model, and make torch.compile compile again. The outermost modules are found from the
-parameters of the first optimizer that steps, and the ``__call__`` of their classes is replaced.
+parameters of the first optimizers that step, and the ``__call__`` of their classes is replaced.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,24 +31,19 @@ from wellfed.run.watch.script_record import SeenLoader
 from wellfed.run.watch.script_steps import ScriptSteps
 
 _MOST_SEARCHES = 4
-"""Maximum number of optimizers whose modules are searched for; one that is gone counts no longer. A search takes about
-as long as a collection."""
+"""Maximum number of optimizers whose modules are searched for. A search takes about as long as a collection."""
 _DESCRIBED_AT = 3
 """Number of the optimizer's step at which the script's ways of computing are recorded; passes before it show them."""
-UNTRAINED = "Untrained models are not watched where code is compiled: their forward pass, if any, is not told apart."
-COMPILED = "The model, or code that calls it, is compiled: its forward pass is not told apart from what comes before."
 OTHER_LOADER = "Batches of a DataLoader could not be seen: the wait for them counts as time between steps."
-NO_MODULE = "No module was called that holds the optimizer's parameters: its forward pass is not told apart."
-NO_SETTINGS = "How the script computes (precision, TF32, compilation) could not be read."
-MANY_OPTIMIZERS = (
-    f"More than {_MOST_SEARCHES} optimizers step: forward passes of what only later ones train may be unseen."
+NO_FORWARD = (
+    "The forward pass is not told apart from what comes before: the model is called in compiled code, or no module "
+    "with the optimizer's parameters was called."
 )
+NO_SETTINGS = "How the script computes (precision, TF32, compilation) could not be read."
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 """Names of classes whose forward pass may gather weights from other ranks, and so wait for them."""
 _DISPATCHER = "DataLoaderDispatcher.__iter__"
 """Function of Accelerate that reads batches on rank 0 and sends each rank its share."""
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-"""Types of the closures that are marked. Another callable may have attributes that an optimizer reads."""
 
 
 class _OfThread(threading.local):
@@ -78,8 +73,8 @@ class TorchMarks:
         """Replaces the methods."""
         self._replace(DataLoader, "__iter__", self._iterates)
         self._replace(_BaseDataLoaderIter, "__next__", self._takes)
-        self._replace(torch.autograd, "backward", self._goes_back)
-        self._replace(torch, "save", self._saves)
+        self._replace(torch.autograd, "backward", functools.partial(_between, self._steps.backward))
+        self._replace(torch, "save", functools.partial(_between, self._steps.saving))
         self._replace(torch.amp.autocast_mode.autocast, "__enter__", self._enters_autocast)
         if hasattr(torch.cuda.graphs.CUDAGraph, "replay"):
             self._replace(torch.cuda.graphs.CUDAGraph, "replay", self._replays)
@@ -112,43 +107,42 @@ class TorchMarks:
 
         self._undo.callback(restore)
 
+    @contextmanager
+    def _noted(self, problem: str) -> Iterator[None]:
+        """Records an error as something that could not be seen: loaders and modules may be of any kind."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  the script must not end by this
+            self._record.note(f"{problem} ({type_and_line(error)})")
+
     def _iterates(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def iterate(loader: Any) -> Any:
             if self._steps.is_off:
                 return original(loader)
-            known = self._begun(loader, sys._getframe(1).f_code.co_qualname)
+            known: Any = None
+            with self._noted(OTHER_LOADER):
+                self._watch_copies()
+                known = self._seen.get(loader)
+                if known is None:
+                    known = self._seen[loader] = SeenLoader(loader)
+                    known.is_dispatched = sys._getframe(1).f_code.co_qualname == _DISPATCHER
+            if known is None:
+                return original(loader)
+            self._steps.iterated(known)
             found = original(loader)
-            try:
-                if known is not None:
-                    self._seen[found] = known
-            except Exception as error:  # noqa: BLE001  an iterator of any type
-                self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
+            with self._noted(OTHER_LOADER):
+                self._seen[found] = known
             return found
 
         return iterate
-
-    def _begun(self, loader: Any, caller: str) -> SeenLoader | None:
-        """Marks that a function begins a pass over a DataLoader. Returns None if that cannot be recognised."""
-        try:
-            self._watch_copies()
-            known = self._seen.get(loader)
-            if known is None:
-                known = self._seen[loader] = SeenLoader(loader)
-                known.is_dispatched = caller == _DISPATCHER
-        except Exception as error:  # noqa: BLE001  a subclass of any kind, and the script must not end by this
-            self._record.note(f"{OTHER_LOADER} ({type_and_line(error)})")
-            return None
-        self._steps.iterated(known)
-        return known
 
     def _takes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps, seen = self._steps, self._seen
 
         def take(iterator: Any) -> Any:
-            try:
+            loader = None
+            with suppress(Exception):  # an iterator of any type; the record has the note of its beginning
                 loader = None if steps.is_off else seen.get(iterator)
-            except Exception:  # noqa: BLE001  an iterator of any type; the record has the note of its beginning
-                loader = None
             if loader is None:
                 return original(iterator)
             steps.asked(loader)
@@ -167,28 +161,9 @@ class TorchMarks:
 
         return take
 
-    def _goes_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
-
-        def backward(*arguments: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or steps.is_off:
-                return original(*arguments, **named)
-            steps.backward()
-            try:
-                return original(*arguments, **named)
-            finally:
-                steps.backward(is_done=True)
-
-        return backward
-
-    def _saves(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return _between(self._steps.saving, original)
-
     def _enters_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def enter(autocast: Any) -> Any:
-            if (
-                not torch.compiler.is_compiling() and torch.is_grad_enabled()
-            ):  # anywhere, also in a model's forward pass
+            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
                 self._has_autocast |= autocast.device == "cuda" and autocast._enabled
             return original(autocast)
 
@@ -203,19 +178,11 @@ class TorchMarks:
 
         return replay
 
-    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
-        """Marks the begin of an optimizer's step. Returns its arguments with a closure that marks itself, if any."""
-        if torch.compiler.is_compiling() or self._steps.is_off:
-            return None
-        closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)  # the first is the optimizer
-        has_closure = isinstance(closure, _FUNCTIONS)
-        self._steps.optimizer(optimizer, is_done=False, has_closure=has_closure)
-        if not has_closure:
-            return None
-        marked = _between(self._steps.closure, closure)
-        if "closure" in named:
-            return arguments, {**named, "closure": marked}
-        return (arguments[0], marked, *arguments[2:]), named
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
+        """Marks the begin of an optimizer's step, which may run a closure with passes of its own."""
+        if not torch.compiler.is_compiling():
+            has_closure = any(map(callable, (*arguments[1:], *named.values())))  # the first is the optimizer
+            self._steps.optimizer(optimizer, is_done=False, has_closure=has_closure)
 
     def _after_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():
@@ -224,47 +191,33 @@ class TorchMarks:
         if self._steps.is_off:
             return
         self._num_steps += 1
-        try:
-            if optimizer not in self._optimizers:
+        with self._noted(NO_FORWARD):
+            if optimizer not in self._optimizers and len(self._optimizers) < _MOST_SEARCHES:
                 self._optimizers.add(optimizer)
-                if len(self._optimizers) <= _MOST_SEARCHES:
-                    self._find_modules(optimizer)
-                else:
-                    self._record.note(MANY_OPTIMIZERS)
-        except Exception as error:  # noqa: BLE001  modules of any kind, and the script must not end by this
-            self._record.note(f"{NO_MODULE} ({type_and_line(error)})")
-        try:
-            if self._num_steps == _DESCRIBED_AT:
+                self._find_modules(optimizer)
+        if self._num_steps == _DESCRIBED_AT:
+            with self._noted(NO_SETTINGS):
                 self._describe(optimizer)
-        except Exception as error:  # noqa: BLE001  likewise
-            self._record.note(f"{NO_SETTINGS} ({type_and_line(error)})")
 
     # Outermost modules
 
     def _find_modules(self, optimizer: Any) -> None:
-        """Finds the outermost modules, and watches calls of their classes. The optimizer trains some of them."""
+        """Finds the outermost modules that the optimizer trains, and watches calls of their classes."""
         parameters = {id(one) for one in _parameters(optimizer)}
-        has_compiled, has_trained = _has_compiled(), False
+        has_compiled, is_watched = _has_compiled(), False
         for module in outermost_modules():
-            is_trained = any(id(one) in parameters for one in module.parameters())
-            has_trained |= is_trained
-            may_watch = module._compiled_call_impl is None and (not has_compiled or is_wrapper_of_compiled(module))
-            if is_trained:
-                self._see_wrappers(module)
-                self._is_compiled |= _is_compiled(module)
-                if not may_watch:
-                    self._record.note(COMPILED)
-            elif not _is_model(module):
+            if not any(id(one) in parameters for one in module.parameters()):
                 continue
-            elif isinstance(module, torch.jit.ScriptModule) or not may_watch:
-                self._record.note(UNTRAINED)
+            self._see_wrappers(module)
+            self._is_compiled |= _is_compiled(module)
+            if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
                 continue
-            may_watch &= isinstance(type(module).__call__, types.FunctionType)
-            if may_watch and type(module) not in self._classes:
+            is_watched = True
+            if isinstance(type(module).__call__, types.FunctionType) and type(module) not in self._classes:
                 self._classes.add(type(module))
                 self._watch_calls(type(module))
-        if not has_trained:
-            self._record.note(NO_MODULE)
+        if not is_watched:
+            self._record.note(NO_FORWARD)
 
     def _see_wrappers(self, module: Any) -> None:
         """Notes how a trained module is shared out among GPUs or ranks."""
@@ -346,16 +299,12 @@ def is_wrapper_of_compiled(module: Any) -> bool:
     return any("_orig_mod" in vars(one).get("_modules", {}) for one in (module, *module.children()))
 
 
-def _is_model(module: Any) -> bool:
-    """Returns whether an untrained module may be a model of its own. Single layers of torch are in all models."""
-    return not type(module).__module__.startswith("torch.nn.modules") or bool(module._modules)
-
-
 def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that marks its begin and its end."""
 
-    @functools.wraps(original)
     def marked(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*arguments, **named)
         mark(is_done=False)
         try:
             return original(*arguments, **named)

@@ -18,7 +18,6 @@ from wellfed.errors import reason_of
 from wellfed.ranks import Launch, launched, own_rank
 from wellfed.run.folder.log import StderrHandler
 from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
-from wellfed.units import counted
 
 if TYPE_CHECKING:  # imports torch
     from wellfed.run.watch.ranks_of_script import RankOfScript
@@ -37,13 +36,12 @@ class WatchedScript:
 
     Args:
         log_dir: folder in which ``watch/runs/`` has the run folders.
-        is_replaced: whether the next watch that starts ends this one, since nothing else does after an error.
     """
 
     current: ClassVar[WatchedScript | None] = None
     """Watch of this process that has begun and not ended."""
 
-    def __init__(self, script: Script, log_dir: Path, *, is_replaced: bool = False) -> None:
+    def __init__(self, script: Script, log_dir: Path) -> None:
         self._script, self._log_dir = script, log_dir.absolute()
         self._origin_s = time.monotonic()
         self._pid, self._parent = os.getpid(), multiprocessing.parent_process()
@@ -51,11 +49,8 @@ class WatchedScript:
         self._record: RankOfScript | None = None
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
-        self._is_replaced = is_replaced
-        self._num_forks = 0
         self._problem = ""
         """Reason why nothing is watched."""
-        self._is_inner = False
         self._handler = StderrHandler()
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
@@ -67,11 +62,7 @@ class WatchedScript:
     def start(self) -> None:
         """Begins the watch once torch is imported. Does nothing within another watch, or on a rank that can't leave its
         figures for the first one."""
-        left = WatchedScript.current
-        if left is not None and left._is_replaced:
-            left.finish(ScriptEnd(1, RuntimeError("the training raised an error, or was left")))
-        self._is_inner = WatchedScript.current is not None
-        if self._is_inner or (self._rank > 0 and self._launch is None):
+        if WatchedScript.current is not None or (self._rank > 0 and self._launch is None):
             return
         WatchedScript.current = self
         _LOG.addHandler(self._handler)
@@ -122,10 +113,6 @@ class WatchedScript:
         from wellfed.run.watch.script_record import ScriptRecord
 
         assert isinstance(record, ScriptRecord)
-        if record.record.steps == 0 and self._num_forks:
-            record.note(
-                f"The script forked {counted(self._num_forks, 'time')}: what those processes did was not watched."
-            )
         evidence = record.finish(end)
         from wellfed.explain.report.text_table import PIPED_COLUMNS
         from wellfed.run import screen
@@ -139,19 +126,14 @@ class WatchedScript:
         if not why and self._record is None:
             why = "it did not import torch"
         elif not why:
-            why = "it read no DataLoader, and made no backward pass and no step of an optimizer, in this process"
-        more = (
-            f"; it forked {counted(self._num_forks, 'time')}, and those processes were not watched"
-            if self._num_forks
-            else ""
-        )
-        print(f"wellfed watch: no training was seen: {why}{more}.", file=sys.stderr)
+            why = (
+                "this process read no DataLoader and stepped no optimizer, and processes that it forks are not watched"
+            )
+        print(f"wellfed watch: no training was seen: {why}.", file=sys.stderr)
 
     def has_forked(self) -> None:
-        """Counts a fork of this process."""
-        self._num_forks += 1
+        """Keeps our threads from making the script's forks warn. A change of filters repeats warnings already shown."""
         if sys.version_info >= (3, 12) and warnings.filters[:1] != self._filters:
-            # Our threads must not make the script's forks warn. A change of filters repeats warnings already shown.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
             self._filters = list(warnings.filters[:1])
 

@@ -8,7 +8,7 @@ from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps
 from wellfed.explain.diagnosis.rules.pause_rules import slow_callbacks as check
 from wellfed.explain.diagnosis.script_words import NO_LOADER
 from wellfed.run.watch.script_steps import GRAPHS
-from wellfed.run.watch.torch_marks import COMPILED, NO_MODULE, UNTRAINED
+from wellfed.run.watch.torch_marks import NO_FORWARD
 
 
 def paused(places, ms, *, steps=120, log_every=50):
@@ -83,7 +83,7 @@ def with_passes(case, forward, backward, optimizer):
     return case
 
 
-@pytest.mark.parametrize("unseen", [COMPILED, UNTRAINED, NO_MODULE, GRAPHS])
+@pytest.mark.parametrize("unseen", [NO_FORWARD, GRAPHS])
 def test_passes_that_could_not_be_told_apart_from_others_are_no_callbacks(unseen):
     events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": unseen}]
     case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)

@@ -1,4 +1,4 @@
-"""Watches in code, on the real packages: a Trainer of transformers, Accelerate, Ray Train."""
+"""A watch in code, on the real packages: a Trainer of transformers, Accelerate, Ray Train."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from wellfed import AccelerateWatch, RayTrainWatch
+from tests.run.watch.watching import findings_of
+from wellfed import Watch
 from wellfed.record.entries import RunRecord
 from wellfed.run.watch.watched_script import WatchedScript
 
@@ -55,10 +55,6 @@ def run_of(log_dir: Path) -> tuple[RunRecord, list[dict[str, str]]]:
         return RunRecord.read(folder), list(csv.DictReader(stream))
 
 
-def is_starved(record: RunRecord) -> bool:
-    return "loading_in_main_process" in [finding["id"] for finding in record.findings]
-
-
 @pytest.fixture
 def torch_as_before() -> Iterator[None]:
     """Nothing stays replaced, and later messages reach the root's log again."""
@@ -71,15 +67,16 @@ def torch_as_before() -> Iterator[None]:
     assert [getattr(owner, name) for owner, name in names.items()] == before
     assert "__call__" not in vars(Classifier)
     assert (log.propagate, log.handlers) == log_before
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is WatchedScript]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_as_before")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from wellfed import TrainerWatch
-
     arguments = transformers.TrainingArguments(
         str(tmp_path / "out"),
         per_device_train_batch_size=4,
@@ -91,11 +88,9 @@ def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture
         use_cpu=True,
         disable_tqdm=True,
     )
-    watch = TrainerWatch("of a trainer", tmp_path / "logs")
-    trainer = transformers.Trainer(
-        Classifier(), arguments, train_dataset=Slow(), eval_dataset=Slow(16), callbacks=[watch]
-    )
-    trainer.train()
+    trainer = transformers.Trainer(Classifier(), arguments, train_dataset=Slow(), eval_dataset=Slow(16))
+    with Watch("of a trainer", tmp_path / "logs"):
+        trainer.train()
     record, rows = run_of(tmp_path / "logs")
     assert (record.workload, record.status, record.steps) == ("of a trainer", "ok", 40)
     assert record.phases["validate"]["times"] == 2
@@ -103,52 +98,12 @@ def test_a_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(int(row["samples"]) for row in rows[1:]) == pytest.approx(2 * 160, abs=16)
     # All batches of a step are read before its passes, and another one at the begin of an epoch.
     steps = [(row["samples"], row["micro_batch"], row["num_micro"]) for row in rows[1:]]
-    assert set(steps) == {("8", "4", "2"), ("12", "4", "2"), ("4", "4", "1")}
     assert steps.count(("8", "4", "2")) >= 35
-    assert is_starved(record)
+    assert "loading_in_main_process" in findings_of(record)
     assert "Report" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("torch_as_before")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_a_trainer_after_one_that_failed(tmp_path: Path) -> None:
-    """transformers calls no callback when a training raises."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    from wellfed import TrainerWatch
-
-    class Broken(Slow):
-        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            raise OSError("unreadable")
-
-    watches = []
-    for name, data in (("first", Broken()), ("second", Slow(32))):
-        watches.append(TrainerWatch(name, tmp_path))
-        arguments = transformers.TrainingArguments(
-            str(tmp_path / "out"), per_device_train_batch_size=4, num_train_epochs=1, report_to=[], use_cpu=True
-        )
-        trainer = transformers.Trainer(Classifier(), arguments, train_dataset=data, callbacks=[watches[-1]])
-        with pytest.raises(OSError, match="unreadable") if name == "first" else nullcontext():
-            trainer.train()
-    records = {one.workload: one for one in map(RunRecord.read, (tmp_path / "watch" / "runs").iterdir())}
-    assert {name: (one.status, one.steps) for name, one in records.items()} == {
-        "first": ("failed", 0),
-        "second": ("ok", 8),
-    }
-
-
-@pytest.mark.usefixtures("torch_as_before")
-def test_nothing_is_kept_after_the_block(tmp_path: Path) -> None:
-    def watches() -> int:
-        gc.collect()
-        return sum(type(one) is WatchedScript for one in gc.get_objects())
-
-    before = watches()
-    with AccelerateWatch("loop", tmp_path):
-        assert watches() == before + 1
-    assert watches() == before
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_as_before")
 def test_a_loop_of_accelerate(tmp_path: Path) -> None:
     """Its loaders are a batch ahead of the loop."""
@@ -157,7 +112,7 @@ def test_a_loop_of_accelerate(tmp_path: Path) -> None:
     model = Classifier()
     loader = DataLoader(Slow(), batch_size=4, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-    with AccelerateWatch("loop", tmp_path), AccelerateWatch("inner", tmp_path / "inner"):
+    with Watch("loop", tmp_path), Watch("inner", tmp_path / "inner"):
         for _ in range(2):
             for batch in loader:
                 accelerator.backward(model(**batch)["loss"])
@@ -166,7 +121,7 @@ def test_a_loop_of_accelerate(tmp_path: Path) -> None:
     record, rows = run_of(tmp_path)
     assert record.steps == 80
     assert sum(int(row["samples"]) for row in rows) == 2 * 160 - 4  # the first batch came before any pass
-    assert is_starved(record)
+    assert "loading_in_main_process" in findings_of(record)
     assert not (tmp_path / "inner").exists()
 
 
@@ -175,7 +130,7 @@ def test_an_error_within_the_block(tmp_path: Path) -> None:
     def train() -> None:
         model = Classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with AccelerateWatch("loop", tmp_path):
+        with Watch("loop", tmp_path):
             for number, batch in enumerate(DataLoader(Slow(), batch_size=4)):
                 model(**batch)["loss"].backward()
                 optimizer.step()
@@ -195,9 +150,10 @@ def train_loop(config: dict[str, Any]) -> None:
 
     model = prepare_model(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-    for batch in DataLoader(Slow(), batch_size=4):
-        model(**batch)["loss"].backward()
-        optimizer.step()
+    with Watch("of Ray", config["logs"]):
+        for batch in DataLoader(Slow(), batch_size=4):
+            model(**batch)["loss"].backward()
+            optimizer.step()
 
 
 @pytest.mark.guests
@@ -212,13 +168,13 @@ def test_a_training_of_ray(tmp_path: Path) -> None:
     ray.init(num_cpus=2, include_dashboard=False, runtime_env=env)
     try:
         TorchTrainer(
-            RayTrainWatch(train_loop, log_dir=tmp_path / "logs"),
-            train_loop_config={"lr": 0.1},
+            train_loop,
+            train_loop_config={"lr": 0.1, "logs": str(tmp_path / "logs")},
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=str(tmp_path / "ray")),
         ).fit()
     finally:
         ray.shutdown()
     record, _ = run_of(tmp_path / "logs")
-    assert (record.workload, record.steps, record.samples) == ("train_loop", 40, 320)
-    assert is_starved(record)
+    assert (record.workload, record.steps, record.samples) == ("of Ray", 40, 320)
+    assert "loading_in_main_process" in findings_of(record)

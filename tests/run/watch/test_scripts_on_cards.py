@@ -1,0 +1,224 @@
+"""``wellfed watch`` on simulated cards: copies, precision, memory, several GPUs of one process."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.driver import FakeDriver
+from tests.kit.few import slow
+from tests.run.watch.watching import (
+    SCRIPTS,
+    WATCH,
+    alone_and_watched,
+    ended,
+    folder_of,
+    notes_of,
+    on_card,
+    record_of,
+    rows_of,
+    watched,
+)
+from wellfed.explain.diagnosis.script_words import OWN_STREAM
+
+pytestmark = [pytest.mark.usefixtures("fake_cuda"), pytest.mark.slow]
+
+
+def test_unpinned_copies_are_found(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    card = on_card(tmp_path, fake_driver, copy_gbps=0.5, pageable_gbps=0.02)
+    words = ["--images", "2400", "--batch-size", "32", "--epochs", "1"]
+    done = ended(*WATCH, SCRIPTS / "classify.py", *words, cwd=tmp_path, **card)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    (finding,) = [one for one in record.findings if one["id"] == "slow_copy"]
+    assert finding["change"][0] == "DataLoader(pin_memory=True)"
+    assert record.time is not None
+    assert record.time["copy_frac"] is not None
+    assert record.time["copy_frac"] > 0.2
+    assert record.gpus["0"]["util_pct"]["n"] > 0
+    assert record.plan["trainer.accelerator"]["value"] == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "precision"),
+    [
+        ("model.forward = torch.autocast('cuda', torch.bfloat16)(model.forward)", "mixed"),  # as Accelerate does
+        ("model.forward = torch.autocast('cuda', enabled=False)(model.forward)", "32-true"),
+        ("model.__class__ = type('FSDPModule', (torch.nn.Linear,), {})", None),
+    ],
+)
+def test_mixed_precision_is_seen(wrap: str, precision: str | None, tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also if it begins within the model. Sharded weights may be computed with in another type, unseen."""
+    code = f"""
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+"""
+    record = watched(code, tmp_path, **on_card(tmp_path, fake_driver))
+    assert record.config["gpu"].get("precision") == precision
+
+
+def test_the_peak_of_memory_is_that_of_the_training(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Also where a script resets torch's own figure, as at the end of each epoch."""
+    code = """
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+large = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
+for _ in range(20):
+    model(torch.zeros(8, 4).cuda()).sum().backward()
+    optimizer.step()
+del large, model, optimizer
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+"""
+    record = watched(code, tmp_path, **on_card(tmp_path, fake_driver))
+    assert "GPU" in record.memory["device"]
+    assert record.memory["measured_peak_gib"] == pytest.approx(0.5, abs=0.1)
+
+
+COPIES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(640, 256), torch.randn(640, 256)), batch_size=16, pin_memory=True)
+def train(x, y):
+    loss = (model(x) - y).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.item()
+"""
+IN_TURN = """
+for x, y in loader:
+    train(x.cuda(), y.cuda())
+"""
+AHEAD = """
+side = torch.cuda.Stream()
+class Ahead:
+    def __init__(self):
+        self.batches = iter(loader)
+        self.read()
+    def read(self):
+        self.next = next(self.batches, None)
+        with torch.cuda.stream(side):
+            self.next = self.next and [each.cuda(non_blocking=True) for each in self.next]
+    def __iter__(self):
+        while self.next is not None:
+            torch.cuda.current_stream().wait_stream(side)
+            batch = self.next
+            [each.record_stream(torch.cuda.current_stream()) for each in batch]
+            self.read()
+            yield batch
+for batch in Ahead():
+    train(*batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "copy_frac", "note"),
+    [
+        pytest.param(IN_TURN, (0.1, 0.7), None, id="in turn"),
+        pytest.param(AHEAD, (0.0, 0.1), OWN_STREAM, id="ahead of its step"),
+    ],
+)
+def test_a_copy_is_what_copying_takes(
+    loop: str, copy_frac: tuple[float, float], note: str | None, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """Two copies of 1 ms beside kernels of 0.5 ms."""
+    card = on_card(tmp_path, fake_driver, copy_gbps=0.016, kernel_us=500)
+    record = watched(COPIES + loop, tmp_path, **card)
+    assert record.time is not None
+    assert copy_frac[0] <= (record.time["copy_frac"] or 0.0) <= copy_frac[1], record.time
+    assert notes_of(record) == ([] if note is None else [note])
+    rows = rows_of(tmp_path)[4:]
+    spent_ms = sum(float(row[name]) for row in rows[1:] for name in ("wait_ms", "copy_ms", "compute_ms", "host_ms"))
+    assert spent_ms < 1.1e3 * (float(rows[-1]["time_s"]) - float(rows[0]["time_s"]))
+
+
+def test_warnings_and_modes_are_left_alone(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """Nor is a device waited for after an error, which may be its own."""
+    code = """
+import torch, warnings
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(TensorDataset(torch.zeros(40, 4)), batch_size=4):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = model(x.cuda()).sum()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    print(torch.cuda.get_sync_debug_mode(), warnings.filters, warnings.showwarning)
+torch.cuda.synchronize = lambda *of: print("waits")
+raise ValueError("of the script")
+"""
+    alone, done = alone_and_watched(code, tmp_path, **on_card(tmp_path, fake_driver))
+    assert "of the script" in alone.stderr
+    without_addresses = [re.sub("0x[0-9a-f]+", "", one.stdout) for one in (alone, done)]
+    assert without_addresses[0] == without_addresses[1]
+    record = record_of(tmp_path)
+    assert record.status == "failed"
+    assert record.steps >= 3
+
+
+@pytest.mark.parametrize(
+    ("how", "gpus", "module"), [slow("--inner", ["0", "1", "2"], "layers"), ("--one-gpu", ["0"], None)]
+)
+def test_only_gpus_that_are_used_are_recorded(
+    how: str, gpus: list[str], module: str | None, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """An idle one would make a busy training seem idle."""
+    cards = on_card(tmp_path, fake_driver, cards=3, kernel_us=500)
+    done = ended(*WATCH, SCRIPTS / "data_parallel.py", how, "--seconds", "2", cwd=tmp_path, **cards)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path)
+    assert [*record.gpus] == gpus
+    assert len(record.machine["gpus"]) == 3
+    rows = (folder_of(tmp_path) / "telemetry.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[3] for row in rows} == {"-1", *gpus}
+    modules = [event["module"] for event in record.events if event["kind"] == "data_parallel"]
+    assert modules == ([] if module is None else [module])
+
+
+@pytest.mark.parametrize("how", [WATCH, ()], ids=["wellfed watch", "GPUWatch"])
+def test_a_training_on_another_gpu_than_the_current_one(
+    how: tuple[str, ...], tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    """Its kernels are timed, and nothing is put on the current one."""
+    report = tmp_path / "report"
+    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500) | {"FAKE_CUDA_REPORT": str(report)}
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from wellfed import GPUWatch
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("cuda:1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(480, 64)), batch_size=8)
+with GPUWatch(quiet=True) as watch:
+    for (x,) in watch.batches(loader):
+        model(x.to("cuda:1")).mean().backward()
+        optimizer.step()
+print(watch.summary["steps"])
+"""
+    )
+    done = ended(*how, "train.py", cwd=tmp_path, **cards)
+    assert (done.returncode, done.stdout) == (0, "57\n"), done.stderr
+    if not how:  # a simulated card, unlike a real one, is begun by the question whether its stream records a graph
+        assert [json.loads(line)["contexts"] for line in report.read_text().splitlines()] == [[1]]
+    else:
+        record = record_of(tmp_path)
+        assert record.time is not None
+        assert record.time["compute_frac"] > 0.6  # events on the other GPU would count nearly all as copies
+        assert [*record.gpus] == ["1"]
+        assert not notes_of(record)
