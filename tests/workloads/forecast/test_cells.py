@@ -36,12 +36,6 @@ def test_numbers_come_back_from_any_style_that_is_named(values: list[float]):
         assert numbers_of(cells, decimal=decimal) == [values]
 
 
-def test_one_column_tells_for_all_and_a_tie_is_asked_about():
-    assert numbers_of(["1,234"], ["0,5"]) == [[1.234], [0.5]]
-    with pytest.raises(Unclear, match=r"Values such as 1,234 .*workload\.data\.decimal"):
-        numbers_of(["1,234"], ["5"])
-
-
 WAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%Y%m%d", "%d-%b-%Y", "%B %d, %Y", "%Y-%m-%dT%H:%M:%S",
     "%Y-%m-%d %H:%M:%S.%f", "%d.%m.%Y %H:%M", "%d %B %Y"

@@ -96,30 +96,6 @@ def test_a_perfect_forecast_has_no_error_and_reset_forgets_all():
     assert all(math.isnan(value) for value in evaluation.compute().values())
 
 
-def test_a_forecast_that_is_no_number_is_no_good_forecast(tmp_path: Path):
-    """In figures it counts as infinitely wrong, which is never the best; the table shows what the model returned."""
-    samples = split_of()
-
-    def no_number_for_one_origin(batch: dict[str, Tensor]) -> Tensor:
-        return batch["target"].masked_fill((batch["row"] == HORIZON)[:, None], math.nan)
-
-    evaluation = scored(Guess(no_number_for_one_origin), samples)
-    metrics = evaluation.compute()
-    assert [metrics[name] for name in ("mae", "rmse", "mase")] == [math.inf] * 3
-    assert math.isfinite(metrics["mase_seasonal_naive"])
-    paths = evaluation.artifacts(tmp_path)
-    one, two = csv.DictReader(paths["series_test"].read_text().splitlines())
-    assert [float(one["mase"]), float(two["mase"])] == [math.inf, pytest.approx(0, abs=1e-6)]
-    assert "nan" in {row["forecast"] for row in csv.DictReader(paths["forecasts_test"].read_text().splitlines())}
-
-
-def test_a_series_that_never_changes_is_left_out_of_mase():
-    samples = split_of()
-    evaluation = Forecasts(SCALE, CENTER, torch.tensor([1.5, 0.0]), SEASON, HORIZON, ["one", "two"])
-    evaluation.update(Guess(one_more_each_window), samples)
-    assert evaluation.compute()["mase"] == pytest.approx(0.45 * 2.0 / 1.5)
-
-
 @pytest.mark.parametrize(("split", "name"), [(0, "val"), (1, "test")])
 def test_tables_have_a_row_for_each_step_and_for_each_series(tmp_path: Path, split: int, name: str):
     samples = split_of(split=split)
@@ -136,17 +112,3 @@ def test_tables_have_a_row_for_each_step_and_for_each_series(tmp_path: Path, spl
         table = list(csv.DictReader(file))
     assert [(row["series"], row["origins"]) for row in table] == [("one", "5"), ("two", "5")]
     assert np.mean([float(row["mase"]) for row in table]) == pytest.approx(evaluation.compute()["mase"])
-
-
-def test_dates_stand_in_the_table_where_they_are_known(tmp_path: Path):
-    dates = np.datetime64("2020-01-01") + np.arange(300).astype("m8[D]")
-    evaluation = Forecasts(SCALE, CENTER, NAIVE_MAE, SEASON, HORIZON, ["one", "two"], dates)
-    evaluation.update(Guess(one_more_each_window), split_of())
-    with evaluation.artifacts(tmp_path)["forecasts_test"].open() as file:
-        first = next(csv.DictReader(file))
-    assert first["date"] == str(dates[LONGEST + int(first["step"]) - 1])
-
-
-def test_nothing_forecast_leaves_no_file(tmp_path: Path):
-    evaluation = Forecasts(SCALE, CENTER, NAIVE_MAE, SEASON, HORIZON, ["one", "two"])
-    assert evaluation.artifacts(tmp_path) == {}

@@ -7,7 +7,6 @@ from torch import Tensor
 from wellfed import ConfigError, SampleRng
 from workloads.forecast.data import datasets
 from workloads.forecast.model import LSTMForecaster, Smoothing
-from workloads.forecast.seasonal_naive import seasonal_naive
 
 SEASON, HORIZON, LONGEST, CHANNELS, SERIES = 7, 5, 28, 4, 3
 
@@ -47,27 +46,6 @@ def test_missing_steps_count_nowhere():
     assert model.loss(batch).loss.item() == model.loss(other).loss.item()
 
 
-def test_a_sample_without_any_target_and_an_empty_window_are_no_error():
-    model, batch = forecaster(), windows()
-    batch["target_observed"][0] = 0
-    batch["history"][1] = 0
-    output = model.loss(batch)
-    output.loss.backward()
-    assert output.loss.isfinite()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_a_window_that_is_masked_is_forecast_as_a_short_one():
-    """The same 14 days behind zeros, or with nothing before them; the LSTM runs over zeros before a window begins."""
-    short = windows(gaps=0.0)
-    short["history"] = short["history"][:, -14:]
-    long = short | {"history": torch.cat((torch.zeros(6, 14, CHANNELS), short["history"]), 1)}
-    smoothing = Smoothing(SEASON, HORIZON, SERIES)
-    found = [smoothing(each["history"][..., 0], each["history"][..., -1], each["series"]) for each in (short, long)]
-    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
-    assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
-
-
 @given(level=st.floats(-100, 100), slope=st.floats(-1, 1), season=st.lists(st.floats(-10, 10), min_size=1, max_size=9))
 def test_a_line_with_a_season_is_continued_exactly_where_the_rates_say_so(
     level: float, slope: float, season: list[float]
@@ -80,49 +58,6 @@ def test_a_line_with_a_season_is_continued_exactly_where_the_rates_say_so(
         smoothing.shared_R.copy_(torch.tensor([-3.0, 3.0, 0.0, -3.0, -3.0, 3.0]))
         forecast, _, _ = smoothing(series[None, :length], torch.ones(1, length), torch.zeros(1, dtype=torch.long))
     assert torch.allclose(forecast[0], series[length:], atol=2e-3 * (1 + series.abs().max().item()))
-
-
-def test_a_long_gap_at_the_end_leaves_the_level_where_it_was():
-    """Whatever the rates: what is far away counts little beside what is near, and all where nothing is near."""
-    value, observed = torch.full((1, LONGEST), 50.0), torch.ones(1, LONGEST)
-    observed[:, -20:] = 0
-    smoothing = Smoothing(SEASON, HORIZON, 1)
-    with torch.no_grad():
-        smoothing.shared_R.fill_(-1.0)
-        forecast, _, _ = smoothing(value * observed, observed, torch.zeros(1, dtype=torch.long))
-    assert torch.allclose(forecast, torch.full((1, HORIZON), 50.0), atol=1e-3)
-
-
-def test_what_comes_out_moves_with_the_level_and_unit_of_the_window():
-    model, batch = forecaster(), windows(gaps=0.0)
-    moved = batch | {"history": batch["history"].clone()}
-    moved["history"][..., 0] = 3 * batch["history"][..., 0] + 2
-    assert torch.allclose(model(moved), 3 * model(batch) + 2, atol=1e-4)
-
-
-def test_a_series_may_have_rates_of_its_own():
-    model, batch = forecaster(), windows()
-    before = model(batch)
-    with torch.no_grad():
-        model.smoothing.own_SR[1] += 0.2
-    changed = (model(batch) != before).any(1)
-    assert torch.equal(changed, batch["series"] == 1)
-
-
-def test_dropout_is_at_work_in_training_alone():
-    model, batch = forecaster(dropout=0.5), windows()
-    assert not torch.equal(model(batch), model(batch))
-    model.eval()
-    assert torch.equal(model(batch), model(batch))
-
-
-@pytest.mark.parametrize("num_channels", [2, 6])
-def test_any_number_of_calendar_channels_will_do(num_channels: int):
-    batch = windows()
-    calendar = torch.zeros(6, LONGEST, num_channels - 2)
-    batch["history"] = torch.cat((batch["history"][..., :1], calendar, batch["history"][..., -1:]), 2)
-    batch["future_known"] = torch.zeros(6, HORIZON, num_channels - 2)
-    assert LSTMForecaster(HORIZON, num_channels, SEASON, SERIES)(batch).shape == (6, HORIZON)
 
 
 def test_it_runs_in_bfloat16_and_under_autocast():
@@ -171,14 +106,3 @@ def scored(model: LSTMForecaster, data: object) -> dict[str, float]:
     data.evaluation.reset()
     data.evaluation.update(model.eval(), data.test.on_device(data.test.fetch(indices), SampleRng(0, 0)))
     return data.evaluation.compute()
-
-
-def test_its_own_evaluation_repeats_the_season_as_the_data_has_it():
-    """MASE of the naive forecast, from the values themselves."""
-    data = datasets(windows=[14], num_series=3, num_days=200)
-    found = scored(LSTMForecaster(**data.model_args, hidden_size=4, num_layers=1), data)
-    batch = data.test.on_device(data.test.fetch(torch.arange(len(data.test))), SampleRng(0, 0))
-    naive = seasonal_naive(batch["history"][..., 0], batch["history"][..., -1], 7, 7)
-    scale = torch.from_numpy(data.evaluation.scale_S)[batch["series"], None]
-    error = ((naive - batch["target"]).abs() * scale)[batch["target_observed"] > 0]
-    assert found["mae_seasonal_naive"] == pytest.approx(error.mean().item(), rel=1e-5)

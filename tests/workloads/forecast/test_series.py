@@ -36,13 +36,6 @@ def test_gaps_are_filled_as_configured(fill, expected: list[float]):
     assert same(one(GAPS, Parts(8, 8, 8), fill), expected)
 
 
-def test_no_line_is_drawn_over_the_beginning_of_an_evaluated_forecast():
-    """With 2 steps a forecast from step 4 on, the line to 6 would tell a forecast from step 6 on nothing, but one that
-    begins at 4 would know the value at 5."""
-    assert same(one(GAPS, Parts(4, 6, 8), "linear"), [1, 2, 3, 4, 5, 6, 7.5, 9])
-    assert same(one(GAPS, Parts(3, 5, 7), "linear"), [1, 1, 1, 4, 4, 6, 6, 9])
-
-
 values = st.lists(st.one_of(st.none(), st.floats(-9, 9)), min_size=12, max_size=24)
 
 
@@ -59,16 +52,6 @@ def test_no_filled_step_knows_what_is_forecast_after_it(values: list[float | Non
         after = np.array(one(other_T.tolist(), parts, "linear", horizon))
         assert np.array_equal(before[:origin], after[:origin])
     assert not np.isnan(before).any()
-
-
-def test_gaps_are_told_with_the_first_and_the_way_out():
-    found = SeriesSet(["a", "b"], [np.array([1.0, 2.0]), np.array(GAPS)], [0, 3], DAILY)
-    parts = [Parts(2, 2, 2), Parts(8, 8, 8)]
-    assert filled(found, parts, "none", 2).notes == (
-        "4 of 10 steps missing, in 1 of 2 series, the first: b, 2024-01-05; left out of loss and scores; "
-        "workload.data.fill=forward, linear or zero would fill them",
-    )
-    assert filled(found, parts, "zero", 2).notes[0].endswith("2024-01-05; filled (workload.data.fill=zero)")
 
 
 @settings(max_examples=50)

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from workloads.forecast.steps import DAY, HOUR, Calendar, Frequency, UnevenDates, infer_frequency, parse_frequency
+from workloads.forecast.steps import DAY, HOUR, Frequency, UnevenDates, infer_frequency, parse_frequency
 
 FIRST = np.datetime64("2023-11-30T06:00", "us")
 FREQUENCIES = {
@@ -63,38 +62,8 @@ def test_frequencies_have_words_names_and_seasons(word: str, name: str, season: 
     assert (found.name, found.season) == (name, season)
 
 
-@pytest.mark.parametrize(
-    ("word", "date", "expected"),
-    [
-        ("D", "2023-12-02T23:59", "2023-12-02"),
-        ("15min", "2023-11-30T06:14:59", "2023-11-30T06:00"),
-        ("h", "2023-11-30T05:59", "2023-11-30T05:00"),
-        ("W", "2023-12-08T12:00", "2023-12-07"),
-        ("M", "2024-02-29", "2024-02-01"),
-        ("Q", "2024-03-29", "2024-02-01"),
-        ("B", "2023-12-03", "2023-12-01"),  # a Sunday, to Friday
-    ],
-)
-def test_dates_between_steps_are_of_the_earlier_one(word: str, date: str, expected: str):
-    found = parse_frequency(word, FIRST)
-    step = found.numbers(np.array([date], dtype="M8[us]"))
-    assert found.dates(step)[0] == np.datetime64(expected)
-
-
 def test_dates_that_are_not_even_name_the_first_that_is_off():
     dates = np.array(["2024-01-01", "2024-01-02", "2024-01-03T12:00", "2024-01-04"], dtype="M8[us]")
     with pytest.raises(UnevenDates, match="most are 12 hours apart|most are 1 day apart") as caught:
         infer_frequency(np.append(dates, np.datetime64("2024-01-05T01:00")))
     assert caught.value.date == np.datetime64("2024-01-05T01:00")
-
-
-def test_a_place_in_day_week_and_year_repeats_after_each():
-    calendar = Calendar(parse_frequency("h", FIRST))
-    assert calendar.periods == ("day", "week", "year")
-    at = {name: np.datetime64(date, "us") for name, date in (("now", "2023-03-06T10:00"), ("day", "2023-03-07T10:00"))}
-    at |= {"week": np.datetime64("2023-03-13T10:00", "us"), "year": np.datetime64("2027-03-06T10:00", "us")}
-    phases = calendar.phases(np.array(list(at.values())))
-    same = (phases == phases[0]).tolist()
-    assert same == [[True, True, True], [True, False, False], [True, True, False], [True, False, True]]
-    circle = calendar.table_P2.square().sum(1)
-    assert torch.allclose(circle, torch.ones(len(circle)))

@@ -11,10 +11,3 @@ def test_equal_seeds_give_equal_sets_and_other_seeds_others():
     assert np.array_equal(values, again)
     assert not np.allclose(values, other)
     assert (values > 0).all()
-
-
-def test_the_week_is_most_of_what_repeats():
-    """Values resemble those a week before more than those three days before."""
-    logs = np.log(daily_series(20, 1500, 0)[1])
-    week, other = (np.abs(logs[:, lag:] - logs[:, :-lag]).mean() for lag in (7, 3))
-    assert week < 0.6 * other

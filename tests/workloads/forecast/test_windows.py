@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -89,11 +87,6 @@ def test_targets_of_training_are_never_held_out_and_those_held_out_are_told_once
         assert len(held) == max(1, round(0.1 * len(values) / 4)) * 4
 
 
-def test_training_has_each_origin_with_each_window_and_one_sample_more_a_step(made):
-    assert len(made.train) == 2 * len(set(everything(made.train)["row"].tolist()))
-    assert len(made.train) == 2 * (200 - 40 - 8 - 3 + 120 - 24 - 8 - 3 + 90 - 16 - 8 - 3)
-
-
 value = st.one_of(st.none(), st.floats(-1e6, 1e6))
 
 
@@ -119,20 +112,6 @@ def test_whatever_the_series_batches_are_finite_and_alike_in_all_modes(series, w
         assert all(each.isfinite().all() for each in batch.values())
         assert (batch["history"][..., -1].sum(1) <= batch["window"]).all()
         assert (batch["target_observed"].sum(1) > 0).all()
-
-
-def test_windows_are_views_of_the_store_not_copies():
-    """100,000 windows of 200 steps: held as rows they would take 200 times the store."""
-    series = SeriesSet(["a"], [np.sin(np.arange(100_000.0))], [0], DAILY)
-    made = build(series, horizon=10, windows=(190,))
-    store = made.features.store()
-    assert made.features.num_rows * 200 * store.shape[1] * 4 > 150 * made.features.bytes
-    held = [values for values in vars(made.train).values() if isinstance(values, torch.Tensor)]
-    size = sum(values.numel() * values.element_size() for values in held)
-    assert len(pickle.dumps(made.train)) < 3 * made.features.bytes
-    assert size < made.features.bytes
-    few = made.features.cut(store, torch.tensor([0, 5]))
-    assert few.untyped_storage().nbytes() == 2 * 200 * store.shape[1] * 4
 
 
 @pytest.mark.parametrize("mode", MODES)

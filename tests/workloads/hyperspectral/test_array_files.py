@@ -9,14 +9,6 @@ from wellfed import DataError
 from workloads.hyperspectral.array_files import read_arrays
 
 
-def test_a_npy_file_is_mapped(tmp_path: Path):
-    np.save(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
-    arrays, others = read_arrays(tmp_path / "a.npy")
-    assert isinstance(arrays["a"], np.memmap)
-    assert (arrays["a"] == np.arange(6).reshape(2, 3)).all()
-    assert others == []
-
-
 @pytest.mark.parametrize("compressed", [False, True])
 def test_arrays_of_a_mat_file_are_named(tmp_path: Path, compressed: bool):
     content = {"cube": np.ones((2, 3, 4), np.uint16), "note": "text", "cell": np.array([1, "a"], dtype=object)}
@@ -53,12 +45,3 @@ def test_matlab_7_3_says_what_to_do(tmp_path: Path, offset: int):
     (tmp_path / "a.mat").write_bytes(head + b"\x89HDF\r\n\x1a\n" + bytes(600))
     with pytest.raises(DataError, match=r"MATLAB 7\.3 .*'-v7'.*h5py"):
         read_arrays(tmp_path / "a.mat")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    for suffix in (".npy", ".mat"):
-        with pytest.raises(DataError, match=f"none{suffix}: No such file"):
-            read_arrays(tmp_path / f"none{suffix}")
-        (tmp_path / f"folder{suffix}").mkdir()
-        with pytest.raises(DataError, match=rf"folder{suffix}: Is a directory\. Check"):
-            read_arrays(tmp_path / f"folder{suffix}")

@@ -1,4 +1,3 @@
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,20 +80,3 @@ def test_mirrors_belong_to_seed_epoch_and_index(made):
     assert len(seen) == 8
     middle = SIDE // 2
     assert torch.equal(whole[..., middle, middle], straight[..., middle, middle])
-
-
-@pytest.mark.parametrize("num_components", [None, 4])
-def test_what_is_offered_describes_itself(made, num_components: int | None):
-    _, features = made(num_components)
-    assert features.bytes == features.store().nbytes
-    last = torch.tensor([0, features.num_rows - 1])
-    assert torch.allclose(features.rows(last).float(), features.cut(features.store(), last).float(), atol=1e-5)
-
-
-def test_what_is_sent_to_a_process_holds_no_values(made):
-    data, _ = made()
-    held = data.for_features("cache_host")
-    held.fetch(torch.arange(4))
-    sent = pickle.loads(pickle.dumps(held))
-    assert torch.equal(sent.fetch(torch.arange(4))["rows"], held.fetch(torch.arange(4))["rows"])
-    assert len(pickle.dumps(held)) < 8000

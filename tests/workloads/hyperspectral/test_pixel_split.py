@@ -52,22 +52,6 @@ def test_blocks_give_each_class_its_shares(fields):
     assert (parts != other).any()
 
 
-def test_pixels_of_a_small_square_are_of_one_part():
-    classes = np.kron(np.arange(16).reshape(4, 4) % 2, np.ones((16, 16), dtype=np.int64))
-    parts = split_blocks(classes, (0.5, 0.0, 0.5), 16, np.random.default_rng(0))
-    for row in range(0, 64, 16):
-        for column in range(0, 64, 16):
-            assert len(np.unique(parts[row : row + 16, column : column + 16])) == 1
-    assert not (parts == VAL).any()
-
-
-def test_a_class_in_one_corner_is_cut_into_smaller_squares():
-    classes = np.zeros((64, 64), dtype=np.int64)
-    classes[1:5, 1:6] = 1
-    parts = split_blocks(classes, SHARES, 16, np.random.default_rng(0))
-    assert set(np.unique(parts[classes == 1])) >= {TRAIN, TEST}
-
-
 def test_random_pixels_have_exact_shares(fields):
     parts = split_random(fields, SHARES, np.random.default_rng(0))
     assert np.abs(shares_of(fields, parts) - SHARES).max() < 0.01
@@ -86,13 +70,3 @@ def test_no_test_pixel_lies_in_a_training_patch(fields, radius: int):
         around = tuple(around)
         assert not (parts[around] == TEST).any()
         assert not ((parts[around] == VAL) & ~held_back[around]).any()
-
-
-def test_a_class_without_room_is_kept_and_named():
-    classes, before = np.zeros((4, 30), dtype=np.int64), np.full((4, 30), TEST)
-    classes[:, :4], before[:, :2] = 1, TRAIN
-    parts, num_left_out, too_close = keep_apart(classes, before, 5)
-    assert too_close == {VAL: [], TEST: [1]}
-    assert num_left_out == 4 * 3
-    assert (parts[:, 2:4] == TEST).all()
-    assert (parts[:, 4:7] == NONE).all()

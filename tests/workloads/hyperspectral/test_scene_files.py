@@ -27,13 +27,6 @@ def test_one_mat_file_may_hold_both(tmp_path: Path, cube, labels):
     assert scene.notes == ("both.mat holds 2 cubes: x, the largest, is taken.",)
 
 
-@pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1)])
-def test_other_orders_of_axes_are_read_and_said(put, cube, order: tuple[int, int, int]):
-    scene = scene_of(put(cube.transpose(order)))
-    assert (scene.cube == cube).all()
-    assert "are read as bands" in scene.notes[0]
-
-
 def test_other_sizes_are_refused(put, cube, labels):
     with pytest.raises(DataError, match=r"field_gt\.npy: .* of 11 x 10 pixels does not fit the cube of 12 x 10 x 6"):
         scene_of(put(cube, labels[1:]))

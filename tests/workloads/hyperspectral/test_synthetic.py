@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from wellfed import ConfigError
-from workloads.hyperspectral import synthetic
 from workloads.hyperspectral.synthetic import field_scene
 
 
@@ -15,17 +14,6 @@ def test_a_scene_has_fields_of_all_classes():
     again, other = field_scene(48, 20, 6, 3), field_scene(48, 20, 6, 4)
     assert (cube == again[0]).all()
     assert (labels != other[1]).any()
-
-
-def test_borders_lie_between_two_fields():
-    """Pixels that are as near to the point of another field, give or take 1.5."""
-    rng = np.random.default_rng(0)
-    points = np.random.default_rng(0).random((8, 2)) * 32
-    fields, borders = synthetic._fields(rng, 32)
-    row, column = np.mgrid[:32, :32]
-    distances = np.sort(np.hypot(row - points[:, 0, None, None], column - points[:, 1, None, None]), 0)
-    assert (borders == (distances[1] - distances[0] < 1.5)).all()
-    assert np.allclose(np.hypot(row - points[fields, 0], column - points[fields, 1]), distances[0])
 
 
 def test_sizes_out_of_range_are_refused():

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from wellfed import ConfigError, Datasets, SampleRng, TrainData
-from wellfed.config.compose import compose
-from wellfed.run.planner import plan_without_running
 from workloads.recsys.data import build, datasets
 from workloads.recsys.evaluation import metrics_of_ranks, popularity_ranks
 from workloads.recsys.model import TwoTowerRecommender
@@ -65,14 +63,6 @@ def test_negatives_are_no_training_items_and_may_be_held_out_ones():
 def test_arguments_out_of_range_are_named(arguments: dict[str, float], name: str):
     with pytest.raises(ConfigError, match=rf"workload\.data\.{name}"):
         datasets(**arguments)
-
-
-def test_a_typed_text_decides_on_the_regularisation():
-    def l2(*words: str) -> float:
-        composed = compose(["workload=recsys", "workload.data.scale=0.01", *words])
-        return plan_without_running(composed).to_dict()["plan"]["workload.model.l2"]["value"]
-
-    assert l2() == 2 * l2("workload.model.text=none")
 
 
 @pytest.mark.slow

@@ -37,12 +37,6 @@ def test_an_archive_is_checked_and_unpacked(archive: Path, tmp_path: Path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["ml-100k"]
 
 
-def test_what_is_there_is_not_fetched_again(archive: Path, tmp_path: Path):
-    target = download("ml-100k", tmp_path, url=archive.as_uri(), md5=md5(archive))
-    archive.unlink()
-    assert download("ml-100k", tmp_path, url=archive.as_uri()) == target
-
-
 def test_a_wrong_checksum_leaves_nothing(archive: Path, tmp_path: Path):
     with pytest.raises(DataError, match=f"MD5 is {md5(archive)}, expected 0e33842e24a9c977be4e0107933c0723"):
         download("ml-100k", tmp_path / "data", url=archive.as_uri())

@@ -71,35 +71,6 @@ def test_both_towers_use_the_text():
         assert not torch.allclose(torch.cat(changed), torch.cat((pos, neg)))
 
 
-def test_training_and_ranking_score_alike():
-    model = TwoTowerRecommender(2, 3, TEXTS, dim=4, encoder_dim=16).eval()
-    torch.nn.init.normal_(model.item_bias.weight)
-    one = with_text(model, batch())
-    user = model.user_vectors(one["user"], one["user_text"])
-    item, bias = model.item_vectors(one["pos"], one["pos_text"])
-    assert torch.allclose((user * item).sum(1) + bias, model(one)[0])
-
-
-def test_forgotten_text_rows_are_an_error():
-    with pytest.raises(ValueError, match="text rows missing"):
-        TwoTowerRecommender(2, 3, TEXTS, encoder_dim=16).loss(batch())
-    with pytest.raises(ValueError, match="given to a model without text"):
-        TwoTowerRecommender(2, 3, text="none").loss(batch() | {"user_text": torch.zeros(6, 8)})
-
-
-def test_text_rows_fit_a_model_in_bfloat16():
-    model = TwoTowerRecommender(2, 3, TEXTS, dim=4, encoder_dim=16)
-    rows = with_text(model, batch())
-    loss = model.to(torch.bfloat16).loss(rows).loss
-    assert loss.dtype == torch.float32
-    loss.backward()
-
-
-def test_checkpoints_hold_no_token_ids():
-    model = TwoTowerRecommender(2, 3, TEXTS, encoder_dim=16)
-    assert not [name for name in model.state_dict() if "token_ids" in name or "lengths" in name]
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [

@@ -1,14 +1,10 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wellfed import DataError
-from workloads.recsys.bad_lines import BadLines
-from workloads.recsys.download import RELEASES
-from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens
+from workloads.recsys.movielens import read_movielens
 
 
 def test_both_layouts_give_the_same_interactions(ml_1m: Path, ml_100k: Path):
@@ -61,50 +57,5 @@ def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
     assert "(python -m workloads.recsys.download ml-100k)" in str(caught.value)
 
 
-@pytest.mark.parametrize(("release", "file"), [("ml-1m", "users.dat"), ("ml-100k", "u.user")])
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("\n")])
-def test_the_advised_download_is_of_the_release_at_hand(ml_1m: Path, ml_100k: Path, release: str, file: str, spoil):
-    folder = ml_1m if release == "ml-1m" else ml_100k
-    spoil(folder / file)
-    with pytest.raises(DataError) as caught:
-        read_movielens(folder, 0)
-    assert str(caught.value).endswith(f"python -m workloads.recsys.download {release}")
-    assert release in RELEASES
-
-
-def _missing(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
-
-
-def _other_content(folder: Path) -> None:
-    for file in list(folder.iterdir()):
-        file.unlink()
-    (folder / "photo.png").write_text("x")
-
-
-def _nested(folder: Path) -> None:
-    inner = folder / "ml-100k"
-    inner.mkdir()
-    for file in list(folder.glob("u.*")):
-        file.rename(inner / file.name)
-
-
 field = st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["", "x", "-1", "1 ", "٣", "1.5", "9" * 25]))
 lines = st.lists(st.lists(field, min_size=3, max_size=5).map("\t".join), max_size=8)
-clean_lines = st.lists(st.lists(st.integers(0, 10**17).map(str), min_size=4, max_size=4).map("\t".join), min_size=1)
-
-
-@example(rows=["1\t\t1\t1"] * 4, end="\n", last=True)
-@given(rows=lines | clean_lines, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans())
-def test_the_fast_reader_agrees_with_the_slow_one_or_declines(rows: list[str], end: str, last: bool):
-    content = (end.join(rows) + (end if last else "")).encode()
-    bad = BadLines(1000)
-    slow, _ = _parse_lines(Path("u.data"), content, b"\t", bad)
-    fast = _parse_clean(content)
-    if fast is None:
-        assert bad.count or not rows or any(not row.strip() for row in rows)  # the slow one passes over blank lines
-    else:
-        assert bad.count == 0
-        assert np.array_equal(fast, slow)

@@ -1,9 +1,6 @@
 import numpy as np
-import pytest
 
-from workloads.recsys.data import build
-from workloads.recsys.evaluation import metrics_of_ranks, popularity_ranks
-from workloads.recsys.synthetic import FULL_DENSITY, synthetic_interactions
+from workloads.recsys.synthetic import synthetic_interactions
 
 
 def test_equal_seeds_give_equal_sets_and_others_do_not():
@@ -14,28 +11,12 @@ def test_equal_seeds_give_equal_sets_and_others_do_not():
     assert one.item_texts != other.item_texts
 
 
-@pytest.mark.parametrize("scale", [0.02, 0.2])
-def test_scale_is_the_share_of_a_million_ratings(scale: float):
-    made = synthetic_interactions(scale, 0)
-    assert len(made.users) == pytest.approx(scale * 1e6, rel=0.15)
-    assert len(made.users) / (len(made.user_texts) * len(made.item_texts)) == pytest.approx(FULL_DENSITY, rel=0.15)
-
-
 def test_nobody_rates_a_film_twice_and_everyone_can_be_evaluated():
     made = synthetic_interactions(0.02, 0)
     pairs = made.users * len(made.item_texts) + made.items
     assert len(np.unique(pairs)) == len(pairs)
     assert np.bincount(made.users).min() >= 3
     assert set(made.ratings) <= {1, 2, 3, 4, 5}
-
-
-def test_popularity_has_a_long_tail_and_is_a_fair_opponent():
-    made = synthetic_interactions(0.02, 0)
-    count = np.sort(np.bincount(made.items, minlength=len(made.item_texts)))[::-1]
-    assert count[: len(count) // 10].sum() > 0.3 * count.sum()
-    datasets = build(made)
-    ranks = popularity_ranks(datasets.test, made.items, len(count))
-    assert metrics_of_ranks(ranks)["recall_at_10"].mean() > 2 * 10 / len(count)
 
 
 def test_taste_shows_in_the_metadata():

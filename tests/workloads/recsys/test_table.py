@@ -1,14 +1,11 @@
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from wellfed import Datasets, SampleRng
-from workloads.recsys.data import FULL_EPOCH, build, datasets
-from workloads.recsys.interactions import Interactions
+from workloads.recsys.data import datasets
 from workloads.recsys.table import read_table
 
 ROWS = [
@@ -19,7 +16,6 @@ ROWS = [
     ("bo", "tea", 2, 2),
 ]
 ROWS += [("bo", "salt", 2, 1), ("bo", "milk", 5, 4)]
-Read = Callable[..., Interactions]
 
 
 @pytest.fixture
@@ -59,20 +55,6 @@ def test_columns_are_found_by_usual_names(put: Callable[..., Path], names: str, 
     assert made.derived["workload.model.text"] == ("none", "users and items have no sentences")
 
 
-def test_dates_are_times(put: Callable[..., Path]):
-    rows = [(user, item, f"2024-01-{time:02}T10:00:00") for user, item, _, time in ROWS]
-    assert held_out(datasets(str(put("user,item,date", rows)))) == [(1, 3), (1, 0)]
-
-
-def test_without_times_the_last_item_is_drawn(put: Callable[..., Path]):
-    rows = [(user, item) for user in range(40) for item in range(12)]
-    tests = [datasets(str(put("user,item", rows[:-1])), seed=seed) for seed in (0, 0, 1)]
-    targets = [made.test.fetch(torch.arange(40))["target"].tolist() for made in tests]
-    assert targets[0] == targets[1] != targets[2]
-    assert len(set(targets[0])) > 5
-    assert "no column of times: a random item of each user is the last one" in "".join(tests[0].notes)
-
-
 @pytest.mark.parametrize(
     ("ratings", "least"), [([-3, 0, 2.5, 4], 2.5), ([0, 1, 1, 1], 1.0), ([1, 2, 3, 4], None), ([0.5, 1, 2, 3], None)]
 )
@@ -86,36 +68,6 @@ def test_ratings_of_0_and_below_are_no_choice(put: Callable[..., Path], ratings:
     for each in (made, typed):
         items = each.train.fetch(torch.arange(len(each.train)), SampleRng(0, 0))["pos"]
         assert len(items) == 5 * (kept - 2)
-
-
-@pytest.mark.parametrize(
-    ("size", "l2", "of_text"),
-    [(30, 0.05, 0.05), (300, 0.0071, 0.0141), (3000, 0.0025, 0.005), (FULL_EPOCH, 0.0025, 0.005)],
-)
-def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int, l2: float, of_text: float):
-    users, items = np.arange(size + 60) % 30, np.arange(size + 60) // 30
-    found = Interactions(users, items, None, np.arange(size + 60), [""] * 30, [""] * (size // 30 + 3))
-    made = build(found)
-    passes, reason = made.derived["workload.data.passes"]
-    assert passes == round((FULL_EPOCH / size) ** 0.5)
-    assert f"{size:,} training interactions" in reason
-    value, reason = made.derived["workload.model.l2"]
-    assert value == l2
-    assert f"no sentences; {size / 30:.1f} training interactions a user" in reason
-    with_texts = replace(found, user_texts=["a student"] * 30)
-    value, reason = build(with_texts).derived["workload.model.l2"]
-    assert value == of_text
-    assert reason.startswith("sentences; ")
-    value, reason = build(with_texts, text="none").derived["workload.model.l2"]
-    assert value == l2
-    assert reason.startswith("sentences unused; ")
-    assert len(made.train) == passes * size
-    again = made.train.fetch(torch.tensor([1, 1 + size]) % len(made.train), SampleRng(0, 0))
-    assert again["pos"][0] == again["pos"][1]
-    assert again["user"][0] == again["user"][1]
-    typed = build(found, passes=2)
-    assert len(typed.train) == 2 * size
-    assert "workload.data.passes" not in typed.derived
 
 
 def test_bad_rows_are_counted(put: Callable[..., Path]):

@@ -30,12 +30,6 @@ def test_every_item_not_chosen_is_drawn_by_exactly_one_random_number(chosen: lis
         assert drawn.tolist() == sorted(set(range(7)) - items)
 
 
-def test_wide_catalogues_fit_the_table():
-    sampler = NegativeSampler(np.array([0]), np.array([5]), num_users=1, num_items=40_000)
-    drawn = sampler.draw(torch.tensor([0]), torch.tensor([39_998]), Given(0, 0))
-    assert drawn.tolist() == [39_999]
-
-
 @pytest.fixture
 def data() -> TripletData:
     rng = np.random.default_rng(0)
@@ -65,17 +59,3 @@ def test_users_who_chose_everything_are_left_out_with_a_note():
     assert one.notes == ("1 interaction of users who chose every item, left out of training: no negatives",)
     with pytest.raises(DataError, match="All 3 training interactions are of users who chose every one of the 3 items"):
         TripletData(user[:3], item[:3], num_users=1, num_items=3)
-
-
-class Rows:
-    def rows(self, indices):
-        return indices.float().unsqueeze(1)
-
-
-def test_text_rows_of_items_follow_those_of_users(data: TripletData):
-    batch = data.fetch(torch.arange(5), SampleRng(0, 0))
-    assert data.on_device(batch, SampleRng(0, 0)) is batch
-    with_text = data.on_device(batch, SampleRng(0, 0), Rows())
-    assert with_text["user_text"].flatten().tolist() == batch["user"].tolist()
-    assert with_text["pos_text"].flatten().tolist() == (batch["pos"] + 20).tolist()
-    assert with_text["neg_text"].flatten().tolist() == (batch["neg"] + 20).tolist()

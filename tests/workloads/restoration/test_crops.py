@@ -62,16 +62,6 @@ def test_crops_lie_anywhere_in_their_image(stored):
         assert np.ptp(across) > 0.7 * (width - SIDE)
 
 
-def test_places_down_and_across_are_drawn_apart():
-    image = StoredImage("square", "train", 0, 40, 40, "")
-    pixels = ImagePixels(Path("none"), image.end)
-    data = CropData(pixels, [image], patch_size=SIDE, patches_per_image=400, degrade=Degradation())
-    first = data.for_features("cache").fetch(torch.arange(400), SampleRng(0, 0))["line"][:, 0]
-    down, across = first // 120, first % 120 // 3
-    assert len(down.unique()) == len(across.unique()) == 33
-    assert abs(torch.corrcoef(torch.stack([down, across]).double())[0, 1]) < 0.2
-
-
 def test_crops_belong_to_seed_epoch_and_index(stored):
     data, indices = crops_of(stored), torch.tensor([60, 149, 3, 77])
     whole = data.fetch(indices, SampleRng(1, 2, batch=5))["crop"]
@@ -92,18 +82,6 @@ def test_clean_patches_are_the_crops_in_0_to_1(stored):
     assert clean.max() == crop.max() / 255
 
 
-def test_a_copy_in_memory_outlives_the_file(stored, tmp_path: Path):
-    pixels, images = stored
-    file = tmp_path / "pixels"
-    file.write_bytes(pixels.file.read_bytes())
-    data = crops_of((ImagePixels(file, pixels.num_bytes), images))
-    held, indices = data.for_features("cache_host"), torch.arange(60, 80)
-    before = held.fetch(indices, SampleRng(0, 0))["crop"]
-    file.write_bytes(bytes(pixels.num_bytes))
-    assert torch.equal(held.fetch(indices, SampleRng(0, 0))["crop"], before)
-    assert data.for_features("dynamic").fetch(indices, SampleRng(0, 0))["crop"].max() == 0
-
-
 def test_all_eight_ways_are_taken_and_each_is_a_symmetry():
     image = torch.arange(16).view(1, 1, 4, 4).expand(8, 3, 4, 4)
     made = turned(image, torch.arange(8))
@@ -112,16 +90,6 @@ def test_all_eight_ways_are_taken_and_each_is_a_symmetry():
     assert corners == {(0, 3, 12, 15)}
     neighbours = {(made[way, 0, 0, 0] - made[way, 0, 0, 1]).abs().item() for way in range(8)}
     assert neighbours == {1, 4}
-
-
-def test_ways_change_from_epoch_to_epoch(stored):
-    """The smallest image has one place alone: all its crops differ by how they are turned."""
-    data = crops_of(stored, sigma=0.001)
-    seen = set()
-    for epoch in range(2):
-        batch = data.fetch(torch.arange(50), SampleRng(0, epoch))
-        seen |= {tuple(each.flatten().tolist()) for each in data.on_device(batch, SampleRng(0, epoch))["clean"]}
-    assert len(seen) == 8
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(0, 2**40))

@@ -122,12 +122,6 @@ def test_tiles_give_the_figures_of_whole_images(model: RestorationCNN):
         )
 
 
-def test_the_mean_is_over_images_not_over_pixels(model: RestorationCNN):
-    found = quality(model, tiles())
-    for name, value in found.compute().items():
-        assert value == pytest.approx(np.mean([row[name] for row in found.per_image().values()]))
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_the_batches_have_the_figures_of_one(model: RestorationCNN, num_ranks: int, tmp_path: Path):
     batches = tiles(size=2)
@@ -143,22 +137,6 @@ def test_ranks_that_share_the_batches_have_the_figures_of_one(model: Restoration
         } == {name: content for name, content in wanted.items() if name.startswith("restored")}
 
 
-def test_a_rank_without_batches_takes_no_part(model: RestorationCNN):
-    alone, idle = quality(model, tiles()), quality(model, [])
-    states = [alone.state(), idle.state()]
-    idle.merge(states)
-    assert idle.compute() == alone.compute()
-    idle.merge([states[1]])
-    assert all(math.isnan(value) for value in idle.compute().values())
-
-
-def test_reset_forgets_all(model: RestorationCNN, tmp_path: Path):
-    found = quality(model, tiles())
-    found.reset()
-    assert math.isnan(found.compute()["psnr"])
-    assert found.artifacts(tmp_path) == {}
-
-
 def test_a_row_an_image_and_pictures_are_left(model: RestorationCNN, tmp_path: Path):
     found = quality(model, tiles(size=1))
     files = found.artifacts(tmp_path)
@@ -172,15 +150,3 @@ def test_a_row_an_image_and_pictures_are_left(model: RestorationCNN, tmp_path: P
     assert first.shape == (24, 3 * 24, 3)
     assert np.array_equal(first[:, 48:], clean.permute(1, 2, 0).numpy())
     assert np.abs(first[:, :24] - (degraded.clamp(0, 1) * 255).permute(1, 2, 0).numpy()).max() <= 1
-
-
-def test_a_halo_below_the_window_is_refused():
-    with pytest.raises(ValueError, match="halo=4 is below 5"):
-        ImageQuality(["one"], 4)
-
-
-def test_figures_stay_float32_under_autocast(model: RestorationCNN):
-    batches = tiles()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = quality(nn.Identity(), batches).compute()
-    assert found == pytest.approx(quality(nn.Identity(), batches).compute(), rel=1e-9)

@@ -1,4 +1,3 @@
-import multiprocessing
 import pickle
 from pathlib import Path
 
@@ -7,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from workloads.restoration import images
 from workloads.restoration.bad_files import BadFiles
 from workloads.restoration.decoding import DamagedImage, Decoded
 from workloads.restoration.image_files import ImageFile
@@ -49,14 +47,6 @@ def test_what_is_written_is_read(folder: Path, drawn: list[np.ndarray]):
             assert np.array_equal(source.image(image), expected)
 
 
-def test_equal_pixels_of_another_size_have_another_digest(tmp_path: Path):
-    flat = np.zeros((12, 20, 3), dtype=np.uint8)
-    shapes = (flat, flat.copy(), flat.reshape(20, 12, 3))
-    write_images(tmp_path, [(str(number), "train", Decoded(each, ())) for number, each in enumerate(shapes)])
-    first, same, other = (image.digest for image in read_index(tmp_path).images)
-    assert first == same != other
-
-
 def test_rows_overlap_and_equal_the_bytes(folder: Path):
     flat = pixels_of(folder).flat
     start_R = torch.tensor([0, 1, 5, len(flat) - 9])
@@ -82,66 +72,9 @@ def test_files_are_decoded_in_their_order(tmp_path: Path, drawn: list[np.ndarray
     assert all(np.array_equal(pixels.image(image), drawn[at % 3]) for at, image in enumerate(index.images))
 
 
-def test_images_that_are_decoded_ahead_are_bounded(
-    tmp_path: Path, drawn: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-):
-    """By their pixels together, however many threads there are."""
-    files, begun = [], []
-    for number in range(6):
-        path = tmp_path / f"{number}.png"
-        Image.fromarray(drawn[0]).save(path)
-        files.append(ImageFile(path.name, path, "train"))
-    decode = images.decode
-    monkeypatch.setattr(images, "decode", lambda path: begun.append(path) or decode(path))
-    monkeypatch.setattr(images, "MAX_PIXELS", 2 * drawn[0][..., 0].size)
-    coming = images.decoded_in_order(files)
-    assert next(coming)[0] == files[0]
-    assert len(begun) <= 2
-    assert [file for file, _ in coming] == files[1:]
-
-
-def _sum_of(pixels: ImagePixels, sent: multiprocessing.Queue) -> None:
-    sent.put(int(pixels.flat.long().sum()))
-
-
 def test_bytes_are_not_pickled(folder: Path):
     for pixels in (pixels_of(folder), pixels_of(folder).in_memory()):
         total = int(pixels.flat.long().sum())
         sent = pickle.dumps(pixels)
         assert len(sent) < 1000
         assert int(pickle.loads(sent).flat.long().sum()) == total
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_process_maps_the_file_anew(folder: Path, method: str):
-    pixels, context = pixels_of(folder), multiprocessing.get_context(method)
-    queue = context.Queue()
-    process = context.Process(target=_sum_of, args=(pixels, queue))
-    process.start()
-    assert queue.get(timeout=60) == int(pixels.flat.long().sum())
-    process.join()
-
-
-def _anonymous_kib() -> int:
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what is of files")
-def test_mapped_pixels_stay_the_files(tmp_path: Path):
-    """All that was read belongs to the file's pages, which the system may drop; a copy in RAM would not."""
-    image = np.full((4000, 4000, 3), 7, dtype=np.uint8)
-    write_images(tmp_path, [("large", "train", Decoded(image, ()))])
-    del image
-    pixels = pixels_of(tmp_path)
-    before_kib = _anonymous_kib()
-    for start in range(0, pixels.num_bytes - 2**20, 2**20):
-        cut_rows(pixels.flat, torch.arange(start, start + 2**20, 4096), 192)
-    assert _anonymous_kib() - before_kib < 10_000
-    held, again = pixels.in_memory(), pixels.in_memory()
-    assert torch.equal(held.flat[:9], again.flat[:9])
-    assert held.flat.data_ptr() == again.flat.data_ptr() != pixels.flat.data_ptr()
-    assert _anonymous_kib() - before_kib < 60_000
-    del held, again
-    assert _anonymous_kib() - before_kib < 10_000

@@ -1,18 +1,15 @@
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from workloads.restoration.decoding import Decoded
 from workloads.restoration.degradations import Degradation
 from workloads.restoration.images import PIXELS_FILE, ImagePixels, StoredImage, read_index, write_images
-from workloads.restoration.tiles import TileData, mirrored
+from workloads.restoration.tiles import TileData
 
 SIZES = ((40, 50), (33, 17), (16, 48))
 
@@ -89,41 +86,3 @@ def test_batches_are_cut_anywhere(stored):
     assert torch.equal(data[5]["valid"], whole["valid"][5])
     with pytest.raises(IndexError):
         data[21]
-
-
-def test_images_are_numbered_on_and_keep_their_noise(stored):
-    pixels, images = stored
-    later = TileData(pixels, images[1:], degrade=Degradation().for_evaluation, first_image=7, core=16, halo=6)
-    assert later.fetch(torch.arange(len(later)))["image"].unique().tolist() == [7, 8]
-    assert torch.equal(later[0]["degraded"], tiles_of(stored)[12]["degraded"])
-
-
-def test_small_images_have_small_tiles(stored):
-    assert tiles_of(stored, core=None).core == 50
-
-
-@given(st.integers(-300, 300), st.integers(1, 200), st.integers(1, 60))
-@settings(max_examples=100, deadline=None)
-def test_mirrored_places_are_those_of_numpy(start: int, count: int, size: int):
-    before, after = max(0, -start), max(0, start + count - size)
-    padded = np.pad(np.arange(size), (before, after), mode="reflect")
-    assert mirrored(start, count, size).tolist() == padded[start + before : start + before + count].tolist()
-
-
-def test_degraded_images_are_made_once(stored):
-    made = []
-
-    def degrade(image: torch.Tensor, key: int) -> torch.Tensor:
-        made.append(key)
-        return image.float()
-
-    data = TileData(*stored, degrade=degrade, core=16, halo=6)
-    for rows in torch.arange(len(data)).split(5):
-        data.fetch(rows)
-    assert len(made) == 3
-
-
-def test_no_image_is_kept_for_the_next_process(stored, tmp_path: Path):
-    data = tiles_of(stored)
-    data.fetch(torch.arange(len(data)))
-    assert len(pickle.dumps(data)) < 5_000

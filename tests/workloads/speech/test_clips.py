@@ -37,19 +37,6 @@ def test_masks_are_functions_of_seed_epoch_and_clip():
     assert not torch.equal(masking(log_mel, clips, SampleRng(1, 3))[0], whole)
 
 
-def test_what_a_mask_does():
-    log_mel = torch.randn(200, 40, 98)
-    found, _ = Masking(0.0, 0.2, 0.2)(log_mel, torch.arange(200), SampleRng(0, 0))
-    is_mean = found == log_mel.mean(2, keepdim=True)
-    assert torch.equal(found[~is_mean], log_mel[~is_mean])
-    bands, frames = is_mean.all(2).sum(1), is_mean.all(1).sum(1)
-    assert (int(bands.min()), int(bands.max())) == (0, 8)
-    assert int(frames.max()) == 19
-    moved, _ = Masking(0.1, 0.0, 0.0)(log_mel, torch.arange(200), SampleRng(0, 0))
-    assert any(torch.equal(moved[clip, :, 10:], log_mel[clip, :, :-10]) for clip in range(200))
-    assert torch.equal(Masking(0, 0, 0)(log_mel, torch.arange(200), SampleRng(0, 0))[0], log_mel)
-
-
 def test_masks_of_padded_clips_stay_within_the_sound():
     log_mel, clips = torch.randn(200, 40, 98), torch.arange(200)
     sound = torch.tensor([[30, 70], [0, 98], [97, 98], [48, 50]]).repeat(50, 1)
@@ -67,17 +54,6 @@ def test_masks_of_padded_clips_stay_within_the_sound():
     halves = (slice(9), slice(9, 200))
     parts = [Masking(0.2, 0.25, 0.0)(log_mel[half], clips[half], SampleRng(0, 3), sound[half]) for half in halves]
     assert torch.equal(torch.cat([part for part, _ in parts]), whole)
-
-
-def test_a_clip_that_is_drawn_again_is_changed_in_another_way(tones, tmp_path):
-    train = datasets(str(tones), passes=3, cache_dir=str(tmp_path)).train
-    size = len(train.clip_S)
-    assert len(train) == 3 * size
-    again = train.fetch(torch.tensor([4, 4 + size, 4 + 2 * size]))
-    assert len(set(again["clip"].tolist())) == len(set(again["label"].tolist())) == 1
-    first, second, third = train.on_device(again, SampleRng(0, 0))["log_mel"]
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
 
 
 def test_padded_clips_say_where_their_sound_is(tmp_path):

@@ -1,5 +1,4 @@
 import csv
-import math
 
 import pytest
 import torch
@@ -36,12 +35,6 @@ def test_counts_and_tables(tmp_path):
         table = list(csv.reader(file))
     assert table[1] == ["no", "3", "0.6667", "1.0000", "0.8000"]
     assert table[3] == ["up", "0", "", "", ""]
-
-
-def test_nothing_seen(tmp_path):
-    words = SpokenWords(["no"])
-    assert all(map(math.isnan, words.compute().values()))
-    assert words.artifacts(tmp_path) == {}
 
 
 def test_ranks_together_are_one():

@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 import torch
 
@@ -23,24 +21,8 @@ def test_each_clip_is_what_it_is_alone_and_silence_is_the_floor():
     assert torch.allclose(log_mel(torch.zeros(1, 16_000, dtype=torch.int16)).exp(), torch.tensor(FLOOR))
 
 
-def test_it_agrees_with_what_torch_makes_of_it():
-    audio = torch.randint(-9000, 9000, (2, 8000), dtype=torch.int16)
-    log_mel = LogMel(16_000, 8000, 40)
-    spectrum = torch.stft(
-        audio.double() / 2**15, 400, 160, window=torch.hann_window(400).double(), center=False, return_complex=True
-    )
-    expected = (mel_bank(16_000, 400, 40).T @ spectrum.abs().square() + FLOOR).log().float()
-    torch.testing.assert_close(log_mel(audio), expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(("rate", "num_mels"), [(16_000, 40), (8000, 128), (44_100, 80)])
 def test_no_band_is_empty(rate: int, num_mels: int):
     bank = mel_bank(rate, round(0.025 * rate), num_mels)
     assert bool((bank.sum(0) > 0).all())
     assert float(bank.max()) <= 1
-
-
-def test_it_is_sent_without_what_it_has_on_a_device():
-    log_mel = LogMel(16_000, 16_000, 40)
-    log_mel(torch.zeros(1, 16_000, dtype=torch.int16))
-    assert len(pickle.dumps(log_mel)) < 1000

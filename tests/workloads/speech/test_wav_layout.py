@@ -36,13 +36,6 @@ def test_chunks_before_the_samples_are_passed_over():
     assert content[found.offset : found.offset + found.num_bytes] == b"12345678"
 
 
-def test_the_extended_form_is_looked_into():
-    form = struct.pack("<HHIIHHHHI", 0xFFFE, 1, 16000, 32000, 2, 16, 22, 16, 4) + b"\x01\x00" + bytes(14)
-    assert layout(riff(chunk(b"fmt ", form), chunk(b"data", b"1234"))).is_pcm16
-    floats = struct.pack("<HHIIHH", 3, 1, 16000, 64000, 4, 32)
-    assert not layout(riff(chunk(b"fmt ", floats), chunk(b"data", b"1234"))).is_pcm16
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
