@@ -23,7 +23,6 @@ FOLDER = ROOT / "docs" / "recipes"
 SHOWN = ("text", "dockerfile")
 NOTEBOOK = "notebook"
 """Page whose blocks are the cells of one notebook."""
-NAMES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
 BROUGHT = {"timm": "timm", "torchvision": "torchvision", "onnx": "onnxscript"}
 """Name in a block -> package that it needs, which may be absent, or be no match for the torch that is installed."""
 

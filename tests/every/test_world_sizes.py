@@ -25,7 +25,6 @@ from wellfed.data.train_loader import train_loader
 from wellfed.sample_rng import SampleRng
 from wellfed.train.memory.step_down import MicroBatches
 
-WORLDS = (8, 64, 512, 4096)
 many = st.integers(1, 5000)
 
 

@@ -55,20 +55,6 @@ def test_sizes_are_rounded_and_segments_are_of_three_kinds(asked: int, allocated
 
 
 @pytest.mark.simulated
-def test_a_block_is_split_if_what_remains_is_worth_it() -> None:
-    small, large = take(MIB - 512), take(9 * MIB)
-    assert blocks() == [[(MIB - 512, True), (MIB + 512, False)], [(9 * MIB, True), (11 * MIB, False)]]
-    assert stat("inactive_split_bytes.all.current") == 12 * MIB + 512
-    more = take(10 * MIB - 512)  # leaves 1 MiB and 512: worth it
-    assert blocks()[1][1:] == [(10 * MIB - 512, True), (MIB + 512, False)]
-    del more
-    more = take(10 * MIB)  # of at least 10 MiB: 1 MiB of the rest is not more than 1 MiB
-    assert blocks()[1] == [(9 * MIB, True), (11 * MIB, True)]
-    assert torch.cuda.memory_allocated() == small.nbytes + large.nbytes + 11 * MIB
-    assert more.nbytes == 10 * MIB
-
-
-@pytest.mark.simulated
 def test_free_neighbours_become_one_block() -> None:
     held = [take(4 * MIB) for _ in range(5)]
     assert blocks() == [[(4 * MIB, True)] * 5]
@@ -81,26 +67,6 @@ def test_free_neighbours_become_one_block() -> None:
     held.clear()
     assert blocks() == [[(20 * MIB, False)]]
     assert stat("inactive_split.all.current") == 0
-
-
-@pytest.mark.simulated
-def test_the_smallest_block_that_suffices_is_taken() -> None:
-    held = [take(size * MIB) for size in (40, 12, 30)]
-    addresses = {tensor.nbytes // MIB: tensor.data_ptr() for tensor in held}
-    del held
-    assert take(11 * MIB).data_ptr() == addresses[12]
-    assert take(13 * MIB).data_ptr() == addresses[30]
-    assert reserved() == 82 * MIB
-
-
-@pytest.mark.simulated
-def test_a_stream_keeps_its_blocks() -> None:
-    held = take(4 * MIB)
-    del held
-    with torch.cuda.stream(torch.cuda.Stream()):
-        held = take(4 * MIB)
-    assert reserved() == 40 * MIB
-    assert held.nbytes == 4 * MIB
 
 
 @pytest.mark.simulated
@@ -146,15 +112,6 @@ def test_a_process_may_be_given_a_share() -> None:
     assert torch.cuda.get_per_process_memory_fraction() == 0.1
 
 
-@pytest.mark.simulated(mib=1000, others_mib=300, context_mib=100)
-def test_others_and_the_context_take_memory() -> None:
-    assert torch.cuda.mem_get_info() == (600 * MIB, 1000 * MIB)
-    with pytest.raises(torch.OutOfMemoryError, match="total capacity of 1000.00 MiB of which 600.00 MiB is free"):
-        take(602 * MIB)
-    assert take(600 * MIB).nbytes == reserved()
-    assert torch.cuda.mem_get_info()[0] == 0
-
-
 @pytest.mark.simulated(kernel_us=50_000)
 def test_a_block_that_another_stream_uses_waits_for_it() -> None:
     held, stream = take(4 * MIB), torch.cuda.Stream()
@@ -168,24 +125,6 @@ def test_a_block_that_another_stream_uses_waits_for_it() -> None:
     assert take(4 * MIB).data_ptr() != address
     torch.cuda.synchronize()
     assert take(4 * MIB).data_ptr() == address
-
-
-@pytest.mark.simulated
-def test_figures_are_those_of_torch() -> None:
-    held = take(4 * MIB)
-    del held
-    stats = torch.cuda.memory_stats()
-    assert {name: stats[f"allocated_bytes.all.{name}"] for name in ("current", "peak", "allocated", "freed")} == {
-        "current": 0,
-        "peak": 4 * MIB,
-        "allocated": 4 * MIB,
-        "freed": 4 * MIB,
-    }
-    assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary()
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.reset_accumulated_memory_stats()
-    assert torch.cuda.max_memory_allocated() == 0
-    assert stat("allocated_bytes.all.allocated") == 0
 
 
 @pytest.mark.simulated
@@ -207,27 +146,6 @@ def test_expandable_segments_grow_by_pages(variable: str, monkeypatch: pytest.Mo
     assert reserved() == 0
 
 
-@pytest.mark.simulated(mib=100)
-def test_expandable_segments_fill_holes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    held = [take(20 * MIB) for _ in range(5)]
-    del held[3], held[1]
-    held.append(take(15 * MIB))
-    with pytest.raises(torch.OutOfMemoryError):
-        take(30 * MIB)  # 40 MiB of pages are not in use, but 20 of them hold 15
-    del held[1]
-    assert take(40 * MIB).nbytes == 40 * MIB
-    assert reserved() == 100 * MIB
-
-
-@pytest.mark.simulated
-def test_max_split_size_keeps_large_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:40,backend:native")
-    held = take(60 * MIB)
-    del held
-    assert take(20 * MIB).nbytes < reserved() == 80 * MIB
-
-
 @pytest.mark.simulated(mib=20_000)
 def test_a_large_card_takes_the_host_only_what_is_written() -> None:
     def resident_mib() -> float:
@@ -240,13 +158,3 @@ def test_a_large_card_takes_the_host_only_what_is_written() -> None:
     assert resident_mib() - before < 400
     assert held[:1000].isnan().all()
     assert held[-1000:].isnan().all()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("mib", [1, 30])
-def test_fresh_and_reused_memory_is_garbage(mib: int) -> None:
-    for _ in range(2):
-        held = torch.empty(mib * MIB // 4, device="cuda")
-        assert held.sum().isnan()
-        held.fill_(1)
-        assert held.sum() == held.numel()
