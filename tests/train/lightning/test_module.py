@@ -12,6 +12,7 @@ from tests.kit import tiny
 from tests.kit.few import slow
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError, OutOfMemoryExhausted
+from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -304,10 +305,10 @@ class CountsItself(tiny.TinyModel):
 
 
 def test_a_model_may_count_its_own_samples(tmp_path: Path) -> None:
-    from wellfed.train.lightning.callbacks.progress import Counts
+    from wellfed.train.lightning.callbacks.progress import ProgressReport
 
     told: list[int] = []
-    counts = Counts(lambda: None, lambda steps, epochs, samples: told.append(samples), 3)
+    counts = ProgressReport(Progress(), lambda: None, lambda steps, epochs, samples: told.append(samples), 3)
     tiny.fit(tiny.module(model=CountsItself(), micro=8), tmp_path, [counts], max_steps=3)
     assert told == [64, 64, 12]
 

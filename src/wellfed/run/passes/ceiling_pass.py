@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from itertools import islice
 from typing import Any
 
@@ -13,12 +12,14 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.run.outcome import lost_rank
 from wellfed.run.passes.learner import Learner
 from wellfed.run.screen import Terminal
-from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
+from wellfed.train.lightning.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.units import show_duration
 
 _LOG = logging.getLogger(__name__)
 _CEILING_S, _CEILING_FRAC = 10.0, 0.05
 """Maximum time of the ceiling: seconds, or this share of the training time, if that is more."""
+_FEWEST = 5
+"""Minimum number of timed steps, unless fewer were requested."""
 
 
 class CeilingPass:
@@ -39,8 +40,8 @@ class CeilingPass:
     def measure(self, console: Terminal) -> float | None:
         """Returns samples/s on batches already on the device; None if not requested, or if it fails.
 
-        Takes `_CEILING_S`, or `_CEILING_FRAC` of the training time if that is more. A failure is an event, and changes
-        nothing of the finished run.
+        Takes about `_CEILING_S`, or `_CEILING_FRAC` of the training time if that is more. A failure is an event, and
+        changes nothing of the finished run.
         """
         if not self._steps:
             return None
@@ -50,12 +51,12 @@ class CeilingPass:
             step_s = 1e-3 * known.step_ms_mean
             alone_s = max(step_s * (1 - known.wait_frac), 1e-9)
             steps = min(steps, int((most_s - CEILING_BATCHES * step_s) / alone_s) - WARMUP_STEPS)
-            if steps < min(FEWEST, self._steps):
+            if steps < min(_FEWEST, self._steps):
                 steps = 0
                 console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
-        return self._rate(steps, most_s)
+        return self._rate(steps)
 
-    def _rate(self, steps: int, most_s: float = math.inf) -> float | None:
+    def _rate(self, steps: int) -> float | None:
         learner, journal = self._learner, self._learner.books.journal
         learner.begin_pass()
         learner.books.progress.enter("ceiling")
@@ -68,7 +69,7 @@ class CeilingPass:
         folder, data_module = learner.books.folder, learner.objects.data_module
         try:
             summary = run_ceiling(
-                learner.module, deliveries, learner.options, steps, folder, data_module, learner.in_parts, most_s
+                learner.module, deliveries, learner.options, steps, folder, data_module, learner.parts()
             )
         except Exception as error:  # noqa: BLE001  the user's step may fail outside of training
             failure = error

@@ -16,7 +16,6 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader, named_best
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
 from wellfed.train.lightning.ceiling import replaced
@@ -105,9 +104,9 @@ class Learner:
         """Returns attributes of the module that account for the time of the user's hooks."""
         return {}
 
-    def in_parts(self, loader: TimedLoader) -> Any:
-        """Returns the batches for a Trainer: the loader of whole batches, or one that splits them into parts."""
-        return loader
+    def parts(self) -> dict[str, Any]:
+        """Returns the arguments of `TimedLoader` that split batches into parts; none for whole batches."""
+        return {}
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Returns the context of a training that is only timed."""

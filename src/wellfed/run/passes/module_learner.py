@@ -13,12 +13,12 @@ from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.ranks import largest_share
 from wellfed.run.passes.learner import Learner
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.clock import BareBatches, TimedLoader
+from wellfed.train.lightning.callbacks.clock import BareBatches
 from wellfed.train.lightning.callbacks.users import timed_hooks_of
 from wellfed.train.lightning.ceiling import HOOKS, replaced, steps_alone
 from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.user_module import additions
-from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
+from wellfed.train.lightning.user_module.accumulation import SchedulersOfParts, weighing_parts
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure
 from wellfed.train.memory.step_down import MicroBatches
@@ -104,11 +104,10 @@ class ModuleLearner(Learner):
         way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=ahead, others=others)
         return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
 
-    def in_parts(self, loader: TimedLoader) -> Any:
-        """Returns a loader of parts of batches, if the plan splits them."""
-        if self.options.accumulate == 1:
-            return loader
-        return InParts(loader, self.options.accumulate, Preparation(self.objects.data.train, self.config.seed).split)
+    def parts(self) -> dict[str, Any]:
+        """Returns the arguments of `TimedLoader` that split batches into parts."""
+        split = Preparation(self.objects.data.train, self.config.seed).split
+        return {"num_parts": self.options.accumulate, "split": split}
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Returns a context without the module's other hooks, which may use metrics of a validation."""

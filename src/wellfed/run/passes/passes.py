@@ -41,7 +41,7 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
-from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
+from wellfed.train.lightning.callbacks.progress import ProgressBar, ProgressReport
 from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
@@ -189,7 +189,7 @@ class Passes:
     def _fit_callbacks(self, console: Console, clock: StepClock, on_start: Callable[[], None]) -> list[Any]:
         config, journal, learner = self._config, self._books.journal, self._learner
         live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
-        bar = ProgressBar(console, live, total_steps=self._total_steps, latest=self.figures.latest)
+        bar = ProgressBar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
         callbacks = [*self._callbacks(Clock(clock, journal.steps, on_save=journal.flush), on_start), bar]
         if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
@@ -225,8 +225,7 @@ class Passes:
             clock,
             *([ModulePhases(clock.clock)] if is_users else []),
             *([] if self._synchronisations is None else [self._synchronisations]),
-            ProgressReport(self._books.progress),
-            Counts(started, self._stepped, self.steps_per_epoch),
+            ProgressReport(self._books.progress, started, self._stepped, self.steps_per_epoch),
             self.figures,
         ]
 
@@ -242,8 +241,8 @@ class Passes:
             # Several ranks stop together, not in a wait.
             alone = stop if self._options.world_size == 1 else None
             on_batch = self.ranks.on_batch
-            timed = TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first, on_batch=on_batch, stop=alone)
-            loader = learner.in_parts(timed)
+            about = {"on_first": on_first, "on_batch": on_batch, "stop": alone, **learner.parts()}
+            loader = TimedLoader(batches, clock, unwrap=unwrap, **about)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:
                     learner.fit(trainer, loader, val_batches, checkpoint)

@@ -7,14 +7,12 @@ Hooks, callbacks and schedulers of a user's LightningModule are not called, sinc
 from __future__ import annotations
 
 import copy
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -36,8 +34,6 @@ from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
 CEILING_BATCHES = 4
 """Number of distinct batches, used in turn so that caches don't make them cheaper than real ones."""
-FEWEST = 5
-"""Minimum number of timed steps for a ceiling, unless fewer were requested."""
 HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
 """Hooks of a LightningModule."""
 _KEPT_HOOK = "on_after_batch_transfer"
@@ -49,18 +45,14 @@ _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
 class CachedBatches:
     """A loader that repeats a few batches on the device."""
 
-    def __init__(self, deliveries: Sequence[Delivery], length: int, most_s: float = math.inf) -> None:
-        """``most_s``: maximum seconds from the first batch to the end."""
-        self._deliveries, self._length, self._most_s = deliveries, length, most_s
+    def __init__(self, deliveries: Sequence[Delivery], length: int) -> None:
+        self._deliveries, self._length = deliveries, length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Delivery]:
-        ends_s = time.monotonic() + self._most_s
         for number in range(self._length):
-            if time.monotonic() > ends_s:
-                return
             delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
             # A step may change the structure of its batch; the tensors are shared.
             delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
@@ -80,19 +72,17 @@ def run_ceiling(
     steps: int,
     folder: Path,
     data_module: Any = None,
-    in_parts: Callable[[TimedLoader], Any] = lambda loader: loader,
-    most_s: float = math.inf,
+    parts: Mapping[str, Any] = MappingProxyType({}),
 ) -> StepSummary | None:
     """Times the same steps on these batches, which are copied to the device first.
 
-    Returns None if a rank has no batches. A single rank stops after ``most_s`` seconds, and returns None if fewer than
-    `FEWEST` steps were timed by then. Several ranks make the smallest number of steps that one of them requests.
+    Returns None if a rank has no batches. Several ranks make the smallest number of steps that one of them requests.
 
     Weights, buffers and generators of the module are restored on the CPU, even after an error. Gradients are lost, and
     other state of a user's module is not restored, nor are the weights if this shards the module.
 
     Args:
-        in_parts: converts a loader of whole batches to the Trainer's loader.
+        parts: arguments of `TimedLoader` that split batches into parts.
     """
     steps = int(_least_of_ranks(steps if deliveries else 0, options))
     if steps == 0:
@@ -121,10 +111,9 @@ def run_ceiling(
         if not is_ours:
             trainer.logger = DummyLogger()  # receives what the module logs
         with module.plain.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
-            cached = CachedBatches(ready, steps + WARMUP_STEPS, most_s if options.world_size == 1 else math.inf)
-            trainer.fit(module, in_parts(TimedLoader(cached, clock, unwrap=not is_ours)))
-    found = summarise(rows)
-    return None if found is None or found.steps < min(steps, FEWEST) else found
+            cached = CachedBatches(ready, steps + WARMUP_STEPS)
+            trainer.fit(module, TimedLoader(cached, clock, unwrap=not is_ours, **parts))
+    return summarise(rows)
 
 
 def _least_of_ranks(value: float, options: TrainerOptions) -> float:

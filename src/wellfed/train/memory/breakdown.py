@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from wellfed.contract import FeatureSource
-from wellfed.train.memory.features import DeviceTable, HostTable
+from wellfed.train.memory.features import DeviceTable
 from wellfed.train.memory.step_start import bytes_of
 from wellfed.units import show_bytes
 
@@ -41,14 +41,12 @@ def way_out(
     precision: str,
     batches_ahead: int,
     others: Sequence[str] = (),
-    larger: str = "a card with more memory (gpu=...)",
 ) -> str:
     """Returns text with the largest parts, and overrides that need less, with the bytes that each saves.
 
     Args:
         parts: result of `bytes_by_part`.
         others: other ways to need less.
-        larger: the hardware that would suffice.
     """
     spared: dict[str, int] = {}
     if precision != "bf16-true":
@@ -58,15 +56,12 @@ def way_out(
         spared["memory.features=dynamic"] = parts["feature table"]
     typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
     typed += [f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else []
-    ways = [*typed, *others, larger, "a smaller workload.model, which learns something else"]
+    ways = [
+        *typed,
+        *others,
+        "a card with more memory (gpu=...)",
+        "a smaller workload.model, which learns something else",
+    ]
     largest = sorted(parts.items(), key=lambda part: -part[1])
     held = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest if size)
     return f"Largest parts: {held}. Next: {'; or '.join(ways)}."
-
-
-def way_out_of_host(features: FeatureSource | None) -> str:
-    """Returns advice for a host that runs out of memory while the step is on a card."""
-    ways = ["fewer loader.num_workers", "a smaller loader.prefetch_factor", "a machine with more memory"]
-    if isinstance(features, HostTable):
-        ways.insert(0, f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")
-    return f"It is the host's memory, not the card's. Next: {'; or '.join(ways)}."

@@ -227,13 +227,13 @@ class TrainStep:
 
     def _way_out(self, kind: oom.Kind) -> str:
         """Returns text with the largest users of memory and overrides that need less."""
+        if kind == "host_oom":
+            ways = "fewer loader.num_workers, a smaller loader.prefetch_factor, a smaller workload.model"
+            return f"It is the host's memory. Next: {ways}, or a machine with more memory."
         features = self._computation.features()
-        if kind == "host_oom" and self._device.type != "cpu":
-            return breakdown.way_out_of_host(features)
         parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
-        larger = {"larger": "a machine with more memory"} if kind == "host_oom" else {}
         ahead = self._settings.batches_ahead
-        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead, **larger)
+        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -104,12 +104,6 @@ def test_each_figure_of_a_lightning_module_is_told_where_it_is_new(tmp_path: Pat
     assert {"train/loss_g", "train/my/loss"} <= set(told)
 
 
-def test_what_is_logged_by_steps_is_told_though_an_epoch_has_too_few_of_them(tmp_path: Path) -> None:
-    _, told, _ = trained(Logs(), tmp_path, log_every=50)
-    assert set(told["train/loss_g"]) == set(told["train/my/loss"]) == {3, 6, 9}
-    assert "train/score" not in told
-
-
 def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
     trainer, told, _ = trained(Logs([EarlyStopping("val/loss", patience=1, min_delta=100.0)]), tmp_path)
     assert trainer.global_step == 6

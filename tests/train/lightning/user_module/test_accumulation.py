@@ -11,7 +11,7 @@ from wellfed.batches import Delivery
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning.callbacks.clock import TimedLoader, is_within_step
-from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
+from wellfed.train.lightning.user_module.accumulation import SchedulersOfParts, weighing_parts
 from wellfed.train.step.micro_batches import Preparation
 
 
@@ -30,9 +30,9 @@ class Steps:
             yield Delivery({"x": batch}, epoch=0, index=number, total=len(batch), is_last=is_last)
 
 
-def in_parts(num_parts: int, *sizes: int, **more: Any) -> InParts:
-    loader = TimedLoader(Steps(*sizes, **more), StepClock(), unwrap=True)
-    return InParts(loader, num_parts, Preparation(None, 0).split)
+def in_parts(num_parts: int, *sizes: int, **more: Any) -> TimedLoader:
+    split = Preparation(None, 0).split
+    return TimedLoader(Steps(*sizes, **more), StepClock(), unwrap=True, num_parts=num_parts, split=split)
 
 
 @pytest.mark.parametrize(("num_parts", "sizes"), [(2, (8, 4)), (3, (8, 8, 5)), (4, (4, 3, 1)), (8, (8, 3))])

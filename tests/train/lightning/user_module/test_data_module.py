@@ -48,11 +48,6 @@ class Curious(Sets):
         self.trainer.lightning_module  # noqa: B018
 
 
-class Forgetful(pl.LightningDataModule):
-    def train_dataloader(self):
-        return DataLoader(self.rows)
-
-
 class Module(pl.LightningModule):
     calls: tuple[str, ...] = ()
 
@@ -99,13 +94,6 @@ def test_lightning_finds_nothing_left_to_do():
     assert sets.calls == [*before, "teardown fit", "teardown test"]
 
 
-def test_another_rank_prepares_nothing(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    sets = Sets()
-    datasets_of(sets)
-    assert sets.calls == ["setup fit of 1"]
-
-
 def test_data_sets_need_no_class_of_their_own():
     found = datasets_of(pl.LightningDataModule.from_datasets(ROWS, ROWS, batch_size=4))
     assert (found.train.batch_size, found.val.batch_size, found.test) == (4, 4, None)
@@ -122,8 +110,6 @@ def test_a_module_with_loaders_is_set_up_once():
 def test_what_is_missing_is_told():
     with pytest.raises(ConfigError, match=r"LightningDataModule has no train_dataloader\. Give it"):
         datasets_of(pl.LightningDataModule())
-    with pytest.raises(ConfigError, match=r"Forgetful\.train_dataloader\(\) failed \(.*rows.*, and it has no setup"):
-        datasets_of(Forgetful())
     with pytest.raises(AttributeError, match=r"self\.trainer\.lightning_module is not known while data are set up"):
         datasets_of(Curious())
 

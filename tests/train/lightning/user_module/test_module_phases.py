@@ -15,7 +15,6 @@ from tests.train.lightning.callbacks.test_clock import MadeClock
 from wellfed.batches import split
 from wellfed.observe.timing.step_clock import StepClock, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.user_module.accumulation import InParts
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.lightning.user_module.module_phases import ModulePhases
 
@@ -80,9 +79,7 @@ def timed(folder: Path, module: Guest, parts: int = 1) -> list[StepRow]:
     """Returns all rows but the first, whose marks begin with the optimizer."""
     rows: list[StepRow] = []
     clock = StepClock(now_s=module.clock)
-    loader: Any = TimedLoader(tiny.loader(), clock, unwrap=True)
-    if parts > 1:
-        loader = InParts(loader, parts, split)
+    loader = TimedLoader(tiny.loader(), clock, unwrap=True, num_parts=parts, split=split)
     callbacks = [Clock(clock, rows.extend), ModulePhases(clock)]
     trainer = make_user_trainer(tiny.options(max_steps=12, accumulate=parts), callbacks, folder, loggers=[])
     trainer.fit(module, loader)

@@ -11,12 +11,14 @@ import torch
 
 from wellfed import batches
 from wellfed.batches import Delivery
+from wellfed.contract import Batch
+from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END
 from wellfed.process import StopRequest
-from wellfed.ranks import largest_share
+from wellfed.ranks import largest_share, share_of
 from wellfed.train.lightning.module import StepModule
 
 
@@ -32,27 +34,37 @@ class TimedLoader:
         on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
         on_batch: Callable[[Delivery], None] | None = None,
         stop: StopRequest | None = None,
+        num_parts: int = 1,
+        split: Callable[[Batch, list[int]], list[Batch]] | None = None,
     ) -> None:
         """
         Args:
             unwrap: yield bare batches, as a user's own LightningModule expects.
+            num_parts: yield so many nearly equal parts of each bare batch. With fewer samples, the other parts are the
+                first sample with weight 0.
+            split: returns successive parts of a batch by their sizes, which may be 0.
             on_first: called with the bytes of the first batch by dtype.
             on_batch: called with each batch, after its wait has ended.
             stop: the request whose signals end a wait for a batch at once.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
+        self._num_parts, self._split = num_parts, split
         self._on_batch, self._stop = on_batch, stop
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
         """Latest delivery without its batch, if batches are yielded bare."""
+        self.weight = 1.0
+        """Factor on the loss of the latest part. Lightning divides each loss by the number of parts, so the samples of
+        a smaller part would count too much."""
         self.on_last: Callable[[], None] = lambda: None
         """Function called before the last batch of an epoch, if only the loader can recognise it."""
 
     def __len__(self) -> int:
-        return len(self._loader)
+        steps = len(self._loader)
+        return steps if steps == UNKNOWN_LENGTH else steps * self._num_parts
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the loader's position."""
+        """Returns the loader's position, which counts steps. Call it between two steps."""
         return self._loader.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -92,9 +104,24 @@ class TimedLoader:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
             if batch.is_last:
                 self.on_last()
-            handed = [batch.batch if self._unwrap else batch]
-            del batch  # a reference here would keep it on the device
-            yield handed.pop()
+            if self._num_parts == 1:
+                handed = [batch.batch if self._unwrap else batch]
+                del batch  # a reference here would keep it on the device
+                yield handed.pop()
+                continue
+            parts = self._parts_of(batch)
+            del batch
+            while parts:
+                self.weight = parts[-1][0]
+                yield parts.pop()[1]
+
+    def _parts_of(self, batch: Delivery) -> list[tuple[float, Batch]]:
+        """Returns the parts of a batch with their weights, the last first."""
+        assert self._split is not None
+        shares = (share_of(batch.size, part, self._num_parts) for part in range(self._num_parts))
+        sizes = sorted(map(len, shares), reverse=True)  # the largest first, so that memory runs out at once
+        weights = [size * self._num_parts / batch.size for size in sizes]
+        return list(zip(weights, self._split(batch.batch, sizes), strict=True))[::-1]
 
 
 class BareBatches:

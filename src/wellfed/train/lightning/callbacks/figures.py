@@ -44,8 +44,6 @@ class Figures(pl.Callback):
         """Names that we have added to Lightning's ``callback_metrics``."""
         self._written_at: dict[str, int] = {}
         """Metric -> step of its latest value; it is written once a step."""
-        self._by_epochs: set[str] = set()
-        """Names of metrics that Lightning passes to no logger."""
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -63,8 +61,6 @@ class Figures(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._hand_over(trainer, module)
-        if not isinstance(module, StepModule):
-            self._write("train", self._never_logged(trainer), trainer)
 
     def _hand_over(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         step = trainer.global_step
@@ -140,16 +136,6 @@ class Figures(pl.Callback):
                 known[name] = torch.tensor(value)
         if trainer.is_global_zero:
             self._take(split, values, step=self.step, epoch=self.epoch, has_rate=has_rate)
-
-    def _never_logged(self, trainer: pl.Trainer) -> dict[str, float]:
-        """Returns metrics that reach no logger, since an epoch has fewer steps than Lightning's logging interval."""
-        logged = trainer.callback_metrics
-        for name in logged:
-            is_one_of_several = f"{name}_step" in logged or f"{name}_epoch" in logged
-            is_written = any(f"{split}/{name}" in self.latest for split in _SPLITS)
-            if not (name in self._added or _split_of(name) or is_one_of_several or is_written):
-                self._by_epochs.add(name)
-        return {name: float(logged[name]) for name in self._by_epochs if name in logged}
 
     def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
         """Returns new metrics of a user's module. ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from wellfed.errors import INSTALLED
+from wellfed.errors import is_the_users
 from wellfed.record.entries import SynchronisationEntry
 from wellfed.train.lightning.callbacks.clock import is_within_step
 
@@ -24,6 +22,8 @@ WATCHED_STEPS = 2
 """Warm-up steps to watch; the first is skipped, since it allocates caches."""
 _SAYS = "called a synchronizing CUDA operation"
 _SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
+_COMPILES = tuple(str(Path(torch.__file__).parent / package) for package in ("_dynamo", "_inductor"))
+"""Folders of torch whose code compiles."""
 _OWN_THREADS = "wellfed"
 """Prefix of the names of our threads, whose waits don't count."""
 
@@ -109,45 +109,14 @@ class Synchronisations(pl.Callback):
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """Returns ``file:line`` of the nearest call outside of torch, Lightning and Python's own library.
-
-    Returns None for a wait while torch compiles, or if there is no such call.
-    """
+    """Returns ``file:line`` of the nearest call in the user's code. Returns None for a wait while torch compiles, or if
+    there is no such call."""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_COMPILES):
             return None
-        if not _is_passed_over(name):
-            return f"{_short(name)}:{frame.f_lineno}"
+        if is_the_users(name):
+            path = Path(name)
+            return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
         frame = frame.f_back
     return None
-
-
-def _folder_of(package: str) -> str:
-    """Returns the folder of an installed package, without importing it."""
-    spec = find_spec(package)
-    return "" if spec is None or spec.origin is None else os.path.dirname(spec.origin) + os.sep
-
-
-_TORCH, _LIGHTNING = _folder_of("torch"), _folder_of("lightning")
-_COMPILES = tuple(os.path.join(_TORCH, package) for package in ("_dynamo", "_inductor"))
-_PYTHON = os.path.dirname(os.__file__)
-_SOURCES = Path(__file__).parents[4]
-"""Folder that holds our package."""
-
-
-def _is_passed_over(file: str) -> bool:
-    """Returns whether a file is of torch, Lightning or Python, or generated."""
-    if file.startswith((_TORCH, _LIGHTNING, "<")) or "torchinductor" in file:
-        return True
-    return file.startswith(_PYTHON) and INSTALLED.isdisjoint(Path(file).parts)
-
-
-def _short(file: str) -> str:
-    """Returns the path relative to the folder of installed packages, of our package, or to the working folder."""
-    path = Path(file)
-    for part in INSTALLED:
-        if part in path.parts:
-            return str(Path(*path.parts[path.parts.index(part) + 1 :]))
-    folder = next((one for one in (_SOURCES, Path.cwd()) if path.is_relative_to(one)), None)
-    return file if folder is None else str(path.relative_to(folder))

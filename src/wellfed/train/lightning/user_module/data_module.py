@@ -61,22 +61,11 @@ def datasets_of(owner: Any) -> Datasets:
             if (stage := _STAGES[split]) not in done:
                 owner.setup(stage)
                 done.add(stage)
-            found[split] = _called(owner, loaders)
+            found[split] = getattr(owner, loaders)()
     finally:
         vars(owner)[attribute] = None
     _disable(owner, done)
     return Datasets(**found)
-
-
-def _called(owner: Any, loaders: str) -> Any:
-    try:
-        return getattr(owner, loaders)()
-    except AttributeError as error:
-        if overrides(owner, "setup"):
-            raise
-        problem = f"{type(owner).__name__}.{loaders}() failed ({error}), and it has no setup(stage)."
-        way_out = "Make the data sets in setup(self, stage), or in __init__."
-        raise ConfigError.of("workload.data", problem, way_out) from error
 
 
 def _disable(owner: Any, done: set[str]) -> None:
