@@ -81,10 +81,6 @@ def tune(cwd: Path, *more: str, **variables: str) -> Tuned:
     return Tuned(done, cwd, list(ledger.read(folder_of(cwd)).rows))
 
 
-def options(cwd: Path, group: str) -> dict[str, Any]:
-    return yaml.safe_load((cwd / "configs" / group / f"{NAME}.yaml").read_text())
-
-
 def written(cwd: Path) -> list[str]:
     return sorted(str(path.relative_to(cwd / "configs")) for path in (cwd / "configs").rglob(f"{NAME}.yaml"))
 
@@ -102,8 +98,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tune(tmp_path_factory.mktemp("tuned"), "tune.write=always")
 
 
-# In make test: test_tuning.py (verdict and line), test_turns.py and test_tune_options.py in tests/study/tune; trials in
-# processes of their own: test_sweep.py.
+# In make test: test_tuning.py (verdict and line), test_turns.py and test_written_experiment.py in tests/study/tune.
+# Trials in processes of their own: test_sweep.py.
 @pytest.mark.slow
 def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned) -> None:
     assert tuned.done.code == 0, tuned.done.text
@@ -113,8 +109,7 @@ def test_a_tune_tells_what_it_turned_and_ends_with_the_line_to_use(tuned: Tuned)
     assert any(line.startswith("1. the start: ") for line in lines)
     assert any(line.startswith("2. ") and ("kept: " in line or "dropped: " in line) for line in lines)
     assert lines[-1].startswith("Use it: python src/train.py --config-path=")
-    assert tuned.command[-2:] == [f"loader={NAME}", f"memory={NAME}"]
-    assert "loader=baseline" not in tuned.command
+    assert tuned.command[-1] == f"experiment={NAME}"
 
 
 @pytest.mark.slow
@@ -127,7 +122,8 @@ def test_the_line_to_use_runs_what_was_measured(tuned: Tuned) -> None:
         plan = record_of(tuned.folder / row.folder)["plan"]
         measured.add(json.dumps([plan[f"loader.{knob}"]["value"] for knob in ("backend", "num_workers")]))
     assert json.dumps([found[f"loader.{knob}"]["value"] for knob in ("backend", "num_workers")]) in measured
-    assert options(tuned.cwd, "loader")["backend"] == found["loader.backend"]["value"]
+    file = yaml.safe_load((tuned.cwd / "configs" / "experiment" / f"{NAME}.yaml").read_text())
+    assert file["loader"]["backend"] == found["loader.backend"]["value"]
 
 
 @pytest.mark.slow
@@ -206,7 +202,7 @@ def test_a_start_that_can_not_run_ends_it_as_training_would(tmp_path: Path, faul
 
 
 @pytest.mark.slow
-def test_on_a_simulated_card_the_options_have_its_name(
+def test_on_a_simulated_card_the_experiment_has_its_name(
     tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
 ) -> None:
     machine = machine_environment(fake_driver, tmp_path, Cards(mib=24 * 1024, context_mib=500, slowdown=2))
@@ -220,5 +216,5 @@ def test_on_a_simulated_card_the_options_have_its_name(
     record = record_of(next(path.parent for path in folder.glob("*/run.json")))
     assert record["plan"]["trainer.accelerator"]["value"] == "gpu"
     (line,) = [line for line in done.out.splitlines() if line.startswith("Use it: ")]
-    assert line.endswith(f"gpu=24gb loader={folder.name} memory={folder.name}")
-    assert (cwd / "configs" / "loader" / f"{folder.name}.yaml").exists()
+    assert line.endswith(f"experiment={folder.name}")
+    assert (cwd / "configs" / "experiment" / f"{folder.name}.yaml").exists()

@@ -87,7 +87,7 @@ def test_a_day_with_a_project(project: Project):
     (board,) = project.root.glob("logs/my_nets/sweeps/*/leaderboard.csv")
     done = project.run(".venv/bin/wellfed", "choose", board.parent, "--name", "mine")
     assert done.code == 0, done.text
-    assert (project.root / "configs/loader/mine.yaml").is_file()
+    assert (project.root / "configs/experiment/mine.yaml").is_file()
     done = project.run(".venv/bin/wellfed", "tune", *few, "tune.max_minutes=1", "tune.max_trials=2", timeout_s=600)
     assert done.code == 0, done.text
 

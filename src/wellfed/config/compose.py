@@ -142,9 +142,11 @@ def folder_of(node: DictConfig, name: str) -> str:
     return str(node.dir)
 
 
-def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:
+def unchecked_values(
+    overrides: Sequence[str], *, config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = ()
+) -> dict[str, Any]:
     """Returns ``Composed.resolved`` without checking rules or masking secrets."""
-    with job_of(compose_raw(open_hydra(config_dir), "train", overrides)) as job:
+    with job_of(compose_raw(open_hydra(config_dir, extra_dirs), "train", overrides)) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
         except OmegaConfBaseException:  # some values are still missing

@@ -415,7 +415,7 @@ class TuneConfig:
     `sweep.trial_steps` and `sweep.timeout_s` apply to its trials."""
 
     name: Optional[str] = knob(
-        "Name of the written options, and folder <log_dir>/<workload>/tunes/<name>, where the same command continues. "
+        "Name of the written experiment, and of <log_dir>/<workload>/tunes/<name>, where the same command continues. "
         "null = from workload and card: <workload>_rtx_4090, or <workload>_cpu_8.",
     )
     max_trials: int = knob("Maximum number of trials including the start; the comparison comes after.", 20, at_least=2)
@@ -432,11 +432,12 @@ class TuneConfig:
         at_least=3,
     )
     write: TuneWrite = knob(
-        "Whether to write the result as options of loader and memory: auto = if the gain is beyond noise, always, or "
-        "never.",
+        "Whether to write the result as an option of experiment: auto = if the gain is beyond noise, always, or never.",
         TuneWrite.auto,
     )
-    replace: bool = knob("Overwrite options of that name that no tune has written; `--force` does the same.", False)
+    replace: bool = knob(
+        "Overwrite an experiment of that name that no tune has written; `--force` does the same.", False
+    )
 
 
 @dataclass

@@ -208,10 +208,10 @@ class TuneFile(StudyFile):
     comparison: TurnsMeasured | None = None
     """None where the start is the result, or the tune has not come to it."""
     advice: Sequence[Mapping[str, Any]] = ()
-    written: tuple[str, ...] = ()
-    """Option files."""
+    written: str | None = None
+    """File of the experiment."""
     why_not: str | None = None
-    """Why there are no option files."""
+    """Why there is no file."""
     use: tuple[str, ...] = ()
     """Overrides of the recommended command."""
     unproven: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ def found(search: Walk, **known: Any) -> TuneFile:
 
 def test_all_is_told_and_the_line_to_use_is_last(search: Walk) -> None:
     comparison = TurnsMeasured([1.0] * 3, [1.9] * 3, TuneGain(1.9, (1.8, 2.0), 3), 30.0)
-    written, use = ("configs/loader/mine.yaml",), ("loader=mine", "seed=1 2")
+    written, use = "configs/experiment/mine.yaml", ("experiment=mine", "seed=1 2")
     file = found(search, comparison=comparison, written=written, use=use, result=("loader=auto",))
     *_, spent, noise, proven, advice, files, last = lines(file)
     assert spent == "3 trials in 20.0 s; ended because 4 trials are done, as many as were allowed."
@@ -95,15 +95,15 @@ def test_all_is_told_and_the_line_to_use_is_last(search: Walk) -> None:
     assert advice == (
         "Advice: workload.effective_batch_size=512: changes what is learned, so it was not tried. Batches are small."
     )
-    assert files == "Written: configs/loader/mine.yaml"
-    assert last == "Use it: python src/train.py loader=mine 'seed=1 2'"
+    assert files == "Written: configs/experiment/mine.yaml"
+    assert last == "Use it: python src/train.py experiment=mine 'seed=1 2'"
 
 
 def test_where_nothing_was_written_it_says_why(search: Walk) -> None:
     comparison, unproven = TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), ("loader=auto",)
     file = found(search, comparison=comparison, why_not="the gain is within noise", unproven=unproven, result=unproven)
     assert [*lines(file)][-3:] == [
-        "No options were written: the gain is within noise.",
+        "No experiment was written: the gain is within noise.",
         "Not proven: python src/train.py loader=auto",
         "Use it: python src/train.py",
     ]

@@ -1,6 +1,7 @@
 """The order of things in a tune, with trials whose ends are made up."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from wellfed import project
 from wellfed.cli.exit_code import report_error
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
@@ -20,7 +22,7 @@ from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.tuning import TuneScreen, TuneStudy
 from wellfed.study.tune.walk import Walk
-from wellfed.study.tune.written_options import TuneOptions
+from wellfed.study.tune.written_experiment import TuneExperiment
 
 FASTER = ("memory.features=cache",)
 """What the table of moves tries where features are computed anew."""
@@ -67,12 +69,11 @@ def made(folder: Path, **asked: Any) -> TuneStudy:
         code="abc",
         machine="2 cores; no GPU",
     )
-    where = {"config_dir": folder / "configs", "extra_dirs": []}
-    (folder / "configs").mkdir(exist_ok=True)
-    options = TuneOptions("mine", config.tune, start, where, [])
+    shutil.copytree(project.configs(), folder / "configs")
+    experiment = TuneExperiment("mine", config.tune, start, [flag(folder)])
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     search = Walk(config.tune.max_trials, 60 * config.tune.max_minutes, TuneMachine(2, False))
-    return TuneStudy(folder, screen, config, start, file, options, search)
+    return TuneStudy(folder, screen, config, start, file, experiment, search)
 
 
 def found(folder: Path) -> dict[str, Any]:
@@ -87,6 +88,10 @@ def tuned(folder: Path, play: Played, **asked: Any) -> int:
     return tune.finish()
 
 
+def flag(folder: Path) -> str:
+    return f"--config-path={folder / 'configs'}"
+
+
 def faster(overrides: Sequence[str]) -> Row:
     return ended(150.0 if FASTER[0] in overrides else 100.0)
 
@@ -99,7 +104,7 @@ def test_what_is_faster_in_turns_is_the_line_to_use(tmp_path: Path, capsys: pyte
     assert tuned(tmp_path, Played(faster, turns), write=TuneWrite.never) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "Measuring start and result again, 3 rounds in turn: about 36.0 s" in lines
-    assert lines[-1] == "Use it: python src/train.py loader=baseline memory.features=cache"
+    assert lines[-1] == f"Use it: python src/train.py {flag(tmp_path)} loader=baseline memory.features=cache"
     assert (found(tmp_path)["result"], found(tmp_path)["unproven"]) == ([*FASTER], [])
 
 
@@ -114,7 +119,7 @@ def test_a_result_that_fails_in_its_comparison_is_not_recommended(
     assert "So the start stays." in out
     assert "memory.features=cache" not in out.splitlines()[-1]
     assert found(tmp_path)["result"] == []
-    written = tmp_path / "configs" / "memory" / "mine.yaml"
+    written = tmp_path / "configs" / "experiment" / "mine.yaml"
     assert written.exists() is (write is TuneWrite.always)
     if written.exists():  # the start's
         assert "; the start. On 2 cores; no GPU." in written.read_text()
@@ -124,12 +129,12 @@ def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: py
     turns = [(ended(100.0), ended(rate)) for rate in (150.0, 80.0, 120.0)]
     tuned(tmp_path, Played(faster, turns))
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "Not proven: python src/train.py loader=baseline memory.features=cache",
-        "Use it: python src/train.py loader=baseline",
+        f"Not proven: python src/train.py {flag(tmp_path)} loader=baseline memory.features=cache",
+        f"Use it: python src/train.py {flag(tmp_path)} loader=baseline",
     ]
     file = found(tmp_path)
-    assert (file["result"], file["use"]) == ([*FASTER], ["loader=baseline"])
-    assert file["unproven"] == ["loader=baseline", *FASTER]
+    assert (file["result"], file["use"]) == ([*FASTER], [flag(tmp_path), "loader=baseline"])
+    assert file["unproven"] == [flag(tmp_path), "loader=baseline", *FASTER]
 
 
 @pytest.mark.parametrize(("kind", "code"), [("code", 1), ("device_oom", 3), ("config", 2)])

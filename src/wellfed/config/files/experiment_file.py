@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellfed import project
 from wellfed.config.compose import Composed, unchecked_values
-from wellfed.config.files.option_file import Value, check_name, comment_lines, write_files, yaml_lines
+from wellfed.config.files.option_file import Value, check_name, comment_lines, typed, write_files, yaml_lines
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
 from wellfed.record.entries import filled_in
@@ -19,12 +19,12 @@ _KNOBS_LEFT_OUT = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs of a single run, which are not written."""
 
 
-def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
-    """Returns the file of a new experiment, else raises a ConfigError."""
-    check_name(name, "--write")
+def free_path(name: str, *, replaces: bool, flag: str = "--write", config_dir: Path | None = None) -> Path:
+    """Returns the file of a new experiment, else raises a ConfigError; ``flag`` is that with which it is named."""
+    check_name(name, flag)
     path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
-        raise ConfigError.of(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")
+        raise ConfigError.of(typed(flag, name), f"{path} is there already.", "Add --force, or take another name.")
     return path
 
 
@@ -34,15 +34,27 @@ def write_experiment(
     planned: Mapping[str, Value],
     *,
     heading: str,
+    flag: str = "--write",
     replaces: bool = False,
     config_dir: Path | None = None,
+    extra_dirs: Sequence[str | Path] = (),
+    searched: Sequence[str] = (),
 ) -> Path:
     """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the ``planned`` knobs, each
-    with its reason. Raises a ConfigError and writes nothing if the name is invalid, or the file can't be written."""
-    path = free_path(name, replaces=replaces, config_dir=config_dir)
+    with its reason.
+
+    Args:
+        flag: flag with which the name was typed.
+        config_dir: folder of configurations, as `extra_dirs` and ``searched`` (``hydra.searchpath=``) beside it.
+
+    Raises:
+        ConfigError: the name is invalid, or the file can't be written; nothing is written.
+    """
+    path = free_path(name, flag=flag, replaces=replaces, config_dir=config_dir)
     chosen = {group: option for group, option in composed.choices.items() if group not in _GROUPS_LEFT_OUT}
     # The choices alone may break a rule that the typed overrides satisfy.
-    plain = unchecked_values([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir)
+    options = [*searched, *(f"{group}={option}" for group, option in chosen.items())]
+    plain = unchecked_values(options, config_dir=config_dir, extra_dirs=extra_dirs)
     unchanged = dict(_leaves(plain))
     values = {
         dotted: Value(value, "as given")
@@ -54,8 +66,8 @@ def write_experiment(
     tree = filled_in({}, values | dict(planned))
     defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
-    way_out = "Free space or make its folder writable; without --write the plan is shown alone."
-    write_files({path: "\n".join(lines) + "\n"}, f"--write {name}", way_out, may_replace=lambda path: replaces)
+    way_out = "Free space or make its folder writable."
+    write_files({path: "\n".join(lines) + "\n"}, typed(flag, name), way_out, may_replace=lambda path: replaces)
     return path
 
 

@@ -80,9 +80,9 @@ def _conclusions(file: TuneFile) -> Iterator[str]:
         told = f"{' '.join(each['overrides'])}: {each['why_not']}, so it was not tried."
         yield f"Advice: {told} {show_line(each['message'])}"
     if file.written:
-        yield f"Written: {', '.join(file.written)}"
+        yield f"Written: {file.written}"
     elif file.why_not is not None:
-        yield f"No options were written: {file.why_not}."
+        yield f"No experiment was written: {file.why_not}."
     if file.unproven:
         yield f"Not proven: {train_command(file.unproven)}"
 

@@ -1,6 +1,6 @@
 """Runs ``python src/tune.py``: measures the start, then what the search proposes, then start and result in turns.
 
-`walk` decides what is tried; `turns` measures it, `written_options` writes what was found.
+`walk` decides what is tried; `turns` measures it, `written_experiment` writes what was found.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from wellfed.study.tune.start import of_the_start, of_trials
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.turns import TuneTrials
 from wellfed.study.tune.walk import Step, Walk
-from wellfed.study.tune.written_options import TuneOptions, name_of
+from wellfed.study.tune.written_experiment import TuneExperiment, name_of
 from wellfed.units import counted, show_duration, show_line
 
 _LOOK_S = 60
@@ -80,10 +80,8 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     facts = _machine()
     on_gpu = plan_device(config, start.choices, facts).on_gpu
     name = composed.config.tune.name or name_of(config, facts, on_gpu=on_gpu)
-    options = TuneOptions(
-        name, composed.config.tune, start, config_folders(typed_arguments()), config_flags(typed_arguments())
-    )
-    options.check()
+    experiment = TuneExperiment(name, composed.config.tune, start, config_flags(typed_arguments()))
+    experiment.check()
     # Lightning starts the other ranks of a trial by this process's command line.
     set_arguments(typed_arguments(), script=project.sources() / "train.py")
     file = TuneFile(
@@ -101,7 +99,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     asked, around = composed.config.tune, TuneMachine(facts.cpu_quota_cores, on_gpu)
     search = Walk(asked.max_trials, 60 * asked.max_minutes, around)
-    return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
+    return TuneStudy(folder, screen, composed.config, start, file, experiment, search, stop=stop)
 
 
 def _start(composed: Composed[Any]) -> Composed[RunConfig]:
@@ -160,7 +158,7 @@ class TuneStudy(Study):
     config: TuneRunConfig
     start: Composed[RunConfig]
     file: TuneFile
-    options: TuneOptions
+    experiment: TuneExperiment
     search: Walk
     screen: TuneScreen
     measured: TuneTrials | None = field(default=None, init=False)
@@ -270,13 +268,13 @@ class TuneStudy(Study):
         assert result is not None
         trial = measured.latest(result.change)
         heading = self._heading(trial.row, gain if result.change.overrides else None)
-        written = self.options.write(result, search.steps, gain, trial.record, heading)
+        written = self.experiment.write(result, search.steps, gain, trial.record, heading)
         self._write(
             status="done",
             result=tuple(result.change.overrides),
             comparison=comparison,
             advice=search.advice,
-            written=tuple(map(str, written.files)),
+            written=None if written.file is None else str(written.file),
             why_not=written.why_not,
             use=tuple(map(masked_override, written.use)),
             unproven=tuple(map(masked_override, written.unproven)),
@@ -298,7 +296,7 @@ class TuneStudy(Study):
         )
 
     def _heading(self, row: Row, gain: TuneGain | None) -> str:
-        """Returns the heading of the option files; ``gain`` is that of their content, None = they hold the start."""
+        """Returns the heading of the experiment; ``gain`` is that of their content, None = they hold the start."""
         figure = SAMPLES_PER_S(row)
         shown = "" if figure is None else SAMPLES_PER_S.show(figure, self.file.sample_unit)
         message = "the start." if gain is None else step_table.gain_text(gain)

@@ -1,4 +1,4 @@
-"""Names of options, when they are written, and the command that uses them."""
+"""Names of a tune's experiment, when it is written, and the command that uses it."""
 
 import shlex
 import shutil
@@ -21,7 +21,7 @@ from wellfed.study.row import Row
 from wellfed.study.tune.gain import TuneGain
 from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
 from wellfed.study.tune.walk import Step
-from wellfed.study.tune.written_options import MARK, TuneOptions, WrittenOptions, name_of
+from wellfed.study.tune.written_experiment import MARK, Recommendation, TuneExperiment, name_of, planned_values
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
 TURNED = ("loader.backend=inline", "loader.num_workers=0")
@@ -52,13 +52,12 @@ def record_of(words: tuple[str, ...], configs: Path) -> RunRecord:
 
 def written(
     configs: Path, turned: tuple[str, ...], *start: str, gain: TuneGain | None = SURE, **asked: Any
-) -> WrittenOptions:
+) -> Recommendation:
     composed = compose(start, "train", config_dir=configs)
-    where = {"config_dir": configs, "extra_dirs": []}
-    options = TuneOptions("mine", TuneConfig(**asked), composed, where, [f"--config-path={configs}"])
-    options.check()
+    experiment = TuneExperiment("mine", TuneConfig(**asked), composed, [f"--config-path={configs}"])
+    experiment.check()
     record = record_of(with_overrides(start, turned), configs)
-    return options.write(step(*turned), [step(*turned)], gain, record, "a heading")
+    return experiment.write(step(*turned), [step(*turned)], gain, record, "a heading")
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def written(
         ("2d-net", "AMD Radeon", 1, "tune_2d_net"),
     ],
 )
-def test_options_are_named_after_workload_and_card(workload: str, name: str, devices: int, expected: str) -> None:
+def test_it_is_named_after_workload_and_card(workload: str, name: str, devices: int, expected: str) -> None:
     config = RunConfig(workload=WorkloadConfig(name=workload), trainer=TrainerConfig(devices=devices))
     found = name_of(config, machine(replace(card(24), name=name)), on_gpu=True)
     assert found == expected
@@ -97,81 +96,74 @@ def test_options_are_named_after_workload_and_card(workload: str, name: str, dev
         3,
     ),
 )
-def test_they_are_written_where_the_gain_is_sure_or_by_wish(
+def test_it_is_written_where_the_gain_is_sure_or_by_wish(
     configs: Path, gain: TuneGain | None, write: str, why_not: str | None
 ) -> None:
     found = written(configs, TURNED, gain=gain, write=TuneWrite[write])
     assert (found.why_not or "").startswith(why_not or "")
     assert (found.why_not is None) is (why_not is None)
-    assert len(found.files) == (2 if why_not is None else 0)
-    assert (configs / "loader" / "mine.yaml").exists() is (why_not is None)
+    assert (configs / "experiment" / "mine.yaml").exists() is (found.file is not None) is (why_not is None)
     if why_not is not None:
         tuned, start = (f"--config-path={configs}", *TURNED), (f"--config-path={configs}",)
         assert (found.use, found.unproven) == ((tuned, ()) if gain is SURE else (start, tuned))
 
 
-# -- what they hold, and the command ---------------------------------------------------------------------------------
+# -- what it holds, and the command -----------------------------------------------------------------------------------
 
 
-def test_they_say_whose_they_are_and_why(configs: Path) -> None:
+def test_it_says_whose_it_is_and_why(configs: Path) -> None:
     written(configs, TURNED)
-    text = (configs / "loader" / "mine.yaml").read_text()
-    assert text.startswith(f"# {MARK}\n# a heading\n")
-    assert "# turned by tune (1.5 times as good): 49 % waits\nbackend: inline\n" in text
+    text = (configs / "experiment" / "mine.yaml").read_text()
+    assert text.startswith(f"# @package _global_\n# {MARK}\n# a heading\n")
+    assert "# turned by tune (1.5 times as good): 49 % waits\n  backend: inline\n" in text
 
 
 @pytest.mark.parametrize(
     ("start", "turned", "beside"),
     [
-        (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["gpu=8gb", "seed=3"]),
-        slow(("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"]),
-        (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), None),
-        slow(("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"]),
-        (("gpu=cpu",), (*TURNED, "gpu.compile=default"), ["gpu=cpu", "gpu.compile=default"]),
-        # These set knobs of the loader themselves, with options that others chose.
-        (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), None),
-        slow(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), None),
+        (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["seed=3"]),
+        slow(("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, []),
+        (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), []),
+        # This sets knobs of the loader itself, with options that others chose.
+        (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), []),
+        slow(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), []),
     ],
 )
 def test_the_command_runs_what_was_measured(
-    configs: Path, start: tuple[str, ...], turned: tuple[str, ...], beside: list[str] | None
+    configs: Path, start: tuple[str, ...], turned: tuple[str, ...], beside: list[str]
 ) -> None:
     found = written(configs, turned, *start)
     flag, *words = found.use
     assert flag == f"--config-path={configs}"
-    options = [f"{path.parent.name}=mine" for path in found.files]
-    if beside is not None:
-        assert words == [*beside, *options]
+    assert words == [*beside, "experiment=mine"]
     again = compose(words, "train", config_dir=configs).resolved
     wanted = compose(with_overrides(start, turned), "train", config_dir=configs).resolved
-    for group in ("gpu", "loader", "memory", "workload"):
+    for group in ("gpu", "loader", "memory", "workload", "seed"):
         assert again[group] == wanted[group]
     assert shlex.split(train_command(found.use)) == ["python", "src/train.py", *found.use]
-    assert not (configs / "gpu" / "mine.yaml").exists()
 
 
 # -- files that are there --------------------------------------------------------------------------------------------
 
 
 def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
-    own = configs / "memory" / "mine.yaml"
-    own.write_text("accumulate: 2\n")
-    with pytest.raises(ConfigError, match=r"memory/mine.yaml: there already\. .* add --force"):
+    own = configs / "experiment" / "mine.yaml"
+    own.write_text("memory: {accumulate: 2}\n")
+    with pytest.raises(ConfigError, match=r"experiment/mine.yaml: there already\. .* add --force"):
         written(configs, TURNED)
-    assert own.read_text() == "accumulate: 2\n"
-    assert written(configs, TURNED, write=TuneWrite.never).files == ()
-    assert len(written(configs, TURNED, replace=True).files) == 2
+    assert own.read_text() == "memory: {accumulate: 2}\n"
+    assert written(configs, TURNED, write=TuneWrite.never).file is None
+    assert written(configs, TURNED, replace=True).file == own
+    assert written(configs, TURNED).file == own  # tune's own now
 
 
-@pytest.mark.parametrize("start", [("loader=mine",), slow(("memory=mine", "loader=baseline"))])
-def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, start: tuple[str, ...]) -> None:
+def test_an_experiment_that_the_start_itself_names_is_not_replaced(configs: Path) -> None:
     written(configs, TURNED)
     with pytest.raises(ConfigError, match=r"tune.name=mine: is what the start itself names.* Add tune.name=mine_2"):
-        written(configs, TURNED, *start)
-    assert written(configs, TURNED, *start, write=TuneWrite.never).files == ()
+        written(configs, TURNED, "experiment=mine")
 
 
-def test_where_they_can_not_be_written_the_command_has_the_overrides(
+def test_where_it_can_not_be_written_the_command_has_the_overrides(
     configs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:
@@ -182,3 +174,13 @@ def test_where_they_can_not_be_written_the_command_has_the_overrides(
     assert found.has_failed
     assert "mine.yaml can't be written: No space left on device" in str(found.why_not)
     assert found.use == (f"--config-path={configs}", *TURNED)
+
+
+def test_settings_that_only_a_plan_has_are_left_to_the_next_plan() -> None:
+    """A DataLoader as it came has its own numbers of workers."""
+    planned = {"loader.backend": "own", "loader.num_workers": 3, "memory.micro_batch": 64, "memory.accumulate": 4}
+    plan: Any = {knob: {"value": value, "because": "", "source": "set"} for knob, value in planned.items()}
+    found = planned_values(RunRecord("x", plan=plan))
+    assert {knob: value.value for knob, value in found.items()} == {
+        "loader.backend": "own", "memory.micro_batch": 64, "memory.accumulate": None,
+    }  # fmt: skip
