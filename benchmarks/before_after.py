@@ -370,7 +370,7 @@ def main() -> None:
         print(f"In turns, {one['n']} times: {one['ratio_median']:.2f} times the start's rate: {one['why']}")
     if end is not steps[0]:
         both = Comparison(Evidence.read(steps[0].folder), Evidence.read(end.folder))
-        print(f"Page: {write_comparison([both], folder, ['before', 'after'])}")
+        print(f"Page: {write_comparison(both, folder, ['before', 'after'])}")
     if asked.out is None:
         return
     won = "nothing was won" if end is steps[0] else "not run in turns"

@@ -164,7 +164,7 @@ FAILS = {
     "other machine": (
         "after.txt",
         "record.machine['cpu_quota_cores'] = 1.0 if folder.name == '2B' else 2.0",
-        r"machine\.cpu_quota_cores: is 2 in A and 1 in B",
+        r"cores: is 2 in A and 1 in B",
     ),
     "other length": (
         "after.txt",

@@ -14,7 +14,7 @@ from tests.kit.page_reader import Page, read_page
 from tests.study.board.test_sweep_pictures import EVIL, QUOTE
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report.comparison import Comparison, compared, compared_rows
+from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
 
 TRACES = Path(__file__).parents[2] / "traces" / "simulated"
@@ -98,17 +98,3 @@ def test_a_browser_shows_both_within_the_width_of_a_phone(chromium: Path, tmp_pa
     width, room = Page(done.stdout.partition("</title>")[0].partition("<title>")[2]).text.split(",")
     assert int(width) <= int(room)
     assert done.stdout.count("<canvas") == 4
-
-
-def test_several_runs_lie_over_each_other_and_stand_beside_each_other() -> None:
-    runs = [
-        evidence(wait_ms=wait_ms, plan={"loader.num_workers": place}) for place, wait_ms in enumerate((5.0, 0.0, 1.0))
-    ]
-    found = read_page(comparison_html(*compared(runs)))
-    assert "3 runs side by side" in found.text
-    assert "C trains 1.36 times as fast as A" in found.text
-    (chart,) = [chart for chart in found.charts if chart["u"][1] == "ms"]
-    assert [curve[0] for curve in chart["c"]] == ["A", "B", "C"]
-    assert [curve[5][0] for curve in chart["c"]] == [15.1, 10.1, 11.1]
-    (row,) = compared_rows(compared(runs), "plan")
-    assert (row.name, list(row.values)) == ("loader.num_workers", ["0", "1", "2"])

@@ -116,7 +116,7 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
             table.add_row(str(number), each.order, *map(show_count, each.rates), f"{each.time_ratio:.3f}")
         terminal.print()
         terminal.print(table)
-        for part in differing_table([bench.rounds[0].pair]):
+        for part in differing_table(bench.rounds[0].pair):
             print_text(terminal, part) if isinstance(part, str) else terminal.print(part)
         has_ends = ratio.low is not None and ratio.high is not None
         between = f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})" if has_ends else ""

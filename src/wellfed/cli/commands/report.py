@@ -16,8 +16,7 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
-from wellfed.explain.report.comparison import Comparison, compared, compared_rows
-from wellfed.explain.report.comparison_page import MOST_RUNS
+from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_lines import headline, sample_unit, state_lines
 from wellfed.explain.report.slowdown import Slowdown, disturbances, reasons_against
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
@@ -28,7 +27,7 @@ from wellfed.units import show_text
 def main(argv: Sequence[str]) -> int:
     """Writes the pages and prints their paths; no record is changed.
 
-    With ``--max-slower``: returns 1 if a run is slower than the first by more than that, 2 without a verdict.
+    With ``--max-slower``: returns 1 if the second is slower than the first by more than that, 2 without a verdict.
     """
     asked = _parser().parse_args(argv)
     return _report(asked) if asked.max_slower is None else verdict_code(lambda: _report(asked))
@@ -38,27 +37,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
-        "killed, or runs now. Of several runs: a page of all side by side.",
+        "killed, or runs now. Of two runs: a page of both side by side.",
     )
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
-        help="its folder, its name or the beginning of it (default: the newest); several are compared",
+        help="its folder, its name or the beginning of it (default: the newest); two are compared",
     )
-    parser.add_argument(
-        "--out", metavar="FOLDER", help="where to write (default: the run folder; of several: the log dir)"
+    parser.add_argument("--out", metavar="FOLDER", help="where to write (default: the run folder; of two: the log dir)")
+    add_max_slower(
+        parser, "exit code 1 if the second run is slower than the first by more than this, beyond noise: 5%%"
     )
-    add_max_slower(parser, "exit code 1 if another run than the first is slower than this, beyond noise: 5%%")
     add_log_dir(parser)
     return parser
 
 
 def _report(asked: argparse.Namespace) -> int:
     log_dir, out = Path(asked.log_dir), None if asked.out is None else Path(asked.out)
-    if len(asked.runs) > MOST_RUNS:
-        problem = f"are {len(asked.runs)} runs, and a page shows {MOST_RUNS} at most."
-        raise ConfigError.of(" ".join(asked.runs), problem, f"Name fewer. All in a table: {command('runs')}")
+    if len(asked.runs) > 2:
+        problem = f"are {len(asked.runs)} runs, and a page shows two."
+        raise ConfigError.of(" ".join(asked.runs), problem, f"Name two. All in a table: {command('runs')}")
     if asked.max_slower is not None and len(asked.runs) < 2:
         problem, way_out = "compares runs, and one is named at most.", "Name the reference first: report A B."
         raise ConfigError.of("--max-slower", problem, way_out)
@@ -67,15 +66,14 @@ def _report(asked: argparse.Namespace) -> int:
     folders = [find(name, log_dir, RUN) for name in asked.runs or [None]]
     resolved = [folder.resolve() for folder in folders]
     if len(set(resolved)) < len(resolved):
-        twice = next(name for place, name in enumerate(asked.runs) if folders[place].resolve() in resolved[:place])
-        raise ConfigError.of(twice, "is the same run.", "Name another one to compare it with.")
+        raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
     found = [evidence_of(folder) for folder in folders]
     terminal = Answer(width=console_width())
     if len(found) > 1:
-        pairs = compared(found)
+        both = Comparison(*found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
-            written = [write_comparison(pairs, place, [folder.name for folder in resolved])]
-        for part in _side_by_side(pairs):
+            written = [write_comparison(both, place, [folder.name for folder in resolved])]
+        for part in _side_by_side(both):
             if isinstance(part, str):
                 print_text(terminal, part)
             else:
@@ -87,7 +85,7 @@ def _report(asked: argparse.Namespace) -> int:
         record = found[0].record
         print_text(terminal, "\n".join([headline(record), *state_lines(record)]))
     print_text(terminal, f"Written: {', '.join(map(str, written))}")
-    return EXIT_OK if asked.max_slower is None else _guarded(terminal, pairs, asked.max_slower)
+    return EXIT_OK if asked.max_slower is None else _guarded(terminal, both, asked.max_slower)
 
 
 def no_verdict(faults: Iterable[Fault]) -> int:
@@ -110,20 +108,16 @@ def _fraction(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text}: must be a percentage from 0% on, with its sign: 5%")
 
 
-def _guarded(terminal: Answer, pairs: Sequence[Comparison], limit_frac: float) -> int:
-    """Prints for each run whether it is slower than A by more than the limit; returns the exit code."""
+def _guarded(terminal: Answer, both: Comparison, limit_frac: float) -> int:
+    """Prints whether B is slower than A by more than the limit; returns the exit code."""
     print_text(terminal, "The intervals do not include noise between runs.")
-    faults, is_slower = list[Fault](), False
-    for pair in pairs:
-        against = [*reasons_against(pair), *disturbances(pair)]
-        faults += against
-        if not against and pair.rate is not None:
-            each = "step" if sample_unit(pair.b.record) == "steps" else "sample"
-            found = Slowdown(pair.rate.inverse, limit_frac, pair.letter, each)
-            print_text(terminal, found.verdict)
-            is_slower = is_slower or found.is_beyond_limit
-    code = no_verdict(faults) if faults else EXIT_OK
-    return EXIT_FAILED if is_slower else code
+    faults = [*reasons_against(both), *disturbances(both)]
+    if faults or both.rate is None:
+        return no_verdict(faults)
+    each = "step" if sample_unit(both.b.record) == "steps" else "sample"
+    found = Slowdown(both.rate.inverse, limit_frac, each)
+    print_text(terminal, found.verdict)
+    return EXIT_FAILED if found.is_beyond_limit else EXIT_OK
 
 
 @contextmanager
@@ -137,32 +131,27 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError.of(str(folder), problem, f"{room} elsewhere: --out FOLDER.") from error
 
 
-def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
-    """Yields the page in short; ratios are those of two runs."""
-    runs = {"A": pairs[0].a.record, **{pair.letter: pair.b.record for pair in pairs}}
+def _side_by_side(both: Comparison) -> Iterator[str | TextTable]:
+    """Yields the page in short."""
+    runs = dict(zip("AB", both.records, strict=True))
     for letter, record in runs.items():
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
-    yield from (pair.verdict for pair in pairs)
-    yield from dict.fromkeys(line for pair in pairs for line in pair.caveats)
-    yield ""
-    rows = [*compared_rows(pairs, "figures"), *compared_rows(pairs, "metrics")]
-    if len(pairs) == 1:
-        yield _table(("", "A", "B", "B to A"), [(row.name, *row.values, row.notes[1]) for row in rows])
-    else:
-        yield _table(("", *runs), [(row.name, *row.values) for row in rows])
-    yield from differing_table(pairs)
+    yield from (both.verdict, *both.caveats, "")
+    rows = [*both.figures, *both.metrics]
+    yield _table(("", "A", "B", "B to A"), [(row.name, *row.shown, str(row.ratio or "")) for row in rows])
+    yield from differing_table(both)
     yield ""
     for letter, record in runs.items():
         yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
 
 
-def differing_table(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
+def differing_table(both: Comparison) -> Iterator[str | TextTable]:
     """Yields an empty line and a table of settings and planned values that differ; nothing if none does."""
-    planned = {row.name: (f"{row.name} (plan)", *row.values) for row in compared_rows(pairs, "plan")}
-    settings = {row.name: (row.name, *row.values) for row in compared_rows(pairs, "settings")} | planned
+    planned = {row.name: (f"{row.name} (plan)", *row.shown) for row in both.plan}
+    settings = {row.name: (row.name, *row.shown) for row in both.settings} | planned
     if settings:
         yield ""
-        yield _table(("differs", "A", *(pair.letter for pair in pairs)), settings.values())
+        yield _table(("differs", "A", "B"), settings.values())
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:

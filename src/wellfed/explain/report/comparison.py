@@ -1,4 +1,4 @@
-"""Compares runs in pairs: which settings, plans, machines and figures differ, and which differences are only noise."""
+"""Compares two runs: which settings, plans, machines and figures differ, and which differences are only noise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _ROWS = ("wait", "copy", "compute", *COMPUTE_PHASES, "host")
 """Kinds of a step's time, with the phases of compute, in this order."""
 _LEAST_FRAC = 0.01
 """Minimum share of a step for a ratio of a part of it."""
+_MOST_NAMED = 4
+"""Settings of a workload named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class Compared:
     reasons: Sequence[str] = ("", "")
     """Reasons for both values, of a plan."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes beside both texts: the reasons, or the ratio beside B's."""
+        return self.reasons if self.ratio is None else ("", str(self.ratio))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -122,8 +129,6 @@ class Comparison:
 
     a: Evidence
     b: Evidence
-    letter: str = "B"
-    """Name of `b` in sentences; `a` is A."""
 
     @property
     def records(self) -> tuple[RunRecord, RunRecord]:
@@ -143,11 +148,11 @@ class Comparison:
             have_both = all(record.throughput for record in self.records)
             return "Their rates have no ratio." if have_both else "There are no two rates to compare."
         if self.of_other_work:
-            return f"The rates of A and {self.letter} are not compared. {self.of_other_work[0]}"
+            return f"The rates of A and B are not compared. {self.of_other_work[0]}"
         if rate.is_told_apart is False:
-            both = f"that of {self.letter} is {rate.times} that of A"
+            both = f"that of B is {rate.times} that of A"
             return f"The rates are not told apart: {both} (95 % interval {rate.between})."
-        first, second, shown = (self.letter, "A", rate) if rate.factor >= 1 else ("A", self.letter, rate.inverse)
+        first, second, shown = ("B", "A", rate) if rate.factor >= 1 else ("A", "B", rate.inverse)
         between = f" (95 % interval {shown.between})" if shown.between else "; too few steps to tell that from chance"
         return f"{first} trains {shown.times} as fast as {second}{between}."
 
@@ -159,12 +164,19 @@ class Comparison:
     @cached_property
     def caveats(self) -> list[str]:
         """Reasons against comparing figures of the two."""
-        return [*_caveats(*self.records, self.letter), *self.of_other_work]
+        return [*_caveats(*self.records), *self.of_other_work]
 
     @cached_property
     def of_other_learning(self) -> list[str]:
         """Differences of workload and data, with which the two do other work."""
-        return list(_other_learning(*self.records, self.letter, is_of_one_unit=self.is_of_one_unit))
+        a, b = self.records
+        if a.workload != b.workload:
+            return [f"Different workloads, {a.workload} and {b.workload}: rates and metrics are of different work."]
+        if not self.is_of_one_unit:
+            return [f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in B: rates have no ratio."]
+        names = [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]
+        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
+        return [f"What is learned differs ({shown}): times and metrics are of different work."] if names else []
 
     @cached_property
     def of_other_work(self) -> list[str]:
@@ -215,42 +227,6 @@ class Comparison:
         """The latest value of each metric."""
         a, b = (record.metrics for record in self.records)
         return [Compared(name, [show_figure(of[name]) if name in of else "" for of in (a, b)]) for name in {**a, **b}]
-
-
-def compared(runs: Sequence[Evidence]) -> list[Comparison]:
-    """Returns the first run beside each of the others."""
-    return [Comparison(runs[0], run, chr(ord("B") + place)) for place, run in enumerate(runs[1:])]
-
-
-@dataclass(frozen=True)
-class ComparedRow:
-    """Something of all runs, in a table."""
-
-    name: str
-    values: Sequence[str]
-    """A's, then those of the others; where one does not differ from A, A's."""
-    notes: Sequence[str]
-    """Ratio to A, or the reason."""
-    is_apart: Sequence[bool]
-    """Whether noise does not explain the ratio."""
-
-
-def compared_rows(
-    pairs: Sequence[Comparison], kind: Literal["figures", "metrics", "settings", "machine", "plan"]
-) -> list[ComparedRow]:
-    """Returns rows of all that some pair has: figures with their ratio to that of A, or what differs from A."""
-    found: list[dict[str, Compared]] = [{one.name: one for one in getattr(pair, kind)} for pair in pairs]
-    rows = []
-    for name in dict.fromkeys(name for pair in found for name in pair):
-        (a, _), (reason, _) = next((pair[name].shown, pair[name].reasons) for pair in found if name in pair)
-        absent = "" if kind in ("figures", "metrics") else a  # a pair without the name does not differ
-        values, notes, is_apart = [a], [reason], [False]
-        for one in (pair.get(name) for pair in found):
-            values.append(absent if one is None else one.shown[1])
-            notes.append(reason if one is None else one.reasons[1] if one.ratio is None else str(one.ratio))
-            is_apart.append(bool(one and one.ratio and one.ratio.is_told_apart))
-        rows.append(ComparedRow(name, values, notes, is_apart))
-    return rows
 
 
 def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
@@ -338,12 +314,6 @@ def _watched(both: Comparison) -> Iterator[Compared]:
         means = [Estimate.of_mean(curve) for curve in curves]
         shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]
         yield Compared(what, shown, Ratio.of(*means))
-        for quantile in (5, 95):
-            shown = [
-                _busy(float(np.percentile(curve, quantile)), one, gpu) if len(curve) else ""
-                for curve, one in zip(curves, both.records, strict=True)
-            ]
-            yield Compared(f"{what}, p{quantile}", shown)
 
 
 def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
@@ -354,29 +324,15 @@ def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
     return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
 
 
-def _other_learning(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: bool) -> Iterator[str]:
-    if a.workload != b.workload:
-        yield f"Different workloads, {a.workload} and {b.workload}: rates, times and metrics are of different work."
-    elif not is_of_one_unit:
-        yield f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in {letter}: rates have no ratio."
-    elif found := [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]:
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-        yield f"What is learned differs ({', '.join(found[:4])}{more}): times and metrics are of different work."
-
-
-def _caveats(a: RunRecord, b: RunRecord, letter: str) -> Iterator[str]:
-    both = (("A", a), (letter, b))
-    for each, one in both:
+def _caveats(a: RunRecord, b: RunRecord) -> Iterator[str]:
+    for each, one in (("A", a), ("B", b)):
         if one.status != "ok":
-            how = "still runs" if one.status == "running" else f"ended as {one.status}"
-            yield f"{each} {how}: its figures are those until then."
+            yield f"{each} has the status {one.status}: its figures are those until then."
         if one.throughput and one.throughput["ci95"] is None:
             yield f"{each} has too few steps for an interval of its rate."
-    for line in dict.fromkeys([*simulated_lines(a), *simulated_lines(b)]):
-        whose = [each for each, one in both if line in simulated_lines(one)]
-        yield f"{' and '.join(whose)}: {line}"
+    yield from dict.fromkeys([*simulated_lines(a), *simulated_lines(b)])
     if a.metrics and b.metrics and a.steps != b.steps:
-        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in {letter}."
+        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in B."
     if a.seed != b.seed:
         yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
 

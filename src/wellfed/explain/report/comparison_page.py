@@ -1,8 +1,8 @@
-"""Writes the page of runs beside each other from its template, ``comparison.html.j2``, with curves over each other."""
+"""Writes the page of two runs from its template, ``comparison.html.j2``, with curves over each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,46 +11,39 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.report.comparison import Comparison, compared_rows, device
+from wellfed.explain.report.comparison import Comparison, device
 from wellfed.explain.report.pictures.picture_parts import binned, readings
 from wellfed.explain.report.pictures.run_pictures import MOST_METRICS
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_ms
 
-_COLOURS: tuple[Colour, ...] = ("three", "one", "two", "good", "test", "validate", "bad", "four")
-MOST_RUNS = len(_COLOURS)
+_COLOURS: tuple[Colour, ...] = ("three", "one")
 Runs = dict[str, Evidence]
 """Letter of a run -> its evidence."""
 
 
-def comparison_html(*pairs: Comparison) -> str:
-    """Returns the page of A beside the other runs, with all texts escaped."""
-    runs = {"A": pairs[0].a, **{pair.letter: pair.b for pair in pairs}}
-    verdicts = [pair.verdict for pair in pairs]
-    caveats = dict.fromkeys(line for pair in pairs for line in pair.caveats)
+def comparison_html(both: Comparison) -> str:
+    """Returns the page of A beside B, with all texts escaped."""
+    runs = {"A": both.a, "B": both.b}
     return fill_in(
         Path(__file__).with_name("comparison.html.j2"),
         {
             "runs": {letter: run.record for letter, run in runs.items()},
-            "colours": dict(zip(runs, _COLOURS, strict=False)),
-            "verdicts": verdicts,
-            "caveats": [line for line in caveats if not any(line in verdict for verdict in verdicts)],
-            "figures": compared_rows(pairs, "figures"),
-            "metrics": compared_rows(pairs, "metrics"),
-            "settings": compared_rows(pairs, "settings"),
-            "plan": compared_rows(pairs, "plan"),
-            "machine": compared_rows(pairs, "machine"),
+            "colours": dict(zip(runs, _COLOURS, strict=True)),
+            "verdict": both.verdict,
+            "caveats": [line for line in both.caveats if line not in both.verdict],
+            "both": both,
             "device": device,
-            "pictures": [*_mean_step(pairs, list(runs)), *_busy(runs), *_steps(runs), *_metrics(runs)],
+            "pictures": [*_mean_step(both), *_busy(runs), *_steps(runs), *_metrics(runs)],
         },
     )
 
 
-def _mean_step(pairs: Sequence[Comparison], letters: Sequence[str]) -> Iterator[PagePicture]:
+def _mean_step(both: Comparison) -> Iterator[PagePicture]:
     """Draws the parts of a step of each run as bars, if any was timed."""
     rows, told = [], []
-    for letter, found in zip(letters, [pairs[0].parts[0], *(pair.parts[1] for pair in pairs)], strict=True):
+    for letter, found in zip("AB", both.parts, strict=True):
         shown = [(colour, found[name].value, name) for name, colour in PARTS.items() if name in found]
         rows.append(Bar(letter, shown, show_ms(sum(ms for _, ms, _ in shown)) if shown else "not timed"))
         told.append(f"{letter}: " + ", ".join(f"{name} {show_ms(one.value)}" for name, one in found.items()))

@@ -1,14 +1,11 @@
-"""Decides whether one run takes more time a sample than another, beyond noise and by more than a limit.
-
-``report A B --max-slower 5%`` compares two runs, `wellfed.study.bench` many in turns. A verdict needs runs that do the
-same work: `reasons_against` lists what differs, and `disturbances` what the machine did meanwhile.
-"""
+"""Judges whether a run is slower than a reference, for CI. A verdict needs runs that do the same work:
+`reasons_against` lists what differs, and `disturbances` what the machine did meanwhile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from wellfed.errors import Fault
@@ -16,11 +13,8 @@ from wellfed.explain.report.comparison import Comparison, Ratio, device
 from wellfed.explain.report.run_lines import show_value
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.record.entries import RunRecord, differences
-from wellfed.record.files import plain
 from wellfed.units import show_percent
 
-_OF_MACHINE = ("gpus", "cpu", "cpu_quota_cores")
-"""Entries of the machine that must be equal."""
 _APART = (
     *("workload", "paths", "seed", "resume", "rerun", "sweep", "search", "config"),
     *(f"logger.{name}" for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
@@ -39,7 +33,6 @@ class Slowdown:
     ratio: Ratio
     limit_frac: float
     """Largest permitted slowdown: 0.05 = 5 % more time a sample."""
-    letter: str = "B"
     each: str = "sample"
     """Unit of the time: a step where samples are not counted."""
 
@@ -72,7 +65,7 @@ class Slowdown:
         """The slowdown with its interval, without a full stop."""
         more = self.ratio.factor - 1
         less_or_more = "less" if more < 0 else "more"
-        text = f"{self.letter} takes {show_percent(abs(more))} {less_or_more} time a {self.each} than A"
+        text = f"B takes {show_percent(abs(more))} {less_or_more} time a {self.each} than A"
         if self.ratio.low is None or self.ratio.high is None:
             return text
         low, high = (f"{100 * (end - 1):+.1f} %" for end in (self.ratio.low, self.ratio.high))
@@ -82,40 +75,33 @@ class Slowdown:
 def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> Iterator[Fault]:
     """Yields every reason why the rates of two runs allow no verdict; none if both do the same work."""
     a, b = pair.records
-    for letter, record in zip(("A", pair.letter), pair.records, strict=True):
+    for letter, record in (("A", a), ("B", b)):
         if record.status != "ok":
-            how = "still runs" if record.status == "running" else f"ended as {record.status}"
-            yield Fault(letter, f"{how}.", "Name a run that ended well.")
-        elif record.throughput is None or not 0 < record.throughput["samples_per_s"] < math.inf:
-            yield Fault(letter, "has no rate: all its steps were warm-up.", "Train more steps: trainer.max_steps=100.")
-        elif record.throughput["ci95"] is None:
-            has = f"has {record.throughput['steps']} measured steps, and an interval needs {MIN_STEPS}."
-            yield Fault(letter, has, f"Train more steps: trainer.max_steps={5 * MIN_STEPS}.")
+            yield Fault(letter, f"has the status {record.status}.", "Name a run that ended well.")
+        elif record.throughput is None or record.throughput["ci95"] is None:
+            few = f"has too few measured steps: an interval needs {MIN_STEPS}."
+            yield Fault(letter, few, f"Train more steps: trainer.max_steps={5 * MIN_STEPS}.")
     steps = [record.throughput["steps"] for record in pair.records if record.throughput and record.throughput["ci95"]]
     if len(steps) == 2 and abs(steps[0] - steps[1]) > _OTHER_LENGTH_FRAC * max(steps):
-        yield _differs("number of measured steps", steps, pair.letter, "End both by trainer.max_steps, or alike.")
+        yield _differs("number of measured steps", *steps, "End both by trainer.max_steps, or alike.")
     for line in pair.of_other_learning:
         yield Fault("workload", line, "Compare runs that learn the same from the same data.")
     for name, *values in differences(_work(a), _work(b)):
-        yield _differs(name, values, pair.letter, "Run both on the same.")
-    if device(a) != device(b):
-        yield _differs("device", (device(a), device(b)), pair.letter, "Run both on the same device.")
-    elif a.host_name != b.host_name and not (a.boot_id and a.boot_id == b.boot_id):
-        yield _differs(
-            "host", (a.host_name, b.host_name), pair.letter, "Run both on one machine, as wellfed bench does."
-        )
-    else:
-        for one in pair.machine:
-            if one.name in _OF_MACHINE:
-                yield _differs(f"machine.{one.name}", one.shown, pair.letter, "Run both on the same machine.")
+        yield _differs(name, *values, "Run both on the same.")
+    machines = [{"device": device(one), "cores": one.machine.get("cpu_quota_cores")} for one in (a, b)]
+    if not (a.boot_id and a.boot_id == b.boot_id):
+        machines = [{**facts, "host": one.host_name} for facts, one in zip(machines, (a, b), strict=True)]
+    for name, *values in differences(*machines):
+        yield _differs(name, *values, "Run both on one machine, as wellfed bench does.")
     if not settings_may_differ and "script" not in a.config:  # a script's settings are part of its code
-        for name, shown in _other_settings(pair):
-            yield _differs(name, shown, pair.letter, "Run both with the same setting.")
+        names = [one.name for one in pair.settings if not any(f"{one.name}.".startswith(f"{of}.") for of in _APART)]
+        if names:
+            yield Fault("settings", f"differ: {', '.join(names)}.", "Run both with the same settings.")
 
 
 def disturbances(pair: Comparison) -> Iterator[Fault]:
     """Yields findings by which a rate shows the state of the machine: judged runs need a quiet one."""
-    for letter, record in zip(("A", pair.letter), pair.records, strict=True):
+    for letter, record in zip("AB", pair.records, strict=True):
         for found in record.findings:
             is_hot = found["id"] == "clocks_limited" and found["evidence"].get("limited_by") == "heat"
             if is_hot or found["id"] in _DISTURBED:
@@ -131,32 +117,6 @@ def _work(record: RunRecord) -> dict[str, Any]:
     return {**facts, "arguments": " ".join(record.overrides), "trained parameters": trained}
 
 
-def _other_settings(pair: Comparison) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yields settings that differ, with both values. A knob that a record does not have yet counts as its default."""
-    from wellfed.config.schema import RunConfig  # OmegaConf takes a while to import
-
-    defaults = plain(asdict(RunConfig()))
-    a, b = (_filled(record.config, defaults) for record in pair.records)
-    planned_apart = [one.name for one in pair.settings]
-    for name, *values in differences(a, b):
-        if _is_within(name, planned_apart) and not _is_within(name, _APART):
-            yield name, values
-
-
-def _is_within(name: str, groups: Iterable[str]) -> bool:
-    """Returns whether a dotted name is one of these, or in one of them."""
-    return any(f"{name}.".startswith(f"{group}.") for group in groups)
-
-
-def _filled(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with the defaults of knobs that it lacks."""
-    found = {**defaults, **config}
-    for group, default in defaults.items():
-        if isinstance(default, dict) and isinstance(config.get(group), dict):
-            found[group] = _filled(config[group], default)
-    return found
-
-
-def _differs(name: str, values: Sequence[Any], letter: str, way_out: str) -> Fault:
-    a, b = (value if isinstance(value, str) else show_value(value) for value in values)
-    return Fault(name, f"is {a} in A and {b} in {letter}.", way_out)
+def _differs(name: str, a: Any, b: Any, way_out: str) -> Fault:
+    a, b = (value if isinstance(value, str) else show_value(value) for value in (a, b))
+    return Fault(name, f"is {a} in A and {b} in B.", way_out)

@@ -1,8 +1,7 @@
-"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of several runs."""
+"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of two runs."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ from wellfed.units import show_text
 
 _ESCAPED = str.maketrans({"<": "&lt;", "|": "\\|", "`": "'", "[": "\\[", "*": "\\*"})
 MARKDOWN, PAGE = "report.md", "report.html"
-_LONGEST = 160
-"""Bytes of all names in the name of the file: systems allow 255 in all."""
+_LONGEST = 100
+"""Bytes of a run's name in the name of a file: systems allow 255 in all."""
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
@@ -32,26 +31,14 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
         write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
-def write_comparison(pairs: Sequence[Comparison], folder: Path, names: Sequence[str]) -> Path:
-    """Writes the page of several runs, named after their folders, and returns its path."""
+def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
+    """Writes the page of two runs, named after their folders, and returns its path."""
     from wellfed.explain.report.comparison_page import comparison_html  # imports Jinja2
 
-    records = [pairs[0].a.record, *(pair.b.record for pair in pairs)]
-    path = folder / f"comparison_{_joined(records, names)}.html"
-    write_atomically(path, comparison_html(*pairs))
+    cut = [os.fsencode(name)[:_LONGEST].decode(errors="ignore") for name in names]
+    path = folder / f"comparison_{'_'.join(cut)}.html"
+    write_atomically(path, comparison_html(both))
     return path
-
-
-def _joined(records: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Returns a name for several runs, with workloads if names are alike; a digest replaces the end of long ones."""
-    if len(set(names)) < len(names):
-        workloads = [re.sub(r"\W", "_", record.workload) for record in records]
-        names = [f"{workload}_{name}" for workload, name in zip(workloads, names, strict=True)]
-    whole = "_".join(names)
-    if len(os.fsencode(whole)) <= _LONGEST:
-        return whole
-    cut = (os.fsencode(name)[: _LONGEST // len(names)].decode(errors="ignore") for name in names)
-    return f"{'_'.join(cut)}_{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"
 
 
 def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None, folder: Path | None = None) -> str:
