@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from wellfed.command_line import PLAN_FLAG, typed_arguments
-from wellfed.explain.report.text_table import TextColumn, TextTable
+from wellfed.explain.report.text_table import TextTable
 from wellfed.record.files import plain
 from wellfed.units import counted, show_bytes, show_text, wrapped
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # the first line appears before numpy is imported
     from wellfed.explain.diagnosis.evidence import Evidence
     from wellfed.plan.run_plan import RunPlan
 
-_VALUE_WIDTH = 16
-"""Columns of the longest value without a space."""
 _NARROW = 60
 """Columns of a terminal below which lines of the start are wrapped instead of cut."""
 
@@ -81,8 +79,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
     """Returns a table of all planned values with their reasons."""
     from wellfed.explain.report.run_lines import show_value
 
-    value = TextColumn("value", max_width=_VALUE_WIDTH)
-    table = TextTable("knob", value, "because", title=f"Plan: {workload} on {plan.device.name}")
+    table = TextTable("knob", "value", "because", title=f"Plan: {workload} on {plan.device.name}")
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
         table.add_row(knob, show_value(decided.value), because)

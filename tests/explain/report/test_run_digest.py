@@ -60,7 +60,6 @@ def test_a_row_has_what_a_run_came_to() -> None:
         "verdict": "Starved",
         "rate": "12,673 samples/s",
         "ceiling": "80.0 %",
-        "steps": "100",
         "metric": "val/first 0.25",
         "typed": "gpu=24gb seed=3",
     }

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=command("runs"),
         description="The newest runs: outcome, verdict, rate, share of the ceiling, a metric, "
-        f"and what was typed, first what other runs lack. Trials of sweeps: {command('leaderboard')}.",
+        f"and what was typed. Trials of sweeps: {command('leaderboard')}.",
     )
     parser.add_argument("--workload", metavar="W", help="only runs of this one")
     parser.add_argument("-n", "--last", type=int, default=_SHOWN, metavar="N", help=f"how many (default: {_SHOWN})")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,18 +12,11 @@ from rich.text import Text
 
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.finding import colour_of, word_of
-from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
+from wellfed.explain.report.text_table import TextTable
 from wellfed.record.entries import RunRecord
 from wellfed.units import show_count, show_percent
 
-_COLUMNS = (
-    *("run", "workload", TextColumn("status", is_whole=True), TextColumn("age", is_whole=True)),
-    TextColumn("verdict", below="{}", is_whole=True),
-    TextColumn("rate", below="{}", is_whole=True),
-    TextColumn("ceiling", below="{} of the ceiling", is_whole=True),
-    TextColumn("steps", below="{} steps", is_whole=True),
-    TextColumn("metric", below="{}", is_whole=True),
-)
+_HEADS = ("run", "workload", "status", "age", "verdict", "rate", "ceiling", "metric")
 _STATUS_COLOURS = dict.fromkeys(("failed", "oom", "killed", "timeout", "damaged"), "red") | {"interrupted": "yellow"}
 
 
@@ -102,21 +94,13 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
 
 
 def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
-    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line of its width."""
-    table = TextTable(*_COLUMNS, *([] if width else ["typed"]))
-    for one, words in zip(runs, _typed(runs), strict=True):
-        column = [] if width else [" ".join(words)]
-        line = f"typed: {shortened(words, width - len('  typed: '))}" if width and words else ""
-        table.add_row(*_cells(one, now), *column, below=[line, one.problem or ""])
-    return table
-
-
-def _typed(runs: Sequence[RunDigest]) -> Iterator[list[str]]:
-    """Yields the overrides of each run: first those that other runs lack. The workload has a column already."""
-    number = Counter(text for one in runs for text in set(one.overrides))
+    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal lines of its width."""
+    table = TextTable(*_HEADS, *([] if width else ["typed"]))
     for one in runs:
-        shared = {text: number[text] == len(runs) or text.startswith("workload=") for text in one.overrides}
-        yield sorted(shared, key=lambda text: shared[text])
+        typed = " ".join(text for text in one.overrides if not text.startswith("workload="))
+        line = f"typed: {typed}" if width and typed else ""
+        table.add_row(*_cells(one, now), *([] if width else [typed]), below=[line, one.problem or ""])
+    return table
 
 
 def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
@@ -128,8 +112,7 @@ def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
     metric = "" if one.metric is None else f"{one.metric} {value}"
     verdict = Text(one.verdict or "", colour_of(one.finding or "", one.severity or ""))
     status = Text(one.status, _STATUS_COLOURS.get(one.status, ""))
-    steps = "" if one.steps is None else str(one.steps)
-    return [one.run, one.workload, status, _age(one.started_at, now), verdict, rate, of_ceiling, steps, metric]
+    return [one.run, one.workload, status, _age(one.started_at, now), verdict, rate, of_ceiling, metric]
 
 
 def _age(started_at: str | None, now: datetime) -> str:

@@ -1,12 +1,12 @@
-"""Lays out tables for a terminal: one style for all commands, and no broken words."""
+"""Lays out tables for a terminal, in one style for all commands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
@@ -16,8 +16,8 @@ PIPED_COLUMNS = 160
 """Width where the output is no terminal. 80 is too narrow for boards."""
 GAP = 2
 """Spaces between two columns."""
-_LONG_WORD = 16
-"""Minimum width of a column with longer words. Cells with a word longer than their column are shown below the row."""
+_LEAST_WIDTH = 16
+"""Minimum width of a column whose texts are wrapped. Columns without it are shown below their rows."""
 
 
 def console_width() -> int | None:
@@ -32,23 +32,17 @@ class TextColumn:
 
     head: str
     is_number: bool = False
-    """Aligned to the right and never wrapped."""
-    is_whole: bool = False
-    """Never wrapped."""
-    below: str = ""
-    """Text for a cell that does not fit beside the others, such as ``{} of the ceiling``. Default: head and cell."""
-    max_width: int | None = None
+    """Aligned to the right."""
 
 
 class TextTable:
     """Table without a frame: bold heads, two spaces between columns, numbers to the right.
 
-    Cells are wrapped between words. Cells that do not fit are shown in a line below their row.
+    The first column that does not fit is wrapped. Those after it are shown in lines below their row.
     """
 
     def __init__(self, *columns: str | TextColumn, title: str = "") -> None:
-        typed = [TextColumn(one) if isinstance(one, str) else one for one in columns]
-        self._columns = [replace(column, head=show_line(column.head)) for column in typed]
+        self._columns = [TextColumn(one) if isinstance(one, str) else one for one in columns]
         self._title, self._rows = title, list[tuple[list[Text], list[str]]]()
 
     def add_row(self, *cells: str | Text, below: Sequence[str] = ()) -> None:
@@ -60,22 +54,17 @@ class TextTable:
     def lines(self, width: int | None) -> Iterator[Text]:
         """Yields the lines for a terminal of ``width`` columns, None = unlimited, without spaces at their ends."""
         width = width or sys.maxsize
-        widths = self._fitted(width)
-        if self._title:
-            yield from (Text(line, "bold") for line in _wrapped(show_line(self._title), width))
-        if any(column.head for column in self._columns):
-            yield from self._row([Text(column.head, "bold") for column in self._columns], widths)
+        heads = [Text(show_line(column.head), "bold") for column in self._columns]
+        widths = self._widths(heads, width)
+        yield from (Text(line, "bold") for line in wrapped(show_line(self._title), width))
+        if any(head.plain for head in heads):
+            yield from self._row(heads, widths)
         for cells, below in self._rows:
-            fits = [place == 0 or _longest_word(cells[place].plain) <= widths[place] for place in range(len(widths))]
-            yield from self._row([cell if fit else Text() for cell, fit in zip(cells, fits, strict=False)], widths)
-            hidden = zip(self._columns, cells, [*fits, *[False] * (len(cells) - len(fits))], strict=True)
-            texts = [
-                (column.below or f"{column.head} {{}}".lstrip()).replace("{}", cell.plain)
-                for column, cell, fit in hidden
-                if cell.plain and not fit
-            ]
-            for text in filter(None, [", ".join(texts), *below]):
-                yield from (Text(f"  {line}") for line in _wrapped(text, width - 2))
+            yield from self._row(cells, widths)
+            hidden = zip(heads[len(widths) :], cells[len(widths) :], strict=True)
+            rest = ", ".join(f"{head.plain} {cell.plain}".lstrip() for head, cell in hidden if cell.plain)
+            for text in filter(None, [rest, *below]):
+                yield from (Text(f"  {line}") for line in wrapped(text, width - 2))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yields the lines for a console of rich."""
@@ -83,42 +72,23 @@ class TextTable:
             line.no_wrap, line.overflow = True, "ignore"
             yield line
 
-    def _widths(self) -> tuple[list[int], list[int]]:
-        """Returns for each column its width without wrapping, and its minimum."""
-        natural, least = [], []
-        for place, column in enumerate(self._columns):
-            texts = [column.head, *(cells[place].plain for cells, _ in self._rows)]
-            widest = max(map(cell_len, texts))
-            longest = widest if column.is_number or column.is_whole else max(map(_longest_word, texts))
-            wanted = max(longest, min(widest, column.max_width or widest))
-            natural.append(wanted)
-            is_fixed = column.is_number or column.is_whole or place == 0
-            least.append(longest if is_fixed else max(_longest_word(column.head), min(longest, _LONG_WORD)))
-        return natural, least
-
-    def _fitted(self, width: int) -> list[int]:
-        """Returns the widths of the columns that fit beside each other: at least of the first."""
-        natural, least = self._widths()
-        for number in range(len(natural), 1, -1):
-            left = width - GAP * (number - 1)
-            shown, wanted = least[:number], natural[:number]
-            if sum(shown) > left:
-                continue
-            if sum(wanted) <= left:
-                return wanted
-            # The widest columns are narrowed first, to the same level.
-            level = left
-            while sum(_levelled(shown, wanted, level)) > left:
-                level -= 1
-            return _levelled(shown, wanted, level)
-        return [min(natural[0], width)]
+    def _widths(self, heads: Sequence[Text], width: int) -> list[int]:
+        """Returns the widths of the columns that are shown beside each other: at least of the first."""
+        rows = [heads, *(cells for cells, _ in self._rows)]
+        natural, left, found = [max(cells[place].cell_len for cells in rows) for place in range(len(heads))], width, []
+        for one in natural:
+            if one > left and left < _LEAST_WIDTH and found:
+                break
+            found.append(max(1, min(one, left)))
+            left -= found[-1] + GAP
+        return found
 
     def _row(self, cells: Sequence[Text], widths: Sequence[int]) -> Iterator[Text]:
-        wrapped = [_wrapped(cell.plain, one) for cell, one in zip(cells, widths, strict=False)]
-        for place in range(max(map(len, wrapped))):
+        texts = [wrapped(cell.plain, one) or [""] for cell, one in zip(cells, widths, strict=False)]
+        for place in range(max(map(len, texts))):
             line, indent = Text(), 0
-            for column, cell, texts, one in zip(self._columns, cells, wrapped, widths, strict=False):
-                if place < len(texts) and (text := texts[place]):
+            for column, cell, parts, one in zip(self._columns, cells, texts, widths, strict=False):
+                if place < len(parts) and (text := parts[place]):
                     start = indent + (one - cell_len(text) if column.is_number else 0)
                     line.append(" " * (start - line.cell_len)).append(text, cell.style)
                 indent += one + GAP
@@ -140,33 +110,3 @@ def print_command(console: Console, label: str, command: str) -> None:
     """Prints a command to copy: whole, and on its own line if a terminal has no space for it after the label."""
     fits = not console.is_terminal or cell_len(label) + 1 + cell_len(command) <= console.width
     console.print(f"{label}{' ' if fits else chr(10)}{command}", soft_wrap=True)
-
-
-def shortened(words: Sequence[str], width: int) -> str:
-    """Returns as many whole words as fit, and the number of the others: ``gpu=8gb seed=3 (2 more)``."""
-    for number in range(len(words), 0, -1):
-        rest = f" ({len(words) - number} more)" if number < len(words) else ""
-        if cell_len(text := f"{' '.join(words[:number])}{rest}") <= width:
-            return text
-    return f"({len(words)} more)" if words else ""
-
-
-def _levelled(least: Sequence[int], wanted: Sequence[int], level: int) -> list[int]:
-    return [max(low, min(high, level)) for low, high in zip(least, wanted, strict=True)]
-
-
-def _longest_word(text: str) -> int:
-    return max(map(cell_len, text.split(" ")))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Returns lines of at most ``width``. Only longer words are cut."""
-    if cell_len(text) <= width:
-        return [text]
-    lines = list[str]()
-    for word in text.split(" "):
-        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines += chop_cells(word, max(1, width)) or [""]
-    return lines

@@ -54,9 +54,7 @@ def show(console: Console, file: TuneFile) -> None:
 def table(file: TuneFile) -> TextTable:
     """Returns a table with a row for each step, and the reason for its change below."""
     *columns, because = step_columns(file)
-    found = TextTable(
-        *(TextColumn(one.head, is_number=one.is_number, below="" if one.is_number else "{}") for one in columns)
-    )
+    found = TextTable(*(TextColumn(one.head, is_number=one.is_number) for one in columns))
     for step in file.steps:
         found.add_row(*(column.text(step) for column in columns), below=[because.text(step)] if step["turned"] else [])
     return found
