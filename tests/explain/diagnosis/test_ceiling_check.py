@@ -58,49 +58,24 @@ def test_what_was_slower_than_the_rest_lets_expect(given_record: RunRecord, slow
     assert (found and found.slower) == slower
 
 
-def test_no_gain_is_promised_that_waiting_does_not_explain() -> None:
-    line = ceiling_line(record(512, 1000, 0.008))
-    assert line == (
-        "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. But only 0.8 % of "
-        "its time went into data, which is all that a loader can win: the steps themselves were slower than in the "
-        "ceiling, and nothing that was recorded explains it."
-    )
-    assert "between the steps" in ceiling_line(record(512, 1000, 0.008, host=0.4))
+def test_a_doubtful_ceiling_has_the_share_of_data_in_its_line() -> None:
+    assert "only 0.8 % of its time went into data" in ceiling_line(record(512, 1000, 0.008))
+    assert "50.0 % of its time went into data: so the ceiling is too low" in ceiling_line(record(1000, 900, 0.5))
+    assert "But" not in ceiling_line(record(500, 1000, 0.5))
 
 
-def of_ranks(wait_frac: float) -> RunRecord:
-    longest = {"rank": 3, "node": 1, "wait_frac": wait_frac, "readiness_frac": 0.1}
-    return replace(record(512, 1000, 0.008), loading={"longest_wait": longest})
-
-
-def test_a_rank_that_waits_for_its_data_is_named_and_not_the_machine() -> None:
-    found = contradiction(of_ranks(0.45))
+def test_a_rank_that_waits_for_its_data_is_blamed_and_not_the_machine() -> None:
+    longest = {"rank": 3, "node": 1, "wait_frac": 0.45, "readiness_frac": 0.1}
+    found = contradiction(replace(record(512, 1000, 0.008), loading={"longest_wait": longest}))
     assert found is not None
     assert found.slower == "rank"
-    assert ceiling_line(of_ranks(0.45)) == (
-        "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. Only 0.8 % of rank "
-        "0's time went into data, but rank 3 on node 1 stood waiting for its own for 45.0 % of the time, and all "
-        "others waited for it within their steps. Look at what is slower there: its disk, its CPUs, other processes."
-    )
-
-
-def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None:
-    line = ceiling_line(record(1000, 900, 0.5))
-    assert "data cost it nothing" not in line
-    assert "That is too low: 50.0 %" in line
-    assert "2,000 samples/s (predicted)" in line
 
 
 @pytest.mark.parametrize("hook", ["Own.on_train_batch_start", "Own.on_before_optimizer_step", "OneCycleLR.step"])
 def test_callbacks_within_the_steps_explain_a_ceiling_without_them(hook: str) -> None:
     measured = replace(record(512, 1000, 0.008), wall=walled(steps_s=5.0, callbacks={hook: 5.0}))
     assert contradiction(measured) is None
-    line = ceiling_line(measured)
-    assert line is not None
-    assert line.endswith("reached 51.2 % of it")
-    little = contradiction(replace(measured, wall=walled(steps_s=9.0, callbacks={hook: 1.0})))
-    assert little is not None
-    assert little.hooks_frac == pytest.approx(0.1)
+    assert contradiction(replace(measured, wall=walled(steps_s=9.0, callbacks={hook: 1.0}))) is not None
     between = {"Own.on_train_epoch_end": 5.0}
     assert contradiction(replace(measured, wall=walled(steps_s=5.0, callbacks=between))) is not None
 
@@ -114,11 +89,3 @@ def test_what_was_not_measured_contradicts_nothing(lost: str) -> None:
 @given(st.floats(1e-3, 1e6), st.floats(0, 0.95), st.floats(0.96, 1.04))
 def test_a_ceiling_that_the_waiting_explains_contradicts_nothing(rate: float, wait: float, noise: float) -> None:
     assert contradiction(record(rate, noise * rate / (1 - wait), wait, host=0.0)) is None
-
-
-@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6), st.floats(0, 1), st.floats(0, 1))
-def test_any_figures_can_be_judged(rate: float, ceiling: float, wait: float, host: float) -> None:
-    made = record(rate, ceiling, wait, host=host)
-    line, found = ceiling_line(made), contradiction(made)
-    assert line is not None
-    assert ("slower" in line.split(". ", 1)[-1] or "between" in line) or found is None

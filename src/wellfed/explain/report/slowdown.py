@@ -83,16 +83,11 @@ def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> I
             yield Fault(letter, few, f"Train more steps: trainer.max_steps={5 * MIN_STEPS}.")
     steps = [record.throughput["steps"] for record in pair.records if record.throughput and record.throughput["ci95"]]
     if len(steps) == 2 and abs(steps[0] - steps[1]) > _OTHER_LENGTH_FRAC * max(steps):
-        yield _differs("number of measured steps", *steps, "End both by trainer.max_steps, or alike.")
+        yield Fault("number of measured steps", _both(*steps), "End both by trainer.max_steps, or alike.")
     for line in pair.of_other_learning:
         yield Fault("workload", line, "Compare runs that learn the same from the same data.")
-    for name, *values in differences(_work(a), _work(b)):
-        yield _differs(name, *values, "Run both on the same.")
-    machines = [{"device": device(one), "cores": one.machine.get("cpu_quota_cores")} for one in (a, b)]
-    if not (a.boot_id and a.boot_id == b.boot_id):
-        machines = [{**facts, "host": one.host_name} for facts, one in zip(machines, (a, b), strict=True)]
-    for name, *values in differences(*machines):
-        yield _differs(name, *values, "Run both on one machine, as wellfed bench does.")
+    for name, of_a, of_b in differences(_work(a), _work(b)):
+        yield Fault(name, _both(of_a, of_b), "Run both on one machine and the same data, as wellfed bench does.")
     if not settings_may_differ and "script" not in a.config:  # a script's settings are part of its code
         names = [one.name for one in pair.settings if not any(f"{one.name}.".startswith(f"{of}.") for of in _APART)]
         if names:
@@ -109,14 +104,21 @@ def disturbances(pair: Comparison) -> Iterator[Fault]:
 
 
 def _work(record: RunRecord) -> dict[str, Any]:
-    """Returns facts that two runs of the same work share: ranks, values derived from the data, a script's arguments."""
-    facts = {"ranks": max(1, len(record.ranks)), **record.derived()}
+    """Returns facts that two runs of the same work share: machine, ranks, values derived from the data, and the
+    arguments of a script."""
+    facts = {
+        "device": device(record),
+        "cores": record.machine.get("cpu_quota_cores"),
+        "host": record.boot_id or record.host_name,
+        "ranks": max(1, len(record.ranks)),
+        **record.derived(),
+    }
     if "script" not in record.config:
         return facts
     trained = record.process["parameter_values"] if record.process else None
     return {**facts, "arguments": " ".join(record.overrides), "trained parameters": trained}
 
 
-def _differs(name: str, a: Any, b: Any, way_out: str) -> Fault:
+def _both(a: Any, b: Any) -> str:
     a, b = (value if isinstance(value, str) else show_value(value) for value in (a, b))
-    return Fault(name, f"is {a} in A and {b} in B.", way_out)
+    return f"is {a} in A and {b} in B."

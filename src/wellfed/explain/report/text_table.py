@@ -75,8 +75,8 @@ class TextTable:
     def _widths(self, heads: Sequence[Text], width: int) -> list[int]:
         """Returns the widths of the columns that are shown beside each other: at least of the first."""
         rows = [heads, *(cells for cells, _ in self._rows)]
-        natural, left, found = [max(cells[place].cell_len for cells in rows) for place in range(len(heads))], width, []
-        for one in natural:
+        left, found = width, list[int]()
+        for one in (max(cells[place].cell_len for cells in rows) for place in range(len(heads))):
             if one > left and left < _LEAST_WIDTH and found:
                 break
             found.append(max(1, min(one, left)))

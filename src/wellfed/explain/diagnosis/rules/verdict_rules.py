@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.explain.diagnosis import thresholds as limits
-from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
+from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding
 from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
@@ -185,8 +185,8 @@ def machine_was_slower(evidence: Evidence) -> Finding | None:
     between = (frequent_logging, slow_callbacks, check_between_steps)
     if found.slower == "loop" and any(rule(evidence) for rule in between):
         return None
-    unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
-    text, advice = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}", ""
+    text = f"The run reached {show_percent(1 / factor)} of its ceiling. {found.message}"
+    advice = "Look at what is slower on that rank: its disk, its CPUs, other processes."
     figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
     if found.slower != "rank":
         others = evidence.telemetry.mean_others_cores
