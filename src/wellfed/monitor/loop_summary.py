@@ -45,7 +45,7 @@ class LoopSummary:
         """Returns all figures as plain data. Shares are of the time of a step, 0 to 1."""
         steps: dict[str, Any] = {"steps": 0}
         if self.steps is not None:
-            known = asdict(self.steps)
+            known = {**asdict(self.steps), **self.steps.time}
             names = ("steps", "warmup_steps", "ci95", "readiness_frac", "wait_frac", "copy_frac", "compute_frac")
             steps = {name: known[name] for name in (*names, "host_frac", "step_ms_p50", "step_ms_p95")}
             steps |= {"steps_per_s": self.steps.samples_per_s, "step_ms_mean": self._step_ms()}
@@ -67,16 +67,16 @@ class LoopSummary:
         if found.ci95 is not None:
             rate += f" (95 % interval {show_count(found.ci95[0])} to {show_count(found.ci95[1])})"
         shares = {
-            "waiting for data": None if "wait_frac" in self.unknown else found.wait_frac,
-            "copy": None if "copy_frac" in self.unknown else found.copy_frac,
-            "compute": found.compute_frac,
-            "between steps": found.host_frac,
+            "waiting for data": None if "wait_frac" in self.unknown else found.time["wait_frac"],
+            "copy": None if "copy_frac" in self.unknown else found.time["copy_frac"],
+            "compute": found.time["compute_frac"],
+            "between steps": found.time["host_frac"],
         }
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         return [
             f"{rate} over {counted(found.steps, 'step')} after {found.warmup_steps} of warm-up",
-            f"a step takes {self._step_ms():.2f} ms on average (median {found.step_ms_p50:.2f}, "
-            f"p95 {found.step_ms_p95:.2f}): {shown}",
+            f"a step takes {self._step_ms():.2f} ms on average (median {found.time['step_ms_p50']:.2f}, "
+            f"p95 {found.time['step_ms_p95']:.2f}): {shown}",
         ]
 
     def _step_ms(self) -> float:
@@ -97,8 +97,8 @@ class LoopSummary:
         """Returns the bottleneck of the loop in a sentence; None with too few steps."""
         if self.steps is None or self.steps.steps < FEWEST_STEPS:
             return None
-        wait = None if "wait_frac" in self.unknown else self.steps.wait_frac
-        host = self.steps.host_frac
+        wait = None if "wait_frac" in self.unknown else self.steps.time["wait_frac"]
+        host = self.steps.time["host_frac"]
         if wait is not None and wait > WAIT_FRAC:
             if host <= max(HOST_FRAC, wait):
                 return f"{show_percent(wait)} of the time goes into waiting for data: {self._loader()}"

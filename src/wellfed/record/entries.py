@@ -157,8 +157,7 @@ class TimeEntry(TypedDict):
     copy_frac: float | None
     compute_frac: float
     host_frac: float
-    step_ms_mean: float | None
-    """None in records of earlier versions."""
+    step_ms_mean: float
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None

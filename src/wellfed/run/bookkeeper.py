@@ -222,9 +222,9 @@ class Bookkeeper:
             if record.ceiling is self._ceiling_before:  # an earlier process of a resumed run measured it
                 record.ceiling = None
             record.throughput = summary.throughput(self._config.workload.sample_unit)
-            record.time = summary.time()
+            record.time = summary.time
             record.readiness_frac = summary.readiness_frac
-            record.loading = {**record.loading, **summary.loading()}
+            record.loading = {**record.loading, **summary.loading}
         if self._watch is not None:
             record.gpus = gpu_figures(self.folder, record.samples)
 

@@ -205,9 +205,9 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     return replace(
         record,
         throughput=summary.throughput(unit),
-        time=summary.time(),
+        time=summary.time,
         readiness_frac=summary.readiness_frac,
-        loading={**record.loading, **summary.loading()},
+        loading={**record.loading, **summary.loading},
         steps=max(record.steps, number, int(np.nanmax(table["step"], initial=0.0))),
         epochs=None if record.epochs is None else max(record.epochs, float(np.nanmax(table["epoch"], initial=0.0))),
         samples=max(record.samples, int(np.nansum(table["samples"]))),

@@ -29,36 +29,9 @@ class StepSummary:
     ci95: tuple[float, float] | None
     """95 % interval of samples_per_s; None with too few steps (see `interval`)."""
     readiness_frac: float
-    wait_frac: float
-    copy_frac: float | None
-    """None where nothing is copied to a device."""
-    compute_frac: float
-    host_frac: float
-    step_ms_mean: float
-    step_ms_p50: float
-    step_ms_p95: float
-    launch_ms_p50: float | None = None
-    """None on a CPU."""
-    build_ms_mean: float | None = None
-    """Mean milliseconds to build a batch; None if unknown, like the next ones."""
-    build_ms_p50: float | None = None
-    build_ms_p99: float | None = None
-    build_cpu_frac: float | None = None
-    """CPU time over wall time of building."""
-    forward_frac: float | None = None
-    """Share of the forward passes in the steps, a part of `compute_frac` on the same clock; None if unknown."""
-    backward_frac: float | None = None
-    optimizer_frac: float | None = None
-    forward_ms: float | None = None
-    """Mean time of the host in the forward passes of a step; None if unknown."""
-    backward_ms: float | None = None
-    optimizer_ms: float | None = None
-    device_forward_ms: float | None = None
-    """Mean on the device's clock, over the steps whose phases it timed; None on a CPU."""
-    device_backward_ms: float | None = None
-    device_optimizer_ms: float | None = None
-    phase_steps: int | None = None
-    """Steps whose phases were timed by the clock of the shares; None if none were."""
+    time: TimeEntry
+    loading: LoadingEntry
+    """Empty if it is unknown what building a batch took."""
 
     def throughput(self, sample_unit: str) -> Throughput:
         """Returns the entry of run.json."""
@@ -69,20 +42,6 @@ class StepSummary:
             "warmup_steps": self.warmup_steps,
             "sample_unit": sample_unit,
         }
-
-    def time(self) -> TimeEntry:
-        """Returns the entry of run.json."""
-        return cast(TimeEntry, {name: getattr(self, name) for name in TimeEntry.__annotations__})
-
-    def loading(self) -> LoadingEntry:
-        """Returns the entry of run.json on building batches; empty if unknown."""
-        found = {
-            "build_ms_mean": self.build_ms_mean,
-            "build_ms_p50": self.build_ms_p50,
-            "build_ms_p99": self.build_ms_p99,
-            "cpu_frac": self.build_cpu_frac,
-        }
-        return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
 class StepTable:
@@ -230,26 +189,29 @@ def summarise(rows: Rows) -> StepSummary | None:
         samples_per_s=rate,
         ci95=None if half is None else (max(0.0, rate - half), rate + half),
         readiness_frac=float(kept.ready.mean()),
-        wait_frac=fracs["wait"],
-        copy_frac=fracs["copy"] if kept.has_copies else None,
-        compute_frac=fracs["compute"],
-        host_frac=fracs["host"],
-        step_ms_mean=total_ms / len(kept),
-        step_ms_p50=float(p50),
-        step_ms_p95=float(p95),
-        launch_ms_p50=float(np.median(launches)) if len(launches) else None,
-        **_phases(kept, fracs["compute"]),
-        **_building(kept),
+        time={
+            "wait_frac": fracs["wait"],
+            "copy_frac": fracs["copy"] if kept.has_copies else None,
+            "compute_frac": fracs["compute"],
+            "host_frac": fracs["host"],
+            "step_ms_mean": total_ms / len(kept),
+            "step_ms_p50": float(p50),
+            "step_ms_p95": float(p95),
+            "launch_ms_p50": float(np.median(launches)) if len(launches) else None,
+            **_phases(kept, fracs["compute"]),  # type: ignore[typeddict-item]
+        },
+        loading=_building(kept),
     )
 
 
 def _phases(columns: StepTable, compute_frac: float) -> dict[str, Any]:
     """Returns the mean time of each phase, and its share of the steps by the clock of the compute time."""
     means_ms = columns.means_ms()
-    found: dict[str, Any] = {name: means_ms[name] for name in PHASE_COLUMNS if name in means_ms}
+    found: dict[str, Any] = {name: means_ms.get(name) for name in PHASE_COLUMNS}
+    found |= dict.fromkeys(("phase_steps", *(f"{phase}_frac" for phase in COMPUTE_PHASES)))
     clock = "device_" if columns.has_copies else ""
     for phase in COMPUTE_PHASES:
-        if (name := f"{clock}{phase}_ms") in found:
+        if (name := f"{clock}{phase}_ms") in means_ms:
             column = columns.column(name)
             is_timed = np.isfinite(column)
             compute_ms = float(columns.column("compute_ms")[is_timed].sum())
@@ -259,14 +221,17 @@ def _phases(columns: StepTable, compute_frac: float) -> dict[str, Any]:
     return found
 
 
-def _building(columns: StepTable) -> dict[str, Any]:
+def _building(columns: StepTable) -> LoadingEntry:
     built_ms = columns.known("build_ms")
     if not len(built_ms):
         return {}
-    is_known = np.isfinite(columns.column("build_ms"))
-    cpu_ms = float(np.nansum(columns.column("build_cpu_ms")[is_known]))
     p50, p99 = np.quantile(built_ms, (0.50, 0.99))
-    found = {"build_ms_mean": built_ms.mean(), "build_ms_p50": p50, "build_ms_p99": p99}
+    found: LoadingEntry = {
+        "build_ms_mean": float(built_ms.mean()),
+        "build_ms_p50": float(p50),
+        "build_ms_p99": float(p99),
+    }
     if built_ms.sum() > 0:
-        found["build_cpu_frac"] = cpu_ms / built_ms.sum()
-    return {name: float(value) for name, value in found.items()}
+        cpu_ms = np.nansum(columns.column("build_cpu_ms")[np.isfinite(columns.column("build_ms"))])
+        found["cpu_frac"] = float(cpu_ms / built_ms.sum())
+    return found

@@ -48,8 +48,8 @@ class CeilingPass:
         wall, known = self._learner.books.wall.entry(), self._learner.books.journal.summary()
         most_s, steps = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0)), self._steps
         if known is not None:
-            step_s = 1e-3 * known.step_ms_mean
-            alone_s = max(step_s * (1 - known.wait_frac), 1e-9)
+            step_s = 1e-3 * known.time["step_ms_mean"]
+            alone_s = max(step_s * (1 - known.time["wait_frac"]), 1e-9)
             steps = min(steps, int((most_s - CEILING_BATCHES * step_s) / alone_s) - WARMUP_STEPS)
             if steps < min(_FEWEST, self._steps):
                 steps = 0

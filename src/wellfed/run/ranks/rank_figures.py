@@ -197,14 +197,14 @@ class RankFigures:
             **self._about,
             "host": socket.gethostname(),
             "host_cores": os.cpu_count() or 1,
-            **{name: getattr(found, name) for name in _OF_SUMMARY},
+            **{name: value for name, value in found.time.items() if name in _OF_TIME},
+            "readiness_frac": found.readiness_frac,
             "steps": found.steps,
-            "phase_steps": found.phase_steps,
             **self._sizes.entry(),
             **half_widths_ms(latest.steady()),
-            "launch_ms": found.launch_ms_p50,
-            "build_ms": found.build_ms_mean,
-            "build_cpu_frac": found.build_cpu_frac,
+            "launch_ms": found.time["launch_ms_p50"],
+            "build_ms": found.loading.get("build_ms_mean"),
+            "build_cpu_frac": found.loading.get("cpu_frac"),
             "peak_gib": self._peak_gib(),
             **({} if self._cpu is None else self._cpu.entry()),
         }
@@ -215,8 +215,8 @@ _LAST_KIND = f"{_KIND} at the end"
 _TICKS_S = 1.0
 """Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
 than there are."""
-_OF_SUMMARY = (
-    *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean", "readiness_frac"),
+_OF_TIME = (
+    *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean", "phase_steps"),
     *("forward_frac", "backward_frac", "optimizer_frac"),
 )
 

@@ -250,9 +250,9 @@ class ScriptRecord(RankOfScript):
         # What the script does later is no training. A reading describes the time before it.
         self.journal.drop_readings_after(until_s + INTERVAL_S)
         if summary is not None:
-            record.throughput, record.time = summary.throughput(self._unit), summary.time()
+            record.throughput, record.time = summary.throughput(self._unit), summary.time
             record.readiness_frac = summary.readiness_frac
-            record.loading = {**record.loading, **summary.loading()}
+            record.loading = {**record.loading, **summary.loading}
         record.phases = {
             phase: {"total_s": round(total_s, 6), "times": times}
             for phase, (total_s, times) in self.progress.spent(until_s).items()
