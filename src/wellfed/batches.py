@@ -174,20 +174,13 @@ def bytes_by_dtype(batch: Batch) -> dict[str, int]:
     return found
 
 
-Layout = dict[str, bool]
-"""Lists and tuples without tensors, by name: True = one item per sample, False = a container of members."""
-
-
 def map_rows(
-    batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any], layout: Layout
+    batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any]
 ) -> Batch:
     """Returns the same structure with every member replaced that has an entry per sample.
 
     These are all tensors, and numpy arrays, lists and tuples of ``num_samples`` entries. None, strings and booleans
     stay unchanged.
-
-    Args:
-        layout: lists known from earlier batches; new ones are added.
 
     Raises:
         DataError: a member can't be cut with the samples; the error names it.
@@ -196,32 +189,14 @@ def map_rows(
     def rest(name: str, value: Any) -> Any:
         if _is_constant(value):
             return value
-        if type(value) in (list, tuple):
-            if name not in layout:
-                layout[name] = _is_of_samples(name, value, num_samples)
-            if not layout[name]:
-                return _rebuilt(value, lambda key, item: rest(_member(name, value, key), item))
-        elif _is_container(value) and (isinstance(value, Mapping) or _has_fields(value)):
+        if _has_length(value, num_samples):
+            return of_rows(value)
+        is_plain = type(value) in (list, tuple) and all(map(_is_constant, value))
+        if _is_container(value) and not is_plain:
             return _rebuilt(value, lambda key, item: rest(_member(name, value, key), item))
-        if not _has_length(value, num_samples):
-            raise _uncut(name, num_samples, _described(value))
-        return of_rows(value)
+        raise _uncut(name, num_samples, _described(value))
 
     return map_tensors(batch, of_tensor, rest)
-
-
-def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
-    """Returns whether a list or tuple has an entry for each sample; False = it is a container of such members.
-
-    Raises:
-        DataError: both or neither may be true.
-    """
-    has_length, holds_rows = len(value) == num_samples, _holds_rows(value, num_samples)
-    if has_length and holds_rows:
-        raise _uncut(name, num_samples, f"{_described(value)} that are as long, one a sample or one a member")
-    if not (has_length or holds_rows):
-        raise _uncut(name, num_samples, _described(value))
-    return has_length
 
 
 def _is_constant(value: Any) -> bool:
@@ -234,14 +209,6 @@ def _has_length(value: Any, num_samples: int) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0 and len(value) == num_samples
     return type(value) in (list, tuple) and len(value) == num_samples
-
-
-def _holds_rows(value: Any, num_samples: int) -> bool:
-    """Returns whether a container has members that vary by sample, each with an entry per sample."""
-    varying = [item for item in _items(value) if not _is_constant(item)]
-    return bool(varying) and all(
-        _has_length(item, num_samples) or (_is_container(item) and _holds_rows(item, num_samples)) for item in varying
-    )
 
 
 def _described(value: Any) -> str:
@@ -260,21 +227,17 @@ def _uncut(name: str, num_samples: int, what: str) -> DataError:
     )
 
 
-def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[Batch]:
+def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     """Returns successive parts of a batch: views of tensors and arrays, slices of lists with an entry per sample.
-
-    Args:
-        layout: as for `map_rows`.
 
     Raises:
         DataError: a member can't be cut; the error names it.
     """
-    known: Layout = {} if layout is None else layout
     total = sum(sizes)
 
     def part(start: int, size: int) -> Batch:
         end = start + size
-        return map_rows(batch, total, lambda tensor: tensor.narrow(0, start, size), lambda rows: rows[start:end], known)
+        return map_rows(batch, total, lambda tensor: tensor.narrow(0, start, size), lambda rows: rows[start:end])
 
     return [part(start, size) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 
@@ -291,7 +254,7 @@ def repeated(sample: Batch, size: int) -> Batch:
         return held[rows.numpy()] if isinstance(held, np.ndarray) else type(held)(held[row] for row in rows.tolist())
 
     try:
-        return map_rows(sample, num_samples, of_tensor, of_rows, {})
+        return map_rows(sample, num_samples, of_tensor, of_rows)
     except DataError:  # cutting a step reports the member
         return map_tensors(sample, of_tensor)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from wellfed.masking import SECRET_SHOWN, hidden, masked_override
 
@@ -235,7 +235,7 @@ def reason_of(error: BaseException) -> str:
 
 
 MOST_FRAMES = 5
-"""Maximum number of frames shown that are not the user's."""
+"""Number of the last frames that are shown, whoever wrote the code."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders that hold installed packages, of this environment or one that it includes."""
 _ENTRIES = frozenset({"train.py", "tune.py", "evaluate.py"})
@@ -248,35 +248,22 @@ _NOT_THE_USERS = (
 
 
 def shortened(error: BaseException, where_whole: str) -> str:
-    """Returns an error's traceback: the user's frames first, then at most `MOST_FRAMES` of other code.
+    """Returns an error's traceback from the user's first frame on: the user's frames and the last `MOST_FRAMES`.
 
     Args:
         where_whole: where to find all frames, for the message.
     """
     shown = traceback.TracebackException.from_exception(error)
-    left_out = sum(map(_cut, _chain(shown)))
-    if not left_out:
-        return "".join(shown.format())
-    note = f"({left_out} frames of libraries are left out: {where_whole})"
-    return f"{''.join(shown.format())}{note}\n"
-
-
-def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """Yields a traceback, and the tracebacks of its causes and of a group's exceptions."""
-    yield shown
-    context = None if shown.__suppress_context__ else shown.__context__
-    for other in filter(None, (shown.__cause__, context, *(shown.exceptions or ()))):
-        yield from _chain(other)
-
-
-def _cut(shown: traceback.TracebackException) -> int:
-    """Removes frames and returns their number."""
-    frames = list(shown.stack)
-    own = [number for number, frame in enumerate(frames) if is_the_users(frame.filename)]
-    others = set(range(own[0] if own else 0, len(frames))) - set(own)
-    kept = {*own, *sorted(others)[-MOST_FRAMES:]}
-    shown.stack[:] = [frame for number, frame in enumerate(frames) if number in kept]
-    return len(frames) - len(kept)
+    left_out, link = 0, cast(traceback.TracebackException | None, shown)
+    while link is not None:
+        frames = list(link.stack)
+        own = [number for number, frame in enumerate(frames) if is_the_users(frame.filename)]
+        last = range(max([len(frames) - MOST_FRAMES, *own[:1]]), len(frames))
+        link.stack[:] = [frame for number, frame in enumerate(frames) if number in own or number in last]
+        left_out += len(frames) - len(link.stack)
+        link = link.__cause__ or link.__context__
+    note = f"({left_out} frames of libraries are left out: {where_whole})\n" if left_out else ""
+    return "".join(shown.format()) + note
 
 
 def is_the_users(filename: str) -> bool:

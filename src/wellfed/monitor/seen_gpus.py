@@ -9,7 +9,7 @@ from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import ask_nvml
 from wellfed.observe.hardware.facts import SIMULATED
 from wellfed.observe.nvml.devices import Device
-from wellfed.observe.nvml.session import START_S, NvmlSession
+from wellfed.observe.nvml.session import NvmlSession
 from wellfed.units import gib, show_line
 
 
@@ -70,9 +70,9 @@ class FoundGpus:
         return replace(self, gpus=tuple(gpu for gpu in self.gpus if gpu.index in wanted))
 
 
-def find_gpus(*, deadline_s: float = START_S) -> FoundGpus:
-    """Returns all GPUs in NVML's order, with the processes on them. Blocks for at most ``deadline_s``."""
-    cards, error = ask_nvml(NvmlSession(), deadline_s)
+def find_gpus() -> FoundGpus:
+    """Returns all GPUs in NVML's order, with the processes on them."""
+    cards, error = ask_nvml(NvmlSession())
     number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
     gpus = []
     for device in cards.devices:

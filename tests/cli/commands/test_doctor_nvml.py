@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import wellfed
-from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
+from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Scenario
 from tests.kit.few import slow
-from tests.kit.watched import until
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
@@ -154,17 +153,6 @@ def test_no_card_ends_on_the_cpu_with_the_reason(fake_driver, scenario, visible,
     budget = resolve_budget("auto", None, None, facts)
     assert (budget.profile, budget.budget_gib, budget.device_name) == ("cpu", None, None)
     assert problem in budget.because
-
-
-def test_a_driver_that_hangs_counts_as_absent(fake_driver):
-    hanging = Scenario([RTX], hangs=[Hang("nvmlDeviceGetName", 0.3)])
-    with fake_driver.load(hanging) as driver:
-        facts = machine(environ={}, nvml_deadline_s=0.05)
-        assert (facts.gpus, facts.nvml_problem) == ((), "did not answer within 0.05 s")
-        assert facts.nvml_failed
-        assert resolve_budget("auto", None, None, facts).profile == "cpu"
-        until(lambda: driver.num_calls("nvmlShutdown") == 1)  # by the thread that was left behind
-        assert driver.num_users() == 0
 
 
 def test_a_card_that_fails_is_a_warning_and_the_others_count(fake_driver):

@@ -3,14 +3,6 @@ from pathlib import Path
 from wellfed.observe.loggers.sink import Sink
 
 
-def test_no_sink_takes_everything():
-    sink = Sink()
-    assert sink.log({"step": 1, "train/loss": None}) is None
-    assert sink.table("findings", ("id",), [["healthy"]]) is None
-    assert sink.file("report", Path("report.html")) is None
-    assert sink.finish({"a": 1}, 0) is None
-
-
 def test_several_get_the_same():
     class Kept(Sink):
         def __init__(self):

@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pynvml
 import pytest
@@ -7,7 +6,7 @@ import pytest
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, FakeGpu, Lost, Scenario
 from tests.fake_nvml.scripted import GPU_IS_LOST, ScriptedNvml
 from wellfed.observe.nvml import session as session_file
-from wellfed.observe.nvml.session import NvmlError, NvmlSession, load_pynvml, within
+from wellfed.observe.nvml.session import NvmlError, NvmlSession, load_pynvml
 
 
 @pytest.mark.parametrize(
@@ -113,25 +112,3 @@ def test_sessions_of_two_threads_overlap(fake_driver):
             thread.join()
             assert nvml.ask("nvmlDeviceGetCount") == 1  # the other session's end did not close this one
         assert driver.num_users() == 0
-
-
-def test_an_answer_in_time_is_returned_or_raised():
-    def fail():
-        raise NvmlError("nvmlInit", GPU_IS_LOST)
-
-    assert within(30, lambda: [1, 2]) == [1, 2]
-    with pytest.raises(NvmlError, match="NVML nvmlInit: GPU is lost"):
-        within(30, fail)
-
-
-def test_what_does_not_come_back_is_left_behind():
-    gate = threading.Event()
-    began_at_s = time.monotonic()
-    with pytest.raises(NvmlError, match=r"did not answer within 0\.03 s") as caught:
-        within(0.03, lambda: gate.wait(30))
-    assert time.monotonic() - began_at_s < 15
-    assert caught.value.is_absent
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "wellfed-nvml")
-    assert thread.daemon  # nor does the process wait for it
-    gate.set()
-    thread.join(20)

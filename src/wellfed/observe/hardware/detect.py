@@ -18,7 +18,7 @@ from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda
 from wellfed.observe.nvml.devices import Device, Devices, list_devices
-from wellfed.observe.nvml.session import NO_LIBRARY, START_S, NvmlError, NvmlSession, within
+from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError, NvmlSession
 from wellfed.observe.nvml.visible import visible_devices
 from wellfed.units import gib
 
@@ -29,7 +29,6 @@ def machine(
     torch_cuda: TorchCuda | None = None,
     *,
     nvml: NvmlSession | None = None,
-    nvml_deadline_s: float = START_S,
     environ: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> MachineFacts:
@@ -38,12 +37,11 @@ def machine(
     Args:
         torch_cuda: result of ``torch_cuda.torch_cuda()``; None = NVML's cards alone.
         nvml: a session not yet entered; None = the real one.
-        nvml_deadline_s: seconds after which the driver counts as absent.
         environ: source of CUDA_VISIBLE_DEVICES; None = this process's environment.
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
-    every, nvml_error = ask_nvml(nvml or NvmlSession(), nvml_deadline_s)
+    every, nvml_error = ask_nvml(nvml or NvmlSession())
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     uuids = [gpu.uuid for gpu in torch_cuda.devices if gpu.uuid is not None] if torch_cuda else []
     order = environ.get("CUDA_DEVICE_ORDER")
@@ -109,20 +107,13 @@ def _affinity_cores() -> int:
     return psutil.cpu_count(logical=True) or 1  # macOS, Windows
 
 
-def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
+def ask_nvml(session: NvmlSession) -> tuple[Devices, NvmlError | None]:
     """Returns all cards in NVML's order, and the error if they can't be listed."""
-    found: list[Devices] = []
-
-    def ask() -> None:
-        with session as nvml:
-            found.append(list_devices(nvml))
-
     try:
-        within(deadline_s, ask)
+        with session as nvml:
+            return list_devices(nvml), None
     except NvmlError as error:
-        if not found:  # otherwise only closing hangs, after the list
-            return Devices(()), error
-    return found[0], None
+        return Devices(()), error
 
 
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:

@@ -80,7 +80,7 @@ class GuardedSink(Sink):
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """Passes a row to the logger."""
-        self._hand(lambda: self._take({key: value for key, value in row.items() if value is not None}))
+        self._guard(lambda: self._take({key: value for key, value in row.items() if value is not None}))
 
     @property
     def shows_media(self) -> bool:
@@ -89,43 +89,33 @@ class GuardedSink(Sink):
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None) -> None:
         """Passes a table to the logger."""
-        self._hand(lambda: self._take_table(name, columns, rows, step))
+        self._guard(lambda: self._take_table(name, columns, rows, step))
 
     def file(self, name: str, path: Path, step: int | None = None) -> None:
         """Passes an HTML page or a picture to the logger."""
-        self._hand(lambda: self._take_file(name, path, step))
+        self._guard(lambda: self._take_file(name, path, step))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the logger."""
+        self._guard(lambda: self._close(summary, exit_code), closes=True)
 
-        def close() -> None:
-            self._is_finished = True
-            self._close(summary, exit_code)
-
-        self._guard(close)
-
-    def _hand(self, call: Callable[[], None]) -> None:
-        """Runs a call under the lock, unless the logger hangs or is closed."""
-        if not (self._is_hung or self._is_finished):
-            self._guard(call)
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        """Runs a call under the lock, unless the logger is closed."""
+    def _guard(self, call: Callable[[], None], *, closes: bool = False) -> None:
+        """Runs a call under the lock. A logger that hangs may still be closed."""
+        if self._is_finished or (self._is_hung and not closes):
+            return
         if not self._lock.acquire(timeout=_PATIENCE_S):
             if not self._is_finished:  # closing may take minutes for an upload
                 self._is_hung = True
                 self.lose(f"no answer for {_PATIENCE_S:g} s")
             return
-        reason = None
         try:
             if not self._is_finished:
+                self._is_finished = closes
                 call()
         except Exception as error:  # noqa: BLE001  a failing logger must not end a run
-            reason = text_of(error)
+            self.lose(text_of(error))
         finally:
             self._lock.release()
-        if reason is not None:
-            self.lose(reason)
 
     def lose(self, reason: str) -> None:
         """Reports the first loss."""

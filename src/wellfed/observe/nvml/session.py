@@ -1,23 +1,16 @@
-"""Opens and closes NVML, raises its errors as `NvmlError`, and limits the wait for a driver."""
+"""Opens and closes NVML, and raises its errors as `NvmlError`."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from wellfed.errors import WellfedError
 
-Answer = TypeVar("Answer")
-START_S = 15.0
-"""Seconds for the first listing of the cards. Without persistence mode a driver wakes its cards one by one, which takes
-seconds: https://docs.nvidia.com/deploy/driver-persistence/"""
-
-NOT_SUPPORTED, NOT_FOUND, NO_TIMELY_ANSWER, NO_LIBRARY, NO_FUNCTION, NO_DATA, UNKNOWN = 3, 6, 10, 12, 13, 21, 999
+NOT_SUPPORTED, NOT_FOUND, NO_LIBRARY, NO_FUNCTION, NO_DATA, UNKNOWN = 3, 6, 12, 13, 21, 999
 """Codes of nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"""
 _REASONS: Mapping[int, str] = MappingProxyType(
     {
@@ -26,7 +19,6 @@ _REASONS: Mapping[int, str] = MappingProxyType(
         4: "no permission",
         NOT_FOUND: "not found",
         9: "driver not loaded",
-        NO_TIMELY_ANSWER: "did not answer in time",
         NO_LIBRARY: "library not found",
         NO_FUNCTION: "function not found in this driver",
         15: "GPU is lost",
@@ -36,7 +28,7 @@ _REASONS: Mapping[int, str] = MappingProxyType(
         25: "argument version not known to this driver",
     }
 )
-_ABSENT = frozenset({NOT_SUPPORTED, 4, 9, NO_TIMELY_ANSWER, NO_LIBRARY, NO_FUNCTION, 18, NO_DATA, 25})
+_ABSENT = frozenset({NOT_SUPPORTED, 4, 9, NO_LIBRARY, NO_FUNCTION, 18, NO_DATA, 25})
 _LOST = frozenset({1, 15, 16})
 
 
@@ -135,26 +127,3 @@ class NvmlSession:
             raise NvmlError(name, NO_FUNCTION, "not found in this nvidia-ml-py")
         self._found[name] = value
         return value
-
-
-def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """Runs ``ask`` in a thread and returns or raises as it does. The thread is abandoned after the timeout.
-
-    Raises:
-        NvmlError: it took longer.
-    """
-    future: Future[Answer] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(ask())
-        except Exception as error:  # noqa: BLE001  raised again in the caller
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="wellfed-nvml", daemon=True).start()
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        if future.done():  # raised by ``ask`` itself
-            raise
-        raise NvmlError("driver", NO_TIMELY_ANSWER, f"did not answer within {seconds:g} s") from None

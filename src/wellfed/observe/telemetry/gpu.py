@@ -33,7 +33,7 @@ class WatchedGpu:
 
 
 class _Gpu:
-    """Readers of one GPU, which keep state between readings, and what is known of each query."""
+    """Readers of one GPU, which keep state between readings, and what is known of its queries."""
 
     def __init__(self, gpu: WatchedGpu, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
         self.index = gpu.index
@@ -44,13 +44,11 @@ class _Gpu:
         self.power = readings.Power(self.device, now_s=now_s)
         self.is_new = True
         """Nothing was read yet: the first reading makes every query."""
-        self.refused: dict[_Query, str] = {}
-        """Queries that this GPU does not offer, with the reason."""
+        self.queries = list(_QUERIES)
+        """Queries that this GPU has not refused."""
         self.answered: set[_Query] = set()
-        self.seen: set[str] = set()
-        """Names of figures that were read at least once."""
-        self.reported: set[str] = set()
-        """Figures reported as absent, and kinds of trouble."""
+        self.has_failed = False
+        """A failed call was reported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +80,12 @@ _QUERIES = (
     _Query(("pcie_rx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "RX")),
     _Query(("pcie_tx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "TX")),
 )
+
+
+def _no_longer_offered(gpu: _Gpu, refused: _Query, names: Sequence[str]) -> list[str]:
+    """Returns the figures that no other query may give."""
+    others = {name for query in gpu.queries if query is not refused for name in query.names}
+    return [name for name in names if name not in others]
 
 
 class GpuSource(Source):
@@ -145,46 +149,35 @@ class GpuSource(Source):
             NvmlError: the GPU is lost.
         """
         values: dict[str, float] = {}
-        for query in _QUERIES:
+        absent: defaultdict[str, list[str]] = defaultdict(list)
+        for query in list(gpu.queries):
             is_due = query is _POWER if edge else slow or not query.is_slow
-            if query not in gpu.refused and (is_due or gpu.is_new) and not values.keys() >= set(query.names):
-                for name, value in self._answer(gpu, query).items():
-                    values.setdefault(name, value)
+            if not (is_due or gpu.is_new) or values.keys() >= set(query.names):
+                continue
+            try:
+                answer = query.ask(gpu)
+            except NvmlError as error:
+                if error.is_lost:
+                    raise
+                if error.is_absent and error.code != NO_DATA and query not in gpu.answered:
+                    gpu.queries.remove(query)
+                    absent[error.reason] += _no_longer_offered(gpu, query, query.names)
+                elif error.code != NO_DATA and not gpu.has_failed:
+                    gpu.has_failed = True
+                    message = f"{error}. Where a call fails its figure is missing."
+                    self._event("telemetry_trouble", gpu.index, trouble="errors", message=message)
+                continue
+            found = {query.names[0]: answer} if isinstance(answer, float) else answer
+            if query is _GPM and query not in gpu.answered:  # it may lack some of its figures
+                lacking = [name for name in query.names if name not in found]
+                absent[NvmlError("", NOT_SUPPORTED).reason] += _no_longer_offered(gpu, query, lacking)
+            gpu.answered.add(query)
+            values = {**found, **values}
         gpu.is_new = False
-        gpu.seen.update(values)
-        self._report_absent(gpu)
-        return values
-
-    def _answer(self, gpu: _Gpu, query: _Query) -> Mapping[str, float]:
-        try:
-            answer = query.ask(gpu)
-        except NvmlError as error:
-            if error.is_lost:
-                raise
-            if error.code == NO_DATA:
-                return {}
-            if error.is_absent and query not in gpu.answered:
-                gpu.refused[query] = error.reason
-            elif "errors" not in gpu.reported:
-                gpu.reported.add("errors")
-                message = f"{error}. Where a call fails its figure is missing."
-                self._event("telemetry_trouble", gpu.index, trouble="errors", message=message)
-            return {}
-        gpu.answered.add(query)
-        return {query.names[0]: answer} if isinstance(answer, float) else answer
-
-    def _report_absent(self, gpu: _Gpu) -> None:
-        """Reports absent figures once no other query may still give them."""
-        open_ = [query for query in _QUERIES if query not in gpu.refused and query not in gpu.answered]
-        known = gpu.seen.union(gpu.reported, *(query.names for query in open_))
-        by_reason: defaultdict[str, list[str]] = defaultdict(list)
-        reasons = {_GPM: NvmlError("", NOT_SUPPORTED).reason} if _GPM in gpu.answered else {}
-        for query, reason in {**reasons, **gpu.refused}.items():  # GPM may lack some of its figures
-            by_reason[reason] += [name for name in query.names if name not in known]
-        for reason, names in by_reason.items():
+        for reason, names in absent.items():
             if names:
-                gpu.reported.update(names)
                 self._event("metric_absent", gpu.index, metrics=names, reason=reason)
+        return values
 
     def _lose(self, index: int, error: NvmlError) -> None:
         self._event("gpu_lost", index, message=f"{error}. Its figures are absent from here on.")
