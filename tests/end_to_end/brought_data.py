@@ -177,13 +177,6 @@ class Sets(pl.LightningDataModule):
         write("hooks", f"teardown {stage} after {self.seen}")
 
 
-class WithoutSetup(pl.LightningDataModule):
-    """Forgets where its data sets come from."""
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.train_set)
-
-
 def write(name: str, text: str) -> None:
     """A line at the end of a file of the working directory."""
     with Path(name).open("a") as file:

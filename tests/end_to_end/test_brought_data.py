@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.commands import Done, only_folder, record_of, run, train_own
+from tests.end_to_end.commands import Done, only_folder, record_of, train_own
 from tests.fake_cuda.machine import FakeCuda
 
 OPTIMIZER = "{_target_: torch.optim.AdamW, lr: 0.01}"
@@ -101,30 +101,12 @@ def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(
 
 
 @pytest.mark.slow
-def test_a_module_is_trained_for_max_steps_over_several_epochs(user: Path) -> None:
-    done = train(user, "module", "trainer.max_steps=16")
-    assert done.code == 0, done.text
-    assert record_of(only_folder(user, "module"))["steps"] == 16
-
-
-@pytest.mark.slow
 def test_a_batch_samplers_lists_are_the_steps(user: Path) -> None:
     done = train(user, "module", "trainer.max_epochs=1", "+workload.data.kind=batches")
     assert done.code == 0, done.text
     assert [len(step) for step in steps(user)[:24]] == [6, 2] * 12
     assert planned(only_folder(user, "module"), "workload.effective_batch_size") == [6]
     assert record_of(only_folder(user, "module"))["refused"] == ["workload.effective_batch_size"]
-
-
-@pytest.mark.slow
-def test_another_size_than_the_loaders_is_trained_and_told(user: Path) -> None:
-    done = train(user, "plain", "trainer.max_steps=3", "workload.effective_batch_size=50")
-    assert done.code == 0, done.text
-    folder = only_folder(user, "plain")
-    record = record_of(folder)
-    because = record["plan"]["workload.effective_batch_size"]["because"]
-    assert because == "workload.effective_batch_size=50, in place of the DataLoader's 16"
-    assert record["samples"] == 150
 
 
 @pytest.mark.slow
@@ -148,22 +130,6 @@ def test_a_module_with_loaders_of_its_own(user: Path) -> None:
     assert record_of(only_folder(user, "own"))["steps"] == 5
     assert (user / "hooks").read_text().splitlines() == ["prepare_data", "setup fit"]
     assert steps(user)[:5] == [list(range(low, low + 8)) for low in range(0, 40, 8)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["plain", "sets"])
-def test_loader_options_are_swept_over_a_loader(user: Path, workload: str) -> None:
-    arguments = ("-m", "sweep=quick", "loader=own,baseline,balanced", "sweep.trial_steps=20")
-    done = train(user, workload, *arguments)
-    assert done.code == 0, done.text
-    (ledger,) = (user / "logs").rglob("ledger.jsonl")
-    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
-    assert {row["status"] for row in rows} == {"ok"}
-    assert {text for row in rows for text in row["overrides"] if text.startswith("loader=")} == {
-        "loader=own",
-        "loader=baseline",
-        "loader=balanced",
-    }
 
 
 @pytest.mark.slow
@@ -196,27 +162,11 @@ def test_on_a_card_its_hooks_are_called_once_a_batch(user: Path, fake_cuda: Fake
     assert process["violations"] == []
 
 
-@pytest.mark.slow
-def test_a_checkpoint_is_evaluated_on_the_data_modules_test_split(user: Path) -> None:
-    done = train(user, "sets", "trainer.max_epochs=1")
-    assert done.code == 0, done.text
-    folder = only_folder(user, "sets")
-    checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
-    typed = ["--config-dir", str(user / "configs"), checkpoint]
-    done = run("evaluate.py", *typed, cwd=user, PYTHONPATH=str(user))
-    assert done.code == 0, done.text
-    assert f"test/loss {record_of(folder)['metrics']['test/loss']:.6g}" in done.out
-
-
 REFUSED = [
     ("plain", ["data.kind=unbatched", "effective_batch_size=4"], "train: batch_size=None leaves the batches to"),
-    ("plain", ["data.kind=batches", "effective_batch_size=4"], "the batch sampler of the training data decides"),
-    ("plain", ["loader=own", "effective_batch_size=4"], "the DataLoader's batches have 16, and loader.backend=own"),
     ("plain", ["data=Told"], "is null, and there is no DataLoader: how many samples has a step?"),
     ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.Datasets"),
-    ("plain", ["data=WithoutSetup"], "WithoutSetup.train_dataloader() failed ("),
     ("plain", ["data=Sets"], "Sets.on_after_batch_transfer is for a LightningModule, and the model is a plain"),
-    ("plain", ["data=null"], "is null, and brought_data.Plain is no LightningModule with a train_dataloader"),
 ]
 
 

@@ -1,7 +1,6 @@
 """Callbacks and schedulers of a configuration, in runs of a plain workload."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -29,10 +28,6 @@ class Norms(pl.Callback):
     def on_before_optimizer_step(self, trainer, module, optimizer):
         norm = sum(float(weight.grad.norm()) for weight in module.parameters() if weight.grad is not None)
         module.log("gradient_norm", norm)
-
-class Raises(pl.Callback):
-    def on_validation_end(self, trainer, module):
-        raise LookupError("no such thing")
 """
 
 
@@ -97,23 +92,3 @@ def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_says_so(mine: Pat
     because = record_of(folder)["plan"]["callbacks"]["because"]
     assert "norms (on_before_optimizer_step) listens within the step, so each step goes Lightning's way" in because
     assert record_of(folder)["metrics"]["train/gradient_norm"] > 0
-
-
-@pytest.mark.slow
-def test_a_callback_that_raises_is_named(mine: Path) -> None:
-    done = train(*QUICK, own("Raises"), "trainer.max_epochs=1", cwd=mine, PYTHONPATH=str(mine))
-    assert done.code == 1, done.text
-    assert "In on_validation_end of the callback callbacks.raises (Raises)." in done.err
-
-
-@pytest.mark.slow
-def test_callbacks_are_an_axis_of_a_sweep(tmp_path: Path) -> None:
-    axes = ("callbacks=none,[early_stopping,ema]", "loader=baseline", "memory=auto")
-    schedule = ("workload.schedule._target_=torch.optim.lr_scheduler.StepLR", "workload.schedule.step_size=1")
-    quick = (QUICK[0], *QUICK[2:], "sweep.trial_steps=10")
-    done = train("-m", "sweep=quick", *axes, *schedule, *quick, cwd=tmp_path)
-    assert done.code == 0, done.text
-    (ledger,) = (tmp_path / "logs").rglob("ledger.jsonl")
-    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
-    assert {row["status"] for row in rows} == {"ok"}
-    assert {"callbacks=none", "callbacks=[early_stopping,ema]"} <= {one for row in rows for one in row["overrides"]}

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import Done, record_of, run, run_folders, train
-from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
-from tests.fake_nvml.driver import FakeDriver
+from tests.end_to_end.commands import Done, record_of, run_folders, train
+from tests.fake_cuda.machine import FakeCuda
 
 QUICK = ("trainer.max_steps=6", "logger=none", "telemetry.ceiling_steps=0")
 
@@ -67,75 +66,3 @@ def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: F
     assert done.code == 0, done.text
     (folder,) = run_folders(tmp_path)
     assert (record_of(folder)["status"], record_of(folder)["steps"]) == ("ok", 6)
-
-
-@pytest.mark.slow
-def test_a_profile_larger_than_the_card_is_planned_for_what_the_card_has(tmp_path: Path, fake_cuda: FakeCuda) -> None:
-    done = train(*QUICK, "gpu=24gb", cwd=tmp_path, **fake_cuda.environment(mib=8192))
-    assert done.code == 0, done.text
-    (warning,) = [line for line in done.err.splitlines() if "gpu=24gb" in line]
-    assert "8.0 GiB" in warning
-    (folder,) = run_folders(tmp_path)
-    assert record_of(folder)["plan"]["gpu.memory_gib"]["value"] == pytest.approx(7.2)
-
-
-@pytest.mark.slow
-def test_no_visible_card_is_said_where_nvml_sees_some(
-    tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
-) -> None:
-    machine = machine_environment(fake_driver, tmp_path, Cards(cards=2, mib=8192))
-    done = train(*QUICK, cwd=tmp_path, **machine, CUDA_VISIBLE_DEVICES="7")
-    assert done.code == 0, done.text
-    assert "CUDA_VISIBLE_DEVICES" in done.text
-    (folder,) = run_folders(tmp_path)
-    assert record_of(folder)["plan"]["trainer.accelerator"]["value"] == "cpu"
-
-
-FORKS = """
-import torch
-from wellfed.contract import Datasets, LossOutput
-
-
-class Data:
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return {"x": torch.full((4,), float(index), device="cuda").cpu()}
-
-
-class Model(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(4, 1)
-
-    def loss(self, batch):
-        return LossOutput(self(batch["x"]).square().mean())
-
-
-def data():
-    return Datasets(Data(), None, None)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["processes", "torch"])
-def test_cuda_in_a_forked_worker_is_an_error_of_the_data(tmp_path: Path, fake_cuda: FakeCuda, backend: str) -> None:
-    (tmp_path / "forks.py").write_text(FORKS)
-    folder = tmp_path / "configs" / "workload"
-    folder.mkdir(parents=True)
-    (folder / "forks.yaml").write_text(
-        "name: forks\neffective_batch_size: 8\nmodel: {_target_: forks.Model}\ndata: {_target_: forks.data}\n"
-        "optimizer: {_target_: torch.optim.SGD, lr: 0.01}\n"
-    )
-    cards = fake_cuda.environment(mib=8192)
-    cards["PYTHONPATH"] += f":{tmp_path}"
-    done = run(
-        "train.py",
-        *("--config-dir", str(tmp_path / "configs"), "workload=forks"),
-        *(*QUICK, f"loader.backend={backend}", "loader.num_workers=1"),
-        cwd=tmp_path,
-        **cards,
-    )
-    assert done.code == 1, done.text
-    is_told(done, "Data: uses CUDA in a worker process", "loader.backend=inline loader.num_workers=0")
-    assert "skip_ids" not in done.err  # no sample's fault

@@ -1,6 +1,5 @@
 """What a run says of its ceiling: on a machine that was slower meanwhile, where it fails, and on a card."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -122,26 +121,6 @@ def test_on_a_card_that_lags_behind_the_ceiling_is_the_rate_wherever_training_en
     _, record, _ = trained(mine, steps=steps, **card)
     assert record["machine"]["gpus"][0]["is_simulated"]
     assert record["ceiling"]["samples_per_s"] == pytest.approx(record["throughput"]["samples_per_s"], rel=0.1)
-
-
-@pytest.mark.slow
-def test_of_a_sharded_model_it_is_the_rate_too(mine: Path, fake_cuda: FakeCuda) -> None:
-    """Within an epoch: the step after a checkpoint waits for the rank that wrote it."""
-    cards = fake_cuda.environment(cards=2, mib=8192, kernel_us=1000)
-    _, record, _ = trained(mine, "trainer=fsdp", "trainer.devices=2", steps=31, **cards)
-    assert record["plan"]["trainer.strategy"]["value"] == "fsdp"
-    assert record["ceiling"]["samples_per_s"] == pytest.approx(record["throughput"]["samples_per_s"], rel=0.1)
-
-
-@pytest.mark.slow
-def test_a_starved_card_is_well_below_its_ceiling(mine: Path, fake_cuda: FakeCuda) -> None:
-    card = fake_cuda.environment(cards=1, mib=8192, kernel_us=100)
-    done, record, _ = trained(mine, "+workload.data.fetch_s=0.1", **card)
-    assert record["ceiling"]["samples_per_s"] > 3 * record["throughput"]["samples_per_s"]
-    assert record["time"]["wait_frac"] > 0.5
-    assert re.search(r"[\d.]+ % of [\d,]+ possible", done.out)
-    assert "doubtful" not in done.out
-    assert "ceiling_doubtful" not in [event["kind"] for event in record["events"]]
 
 
 @pytest.mark.slow

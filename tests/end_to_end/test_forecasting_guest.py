@@ -1,6 +1,5 @@
 """pytorch-forecasting's TemporalFusionTransformer with its own DataLoaders, from yaml alone."""
 
-import json
 import math
 import random
 from pathlib import Path
@@ -82,12 +81,3 @@ def test_it_trains_is_tested_and_goes_on_from_yaml_alone(user: Path) -> None:
     done = train(user, f"resume={folder}", "trainer.max_epochs=3")
     assert done.code == 0, done.text
     assert record_of(folder)["steps"] == record["steps"] * 3 // 2
-
-
-def test_loader_options_are_swept_over_its_loaders(user: Path) -> None:
-    done = train(user, "-m", "sweep=quick", "loader=baseline,balanced", "sweep.trial_steps=10")
-    assert done.code == 0, done.text
-    (ledger,) = (user / "logs").rglob("ledger.jsonl")
-    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
-    assert {row["status"] for row in rows} == {"ok"}
-    assert all(row["samples_per_s"] > 0 for row in rows)

@@ -140,27 +140,6 @@ def test_a_resumed_guest_learns_what_the_unbroken_one_does(
 
 
 @pytest.mark.slow
-def test_two_optimizers_and_manual_optimization(user: Path) -> None:
-    done = guest(user, "trainer.max_epochs=2", "trainer.log_every_steps=3", workload="two")
-    assert done.code == 0, done.text
-    folder = only_folder(user, "guest")
-    record = record_of(folder)
-    assert (record["status"], record["steps"], record["samples"]) == ("ok", 28, 200)
-    assert record["refused"] == ["gpu.compile", "trainer.gradient_clip"]
-    assert {"train/loss_a", "train/loss_b", "val/loss"} <= set(figures(folder))
-
-
-@pytest.mark.slow
-def test_gpu_compile_compiles_a_guests_step(user: Path) -> None:
-    done = guest(user, "trainer.max_epochs=1", "gpu.compile=default")
-    assert done.code == 0, done.text
-    record = record_of(only_folder(user, "guest"))
-    assert record["plan"]["gpu.compile"]["value"] == "default"
-    compiled = [event for event in record["events"] if event["kind"] == "compile_failed"]
-    assert compiled == [], compiled
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["guest", "two"])
 def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
     poisoned = ("trainer.max_epochs=2", "+workload.data.poison=3")
@@ -263,26 +242,3 @@ def test_a_guest_on_a_card(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> N
     done = evaluated(user, folder)
     assert done.code == 0, done.text
     assert float(done.out.split()[-1]) == pytest.approx(record["metrics"]["test/loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_trials_of_a_guest_take_its_steps_alone(user: Path) -> None:
-    """There is no validation in them, which its callbacks and schedulers go by."""
-    done = guest(
-        user, "-m", "sweep=quick", "loader=baseline,conservative", "loader.backend=auto", "sweep.trial_steps=45"
-    )
-    assert done.code == 0, done.text
-    rows = [
-        json.loads(line) for path in (user / "logs").rglob("ledger.jsonl") for line in path.read_text().splitlines()
-    ]
-    assert rows
-    assert {row["status"] for row in rows} == {"ok"}
-    assert not (user / "hooks").exists()
-
-
-@pytest.mark.slow
-def test_a_guest_that_ends_within_an_epoch_is_validated_first(user: Path) -> None:
-    """Its EarlyStopping waits for val_loss at the end of whatever was an epoch."""
-    done = guest(user, "trainer.max_steps=4")
-    assert done.code == 0, done.text
-    assert set(figures(only_folder(user, "guest"))["val/loss"]) == {4}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import only_folder, record_of, run, run_folders
-from tests.kit.few import slow
+from tests.end_to_end.commands import only_folder, record_of, run
 
 MODULE = """
 import time
@@ -45,21 +44,12 @@ class Batches(Items):
         return {"x": self.x.index_select(0, indices)}
 
 
-class Huge(Items):
-    def fetch(self, indices, rng):  # as large as said, without the memory
-        return {"x": torch.zeros(1).expand(len(indices), 2**37)}
-
-
 def items(ms=0.0, bad=None):
     return Datasets(Items(ms, bad))
 
 
 def batches(ms=0.0):
     return Datasets(Batches(ms))
-
-
-def huge():
-    return Datasets(Huge())
 """
 YAML = """
 name: {name}
@@ -77,7 +67,7 @@ def mine(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(MODULE)
     folder = tmp_path / "configs" / "workload"
     folder.mkdir(parents=True)
-    for name in ("items", "batches", "huge"):
+    for name in ("items", "batches"):
         (folder / f"{name}.yaml").write_text(YAML.format(name=name))
     return tmp_path
 
@@ -112,14 +102,3 @@ def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) ->
     assert "broken" in record["error"]["message"]
     assert "could not be loaded" in record["error"]["message"]
     assert record["plan"]["loader.backend"]["source"] == "predicted"
-
-
-@pytest.mark.parametrize("max_skipped", [slow(0), 1])
-def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skipped: int) -> None:
-    typed = ("loader.backend=processes", "loader.num_workers=1", f"loader.max_skipped={max_skipped}")
-    done = own(mine, "huge", *typed)
-    assert done.code == 2, done.text
-    assert "loader.num_workers=1: the batches kept ready don't fit: 1 worker processes x 2 batches each" in done.err
-    assert "8.0 TiB" in done.err
-    assert "Traceback" not in done.text
-    assert not run_folders(mine, "huge")

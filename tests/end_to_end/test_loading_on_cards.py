@@ -72,15 +72,6 @@ def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path,
     assert metrics["fsdp"] == pytest.approx(metrics["ddp"], rel=1e-3)
 
 
-@pytest.mark.slow
-def test_two_processes_on_a_cpu_share_an_evaluation(tmp_path: Path) -> None:
-    asked = ("trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "memory.micro_batch=128")
-    done = train(*RUN, *asked, cwd=tmp_path)
-    assert done.code == 0, done.text
-    folder = only_folder(tmp_path)
-    check_test_metrics(folder, evaluated_again(folder, tmp_path))
-
-
 def run_small(fake_cuda: FakeCuda, cwd: Path, *arguments: str) -> Done:
     cards = fake_cuda.environment(report=cwd / "report", **LAGGING)
     return run(Path(__file__).with_name("smaller_card.py"), *FAST, *RUN, *arguments, cwd=cwd, ROOM_MIB="60", **cards)
@@ -101,17 +92,3 @@ def test_nor_where_memory_runs_out_and_steps_are_done_again(tmp_path: Path, fake
     assert done.code == 0, done.text
     assert [event["kind"] for event in record_of(only_folder(tmp_path))["events"]].count("step_down") > 0
     check_ordered(tmp_path / "report")
-
-
-@pytest.mark.slow
-def test_a_run_that_copies_hold_up_is_copy_bound(tmp_path: Path, fake_cuda: FakeCuda) -> None:
-    cards = fake_cuda.environment(copy_gbps=0.0004, pageable_gbps=0.0004)
-    every = (f"trainer.{name}_every_steps=30" for name in ("validate", "checkpoint"))
-    asked = ("trainer.max_steps=30", "loader=balanced", "logger=none", *every)
-    done = train(*asked, cwd=tmp_path, **cards)
-    assert done.code == 0, done.text
-    folder = only_folder(tmp_path)
-    found = {finding["id"]: finding for finding in record_of(folder)["findings"]}
-    assert not {"loading_in_main_process", "slow_handover", "too_few_workers", "cpu_bound_loading"} & found.keys()
-    assert "waits for its batch to be copied to the GPU" in found["slow_copy"]["message"]
-    assert found["slow_copy"]["change"] == []

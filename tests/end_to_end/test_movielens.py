@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+from tests.end_to_end.commands import only_folder, record_of, run
 
 ARGUMENTS = ("trainer.max_steps=10", "workload.effective_batch_size=256", "logger=none", "telemetry=none")
 
@@ -35,32 +35,3 @@ def test_it_trains_on_movielens_files(ml_100k: Path, tmp_path: Path) -> None:
     assert record["status"] == "ok"
     assert record["config"]["workload"]["data"]["path"] == str(ml_100k)
     assert 0 <= record["metrics"]["test/recall_at_10"] <= 1
-
-
-@pytest.mark.slow
-def test_a_path_with_awkward_characters_needs_no_quotes(ml_100k: Path, tmp_path: Path) -> None:
-    awkward = tmp_path / "my data (v=2)"
-    ml_100k.rename(awkward)
-    done = run("train.py", f"workload.data.path={awkward}", *ARGUMENTS, cwd=tmp_path)
-    assert done.code == 0, done.text
-    again = run("train.py", f"rerun={only_folder(tmp_path)}", cwd=tmp_path)
-    assert again.code == 0, again.text
-    assert len(run_folders(tmp_path)) == 2
-
-
-@pytest.mark.slow
-def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path, tmp_path: Path) -> None:
-    with (ml_100k / "u.data").open("a") as stream:
-        stream.write("1\tnonsense\n2\t999\t3\t5000\n")
-    done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
-    assert done.code == 0, done.text
-    assert "u.data" in done.out
-    assert "line 721" in done.out
-    refused = run(
-        "train.py", f"workload.data.path={ml_100k}", "workload.data.max_bad_lines=1", *ARGUMENTS, cwd=tmp_path
-    )
-    assert refused.code == 2
-    assert "721" in refused.err
-    assert "workload.data.max_bad_lines" in refused.err
-    assert "Traceback" not in refused.text
-    assert len(run_folders(tmp_path)) == 1

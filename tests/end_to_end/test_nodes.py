@@ -181,22 +181,6 @@ def test_a_stop_on_one_node_stops_both_with_a_checkpoint(nodes: Nodes, port: int
     assert state["global_step"] == record["steps"]
 
 
-def test_srun_starts_ranks_by_its_variables(nodes: Nodes, port: int) -> None:
-    """As it sets them; a Slurm there is not."""
-    job = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2"}
-    job |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
-    for node in (0, 1):
-        own = environment(**job, SLURM_PROCID=str(node), SLURM_NODEID=str(node), PYTHONPATH=str(ROOT / "src"))
-        words = [sys.executable, str(ROOT / "src" / "train.py"), *CPU, *QUICK, "trainer.num_nodes=2"]
-        with (nodes.folder / f"node{node}.out").open("wb") as out, (nodes.folder / f"node{node}.err").open("wb") as err:
-            started = subprocess.Popen(words, cwd=nodes.folder, env=own, stdout=out, stderr=err, start_new_session=True)
-            nodes.agents.append(started)
-    assert nodes.wait() == [0, 0], nodes.text
-    record = record_of(only_folder(nodes.folder))
-    assert (record["status"], record["steps"]) == ("ok", 12)
-    assert record["launch"] == {"by": "srun", "job": "slurm 71", "attempt": 0}
-
-
 def refused(nodes: Nodes) -> str:
     """What rank 0 says of a run that neither node has begun."""
     assert nodes.wait() == [1, 1], nodes.text  # torchrun's own
@@ -204,13 +188,6 @@ def refused(nodes: Nodes) -> str:
         assert "exitcode: 2" in nodes.said(node) or "exitcode  : 2" in nodes.said(node), nodes.text
     assert not run_folders(nodes.folder)
     return nodes.said(0)
-
-
-def test_a_typo_is_told_once(nodes: Nodes, port: int) -> None:
-    both(nodes, port, "trainer.max_stepz=3")
-    said = refused(nodes)
-    assert said.count("trainer.max_stepz") == 1
-    assert "trainer.max_stepz" not in nodes.said(1)
 
 
 MINE = """
@@ -232,13 +209,6 @@ def test_what_fails_on_another_node_is_told_by_rank_0(nodes: Nodes, port: int) -
     said = refused(nodes)
     assert f"Rank 1 on node 1 ({socket.gethostname()}): /data/ratings.csv: there is no such file." in said
     assert "/data/ratings.csv" not in nodes.said(1)
-
-
-def test_several_nodes_need_a_launcher(tmp_path: Path) -> None:
-    done = train(*CPU, *QUICK, "trainer.num_nodes=2", cwd=tmp_path)
-    assert done.code == 2
-    assert "trainer.num_nodes=2: this process was started alone" in done.err
-    assert not run_folders(tmp_path)
 
 
 FAILS = """
@@ -271,13 +241,3 @@ def test_a_rank_that_lightning_has_started_ends_the_run(tmp_path: Path, how: str
         assert f"Its log is {folder.resolve() / 'train.rank1.log'}" in record.error["advice"]
         assert not (folder / "rank1").exists()
     assert not (folder / ".ranks").exists()
-
-
-def test_a_rank_that_lightning_has_started_and_that_can_not_begin_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    data = ["workload.data._target_=mine.datasets"]
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = train(*CPU, *QUICK, *data, "trainer=ddp", cwd=tmp_path, fresh=True, PYTHONPATH=path)
-    assert done.code not in (0, None)
-    assert "/data/ratings.csv: there is no such file. Bring it to all machines." in done.err
-    assert RunRecord.read(only_folder(tmp_path)).status in ("failed", "killed")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,24 +54,6 @@ def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
         assert (record["throughput"]["warmup_steps"], record["throughput"]["steps"]) == (13, 47)
         assert "aten::mm" in done.text
         assert "## Profile" in (folder / "report.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_profile_of_a_part_stays_until_a_later_part_has_its_own(tmp_path: Path) -> None:
-    def go(*words: str) -> tuple[Done, dict[str, Any] | None]:
-        done = train(*words, "trainer.profile_steps=4", "trainer.max_epochs=null", cwd=tmp_path)
-        assert done.code == 0, done.text
-        return done, record_of(only_folder(tmp_path))["profile"]
-
-    _, profile = go("trainer.max_steps=6", "logger=none", "telemetry=none")
-    assert profile is not None
-    assert "3 steps (of 4: training ended) recorded" in (only_folder(tmp_path) / "report.md").read_text()
-    second, kept = go(f"resume={only_folder(tmp_path)}", "trainer.max_steps=8")
-    assert kept == profile
-    assert "No step was profiled: training ended before its step 4." in second.text
-    _, own = go(f"resume={only_folder(tmp_path)}", "trainer.max_steps=16")
-    assert own is not None
-    assert own["steps"] == 4
 
 
 MODULE = """
@@ -177,15 +158,6 @@ def test_a_finished_lightning_module_trains_with_all_figures(mine: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_lightning_module_is_handed_its_batches_in_parts(mine: Path) -> None:
-    done = own(mine, "lit", "memory.micro_batch=4")
-    assert done.code == 0, done.text
-    record = record_of(only_folder(mine, "mine"))
-    assert (record["status"], record["steps"], record["samples"]) == ("ok", 14, 200)  # as of whole batches
-    assert record["plan"]["memory.accumulate"]["value"] == 4
-
-
-@pytest.mark.slow
 def test_batch_norm_is_never_split(mine: Path) -> None:
     done = own(mine, "normed", "memory.micro_batch=4")
     assert done.code == 2
@@ -212,12 +184,3 @@ def test_evaluate_gives_the_runs_test_figures(tmp_path: Path) -> None:
     written = json.loads((folder / "evaluation.json").read_text())["metrics"]
     expected = {name: value for name, value in record_of(folder)["metrics"].items() if name.startswith("test/")}
     assert written == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_multirun_gives_each_job_its_record_and_its_wandb_run(tmp_path: Path) -> None:
-    done = train("-m", "memory.accumulate=1,2", "trainer.max_steps=2", "telemetry=none", cwd=tmp_path)
-    assert done.code == 0, done.text
-    records = [record_of(path.parent) for path in sorted((tmp_path / "logs").rglob("run.json"))]
-    assert sorted(record["plan"]["memory.accumulate"]["value"] for record in records) == [1, 2]
-    assert len({record["wandb"]["id"] for record in records}) == 2

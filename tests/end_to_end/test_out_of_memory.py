@@ -225,18 +225,6 @@ def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, sta
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_oom", ["retry", "fail"])
-def test_a_rank_that_fails_in_the_ceiling_costs_the_ceiling(project: Path, fake_cuda: FakeCuda, on_oom: str) -> None:
-    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32", "telemetry.ceiling_steps=6")
-    stage = ("workload.model.stage=ceiling", f"memory.on_oom={on_oom}")
-    done, record = hungry(project, fake_cuda, *ddp, *stage, cards=2)
-    assert (done.code, record["status"], record["ceiling"]) == (0, "ok", None)
-    (event,) = [event for event in record["events"] if event["kind"] == "ceiling_failed"]
-    assert event["message"] == "another rank failed in it"
-    assert "The ceiling could not be measured: KeyError: 'a bug'" in done.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_oom", ["retry", "fail"])
 def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
     project: Path, fake_cuda: FakeCuda, on_oom: str
 ) -> None:
@@ -256,16 +244,6 @@ def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
         restarts = [event for event in record["events"] if event["kind"] == "restart"]
         assert {event["step"] for event in restarts} == {4, 6}, "the ends of the second and the third epoch"
     assert "Connection closed" not in told
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_after_training_costs_the_ceiling(project: Path, fake_cuda: FakeCuda) -> None:
-    fsdp = ("trainer=fsdp", "trainer.devices=2", "workload.effective_batch_size=32", "trainer.max_steps=4")
-    late = ("workload.model.stage='rank 1'", "workload.model.at=7", "telemetry.ceiling_steps=10")
-    done, record = hungry(project, fake_cuda, *fsdp, *late, cards=2)
-    assert done.code == 0, done.text[-3000:]
-    assert (record["status"], record["steps"], record["ceiling"]) == ("ok", 4, None)
-    assert "ceiling_failed" in [event["kind"] for event in record["events"]]
 
 
 @pytest.mark.slow

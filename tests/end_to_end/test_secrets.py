@@ -119,14 +119,3 @@ def test_a_sweep_and_its_failed_trials_leave_no_secret(user: Path) -> None:
     assert (folder / "leaderboard.csv").exists(), done.text
     assert "OSError: logged in with" in (folder / "ledger.jsonl").read_text()
     assert leaks(user / "logs") == []
-
-
-@pytest.mark.slow
-def test_a_search_leaves_no_secret(user: Path) -> None:
-    axes = ["search=optuna", "search.max_trials=2", "workload.optimizer.lr=interval(0.01,0.1)"]
-    typed = words(user, "-m", *axes, "trainer.max_epochs=1", "logger=none")
-    done = run("train.py", *typed, cwd=user, PYTHONPATH=str(user), MY_API_TOKEN=VARIABLE)
-    assert (user / "logs" / "leaky" / "searches").exists(), done.text
-    (folder,) = (user / "logs" / "leaky" / "searches").iterdir()
-    assert (folder / "ledger.jsonl").exists(), done.text
-    assert leaks(user / "logs") == []

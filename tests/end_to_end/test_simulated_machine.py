@@ -1,15 +1,12 @@
 """Whole commands on a simulated machine, whose NVML shows through the real pynvml what its cards do."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run, train
+from tests.end_to_end.commands import only_folder, record_of, run, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from tests.kit.tables import rows_of
@@ -84,17 +81,3 @@ def test_a_launch_bound_card_is_idle_though_nothing_waits(
     for name in ("forward", "backward"):  # the card waits for each launch
         assert 0.5 < time[f"device_{name}_ms"] / time[f"{name}_ms"] < 2
     assert 0.4 < record["ceiling"]["samples_per_s"] / record["throughput"]["samples_per_s"] < 2.5  # of a shared host
-
-
-def test_the_promises_for_a_real_card_are_looked_at(tmp_path: Path, machine: dict[str, str]) -> None:
-    out = tmp_path / "record.json"
-    promises = ("the_card_is_known", "runs_repeat")
-    words = [str(ROOT / "benchmarks" / "gpu.py"), "--small", "--repeats", "1", "--out", str(out), "--only", *promises]
-    more = machine | {"PYTHONPATH": f"{ROOT / 'src'}:{machine['PYTHONPATH']}"}
-    done = subprocess.run(
-        [sys.executable, *words], env=environment(**more), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads(out.read_text())
-    assert record["simulated"] is True
-    assert [row["ok"] for row in record["results"]] == [True, True]

@@ -87,16 +87,6 @@ def test_the_order_of_a_stream_with_a_number_of_parts_is_the_same_for_any_number
 
 
 @pytest.mark.slow
-def test_what_can_not_be_known_is_refused_before_training(user: Path) -> None:
-    done = train(user, "tars", "workload.schedule.name=cosine")
-    assert done.code == 2
-    assert "needs the number of the last step, and Tars has no __len__ to tell it" in done.err
-    done = train(user, "places", "loader.num_workers=5")
-    assert done.code == 2
-    assert "Places can be read in 4 parts (num_shards). Set loader.num_workers=4." in done.err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["baseline", "balanced", "own"])
 def test_a_data_loader_over_a_stream(user: Path, option: str) -> None:
     done = train(user, "loader", f"loader={option}", "trainer.max_epochs=1")

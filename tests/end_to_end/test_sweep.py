@@ -1,21 +1,18 @@
 """``python src/train.py -m sweep=quick`` as its user meets it, whatever becomes of the trials and of the sweep."""
 
-import csv
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from tests.end_to_end.commands import ROOT, Done, environment, record_of, run
+from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
@@ -67,8 +64,6 @@ def sweeping(cwd: Path, *more: str) -> AbstractContextManager[subprocess.Popen[s
     return started("train.py", arguments(cwd, *more), cwd=cwd, python_path=PATH)
 
 
-# -- what becomes of trials ------------------------------------------------------------------------------------------
-
 # Fault: status, exit code of its process, kind of error, words of its message, words of its last lines of stderr.
 ENDS = {
     "none": ("ok", 0, None, "", ""),
@@ -117,9 +112,6 @@ def test_each_trial_that_went_wrong_is_a_row(failures: Swept) -> None:
         assert any(line.startswith(status) for line in lines), failures.done.out
 
 
-# -- the same command again ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """Good ones, ones out of memory, and a value that no run can have."""
@@ -159,9 +151,6 @@ def test_the_same_command_again_runs_nothing(tmp_path: Path) -> None:
     retried = sweep(tmp_path, *same, "sweep.retry=[oom,failed]").rows
     assert retried[: len(first)] == first
     assert [(row.status, row.attempt) for row in retried[len(first) :]] == [("oom", 2), ("oom", 2)]
-
-
-# -- what becomes of the sweep ---------------------------------------------------------------------------------------
 
 
 def hanging(cwd: Path) -> bool:
@@ -231,54 +220,16 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
-# -- what ranks ------------------------------------------------------------------------------------------------------
-
-
-# -- bad input -------------------------------------------------------------------------------------------------------
-
-
-# -- elsewhere and in parallel ---------------------------------------------------------------------------------------
+RAY = ("hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2")
 
 
 @pytest.mark.slow
-def test_no_trial_pays_for_imports_again(tmp_path: Path) -> None:
-    """A loader's workers are forked from what is there; a server for them would import torch once more."""
-    swept = sweep(
-        tmp_path, f"{LR}=0.1,0.2,0.3", "loader.backend=torch", "loader.num_workers=2", "sweep.trial_steps=100"
-    )
-    assert swept.done.code == 0, swept.done.text
-    began_s = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-c", "import wellfed.run.stages"],
-        env=environment(PYTHONPATH=str(ROOT / "src")),
-        cwd=tmp_path,
-        check=True,
-    )
-    import_s = time.monotonic() - began_s
-    besides_s = []
-    for row in swept.rows:
-        folder = swept.folder / row.folder
-        with (folder / "steps.csv").open() as stream:
-            parts = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
-            steps_s = sum(float(step[part] or 0) for step in csv.DictReader(stream) for part in parts) / 1e3
-        ceiling_s = 3 * 16 / row.ceiling_samples_per_s
-        besides_s.append(row.seconds - steps_s - ceiling_s)
-    assert len(besides_s) >= 3
-    assert median(besides_s) < 0.15 * import_s, (besides_s, import_s)
-
-
-@pytest.mark.slow
-def test_a_trial_on_several_devices(tmp_path: Path) -> None:
-    swept = sweep(tmp_path, f"{LR}=0.1", "trainer.devices=1,2", "trainer.accelerator=cpu")
-    assert swept.done.code == 0, swept.done.text
-    row = swept.row("trainer.devices=2")
-    assert row.status == "ok", row
-    assert row.samples_per_s
-    assert left_in(tmp_path) == []
-
-
-def elsewhere(cwd: Path, launcher: str) -> Swept:
-    swept = sweep(cwd, f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", f"hydra/launcher={launcher}")
+@pytest.mark.parametrize("launcher", [("hydra/launcher=basic",), RAY], ids=["basic", "ray"])
+def test_hydras_launchers_run_the_same_trials(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    if launcher == RAY:
+        pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extra ray")
+    axes = [f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", *launcher]
+    swept = sweep(tmp_path, *axes)
     assert swept.done.code == 0, swept.done.text
     statuses = Counter(row.status for row in swept.rows)
     assert statuses == {"ok": 2 + 6, "failed": 2, "invalid": 2}, swept.done.text  # the best again, too
@@ -287,13 +238,6 @@ def elsewhere(cwd: Path, launcher: str) -> Swept:
             record = record_of(swept.folder / row.folder)
             assert record["status"] == row.status
             assert record["steps"] > row.steps  # the first ones are no measurement
-    message = swept.row(f"{FAULT}=raise", f"{LR}=0.1").error["message"]
-    assert message.startswith("RuntimeError: planted: step went wrong")
-    return swept
-
-
-@pytest.mark.slow
-def test_hydras_own_launcher_runs_the_same_trials(tmp_path: Path) -> None:
-    first = elsewhere(tmp_path, "basic")
-    axes = [f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", "hydra/launcher=basic"]
-    assert sweep(tmp_path, *axes).rows == first.rows
+    assert "planted: step went wrong" in swept.row(f"{FAULT}=raise", f"{LR}=0.1").error["message"]
+    assert sweep(tmp_path, *axes).rows == swept.rows
+    until(lambda: left_in(tmp_path) == [])

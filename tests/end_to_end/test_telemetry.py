@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,8 @@ import pytest
 
 from tests.end_to_end.commands import FAST, only_folder, record_of, start, train
 from tests.fake_nvml.driver import (
-    DRIVER_NOT_LOADED,
-    FOREVER,
-    NO_PERMISSION,
-    NOT_SUPPORTED,
     FakeDriver,
     FakeGpu,
-    Hang,
-    Lost,
     Scenario,
     Wave,
     read_report,
@@ -114,61 +107,6 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    variables = driver(fake_driver, Scenario([H200], init_error=DRIVER_NOT_LOADED))
-    done = train("trainer.max_steps=10", cwd=tmp_path, **variables)
-    record = record_of(only_folder(tmp_path))
-    assert (done.code, record["status"]) == (0, "ok")
-    assert record["machine"]["nvml_problem"] == "driver not loaded"
-    (trouble,) = events(record, "telemetry_trouble")
-    assert trouble["trouble"] == "refused"
-    assert "driver not loaded" in trouble["message"]
-    assert record["gpus"] == {}
-    assert rows(only_folder(tmp_path), -1)
-
-
-@pytest.mark.slow
-def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    scenario = Scenario([H200], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, from_s=3.0)])
-    began_s = time.monotonic()
-    done = train("telemetry.interval_s=0.1", "trainer.max_epochs=100000", "trainer.max_time_s=8", cwd=tmp_path,
-                 **driver(fake_driver, scenario))  # fmt: skip
-    assert time.monotonic() - began_s < 120
-    folder = only_folder(tmp_path)
-    record = record_of(folder)
-    assert (done.code, record["status"]) == (0, "ok")
-    assert record["throughput"]["samples_per_s"] > 0
-    (trouble,) = events(record, "telemetry_trouble")
-    assert trouble["trouble"] == "stuck"
-    assert len(rows(folder, -1)) > 2 * len(rows(folder, 0))
-    assert float(rows(folder, -1)[-1]["time_s"]) > 8  # to the end of the training, whose time is that alone
-
-
-@pytest.mark.slow
-def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    """One GPU is lost; the other withholds power and PCIe."""
-    lost = FakeGpu("GPU-lost", "NVIDIA H200", 141.0, util=90.0, lost=Lost(2.0, FOREVER))
-    refused = {"nvmlDeviceGetPcieThroughput": NO_PERMISSION, "nvmlDeviceGetPowerUsage": NOT_SUPPORTED}
-    bad = replace(RTX, uuid="GPU-bad", util=60.0, has_energy=False, errors=refused)
-    variables = driver(fake_driver, Scenario([lost, bad]))
-    done = train("telemetry=dense", "trainer.max_epochs=100000", "trainer.max_time_s=14", cwd=tmp_path, **variables)
-    folder = only_folder(tmp_path)
-    record = record_of(folder)
-    assert (done.code, record["status"]) == (0, "ok")
-    (gone,) = events(record, "gpu_lost")
-    assert gone["gpu"] == 0
-    assert events(record, "telemetry_trouble") == []
-    absent = {event["reason"]: event["metrics"] for event in events(record, "metric_absent") if event["gpu"] == 1}
-    assert absent["no permission"] == ["pcie_rx_mb_s", "pcie_tx_mb_s"]
-    assert {"power_w", "energy_j"} <= set(absent["not supported by this device"])
-    figures = record["gpus"]["1"]
-    assert figures["util_pct"]["mean"] == 60
-    assert figures["util_pct"]["n"] > 0.7 * len([row for row in rows(folder, 1) if row["phase"] == "train"])
-    assert not {"power_w", "energy_j", "energy_per_sample_j", "pcie_rx_mb_s"} & set(figures)
-    assert {row["power_w"] for row in rows(folder, 1)} == {""}
-
-
-@pytest.mark.slow
 def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: FakeDriver) -> None:
     variables = driver(fake_driver, Scenario([H200]))
     command = ["telemetry.interval_s=0.1", "trainer.checkpoint_every_steps=5", "hydra.run.dir=run"]
@@ -198,46 +136,3 @@ def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: 
     assert all(float(a["time_s"]) < float(b["time_s"]) for a, b in pairwise(went_on))
     assert int(went_on[0]["step"]) < resumed_at < int(went_on[-1]["step"])
     assert record["gpus"]["0"]["util_pct"]["n"] < len(went_on)
-
-
-@pytest.mark.slow
-def test_runs_of_one_command_are_apart(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    done = train("-m", "seed=1,2", "telemetry=dense", "trainer.max_steps=20", cwd=tmp_path,
-                 **driver(fake_driver, Scenario([H200])))  # fmt: skip
-    assert done.code == 0, done.text
-    folders = sorted({path.parent for path in (tmp_path / "logs").rglob("run.json")})
-    assert len(folders) == 2
-    parts = [tmp_path / record_of(folder)["wandb"]["path"] for folder in folders]
-    runs = [stored(part) for part in parts]
-    assert [run.exit_code for run in runs] == [0, 0]
-    assert len({record_of(folder)["wandb"]["id"] for folder in folders}) == 2
-    for folder, run in zip(folders, runs, strict=True):
-        curve = run.curve("telemetry/time_s", "gpu0/util_pct")
-        assert [at_s for at_s, _ in curve] == pytest.approx(
-            [float(row["time_s"]) for row in rows(folder, 0, "util_pct")], abs=1e-3
-        )
-
-
-@pytest.mark.slow
-def test_telemetry_none_watches_nothing(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    variables = driver(fake_driver, Scenario([H200]))
-    done = train("telemetry=none", "logger=none", "trainer.max_steps=5", cwd=tmp_path, **variables)
-    record = record_of(only_folder(tmp_path))
-    assert done.code == 0
-    assert not (only_folder(tmp_path) / "telemetry.csv").exists()
-    assert (record["telemetry"], record["gpus"]) == (None, {})
-
-
-@pytest.mark.slow
-def test_a_swing_of_nine_and_a_half_seconds_shows_as_such(tmp_path: Path, fake_driver: FakeDriver) -> None:
-    swinging = replace(H200, util=Wave(9.5, low=9, high=90))
-    done = train("trainer.max_epochs=100000", "trainer.max_time_s=60", cwd=tmp_path,
-                 **driver(fake_driver, Scenario([swinging])))  # fmt: skip
-    assert done.code == 0, done.text
-    folder = only_folder(tmp_path)
-    table = [(float(row["time_s"]), float(row["util_pct"])) for row in rows(folder, 0) if row["util_pct"]]
-    curve = stored(tmp_path / record_of(folder)["wandb"]["path"]).curve("telemetry/time_s", "gpu0/util_pct")
-    for points in (table, curve):
-        rises_at_s = [after[0] for before, after in pairwise(points) if before[1] < 50 <= after[1]]
-        assert len(rises_at_s) >= 5
-        assert [b - a for a, b in pairwise(rises_at_s)] == pytest.approx([9.5] * (len(rises_at_s) - 1), abs=1.2)

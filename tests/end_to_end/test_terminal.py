@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import FAST, ROOT, environment, only_folder, record_of, run, train
+from tests.end_to_end.commands import FAST, ROOT, environment, only_folder, record_of, run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
 QUICK = ("logger=none", "telemetry=none", "loader.backend=inline")
@@ -82,43 +82,6 @@ def test_a_run_at_80_columns(tmp_path: Path) -> None:
     assert record_of(folder)["ended_by"] == "trainer.max_steps=60"
 
 
-@pytest.mark.slow
-def test_a_terminal_of_20_columns_that_is_not_utf_8_gets_whole_words_in_ascii(tmp_path: Path) -> None:
-    plain = {"PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
-    shown = in_terminal("trainer.max_steps=60", *QUICK, cwd=tmp_path, columns=20, **plain)
-    assert shown.code == 0, shown.text
-    assert shown.text.isascii()
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown.text)
-    assert any(re.fullmatch(r"\d+/60 ETA [\d:-]+", line) for line in shown.lines)
-    assert any(re.match(r" [A-Z -]{4,}", line) for line in shown.lines)
-    assert " 60 steps in" in {line[:12] for line in shown.lines}
-
-
-@pytest.mark.slow
-def test_the_flag_shows_the_whole_plan_before_the_run(tmp_path: Path) -> None:
-    done = train("--plan", "trainer.max_steps=3", *QUICK, cwd=tmp_path)
-    assert done.code == 0, done.text
-    folder = only_folder(tmp_path)
-    for knob in record_of(folder)["plan"]:
-        assert f"\n{knob} " in done.out, knob
-    assert record_of(folder)["steps"] == 3
-    assert "--plan" not in record_of(folder)["overrides"]
-
-
-@pytest.mark.slow
-def test_a_run_that_time_ends_says_so_and_one_that_goes_on_says_where(tmp_path: Path) -> None:
-    done = train("trainer.max_time_s=0.5", "trainer.max_epochs=4000", *QUICK, cwd=tmp_path)
-    assert done.code == 0, done.text
-    folder = only_folder(tmp_path)
-    assert ", ended by trainer.max_time_s=0.5\n" in done.out
-    step = record_of(folder)["steps"]
-    done = train(f"resume={folder}", "trainer.max_time_s=null", f"trainer.max_steps={step + 3}", cwd=tmp_path)
-    assert done.code == 0, done.text
-    assert f"Resuming {folder}: importing PyTorch" in done.out.splitlines()[0]
-    assert f"\nResuming {folder} at step {step} (last.ckpt)\n" in done.out
-    assert record_of(folder)["ended_by"] == f"trainer.max_steps={step + 3}"
-
-
 BROKEN = """
 name: broken
 effective_batch_size: 4
@@ -168,10 +131,3 @@ def test_a_users_own_error_shows_their_frames_first_and_the_log_has_all(tmp_path
     log = (folder / "train.log").read_text()
     assert "train_step.py" in log
     assert "their_model.py" in log
-
-
-@pytest.mark.slow
-def test_a_run_of_which_nothing_stays_names_no_folder(tmp_path: Path) -> None:
-    done = train("memory.micro_batch=1", "trainer.devices=99", *QUICK, cwd=tmp_path)
-    assert done.code == 2
-    assert "folder  " not in done.text

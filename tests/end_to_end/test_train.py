@@ -17,6 +17,7 @@ from tests.end_to_end.commands import (
     train,
     weights_of,
 )
+from tests.kit.few import slow
 from tests.kit.tables import rows_of
 from wellfed.record.entries import RunRecord
 
@@ -196,6 +197,7 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
     assert len(run_folders(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
     from wellfed.record.entries import read
 
@@ -215,7 +217,7 @@ def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["gpu.precision=16-mixed"], "gpu.precision"),
-        (["workload.data.path=no/such/folder"], "no/such/folder"),
+        slow(["workload.data.path=no/such/folder"], "no/such/folder"),
     ],
 )
 def test_what_can_not_run_is_exit_2_and_leaves_no_folder(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -226,40 +228,6 @@ def test_what_can_not_run_is_exit_2_and_leaves_no_folder(tmp_path: Path, argumen
     assert message in done.err
     assert NO_TRACEBACK not in done.text
     assert not run_folders(tmp_path)
-
-
-def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
-    package = tmp_path / "mine"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "broken.py").write_text(
-        "import torch\n"
-        "from workloads.recsys.model import TwoTowerRecommender\n"
-        "class Broken(TwoTowerRecommender):\n"
-        "    def loss(self, batch):\n"
-        "        return torch.zeros(2) @ torch.zeros(3)\n"
-    )
-    done = train(
-        "workload.model._target_=mine.broken.Broken",
-        "logger=none",
-        "telemetry=none",
-        cwd=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    assert done.code == 1, done.text
-    assert "broken.py" in done.err
-    record = record_of(only_folder(tmp_path))
-    assert record["status"] == "failed"
-    assert record["error"]["kind"] == "code"
-
-
-def test_what_was_there_before_a_run_that_can_not_start_stays(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "notes.txt").write_text("keep me")
-    done = train("trainer.devices=99", f"hydra.run.dir={mine}", "logger=none", cwd=tmp_path)
-    assert done.code == 2
-    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.slow
@@ -285,21 +253,3 @@ def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
     assert last["samples"] == sum(int(row["samples"]) for row in rows_of(folder / "steps.csv"))
     tests = [row for row in rows_of(folder / "metrics.csv") if row["split"] == "test"]
     assert {row["step"] for row in tests} == {"12", "16"}
-
-
-@pytest.mark.slow  # tests/run/folder/test_checkpoint_file.py and tests/run/test_saving.py check the same
-def test_weights_alone_can_be_evaluated_and_not_resumed(tmp_path: Path) -> None:
-    limits = ("trainer.max_steps=4", "logger=none", "telemetry=none")
-    assert train(*limits, "hydra.run.dir=run", cwd=tmp_path).code == 0
-    path = tmp_path / "run" / "checkpoints" / "weights.ckpt"
-    state = torch.load(path.with_name("last.ckpt"), weights_only=True)
-    kept = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops")  # Lightning's save_weights_only
-    torch.save({key: state[key] for key in kept}, path)
-    done = run("train.py", f"resume={path}", "trainer.max_steps=6", cwd=tmp_path)
-    assert done.code == 2
-    assert NO_TRACEBACK not in done.text
-    missing = "it holds no callbacks and no optimizer_states and no lr_schedulers."
-    assert f"{path}: can't be resumed from: {missing}" in done.err
-    assert not run_folders(tmp_path)
-    tested = run("evaluate.py", f"checkpoint={path}", cwd=tmp_path)
-    assert tested.code == 0, tested.text

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -18,8 +17,6 @@ import yaml
 
 from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import started, until
-from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
-from tests.fake_nvml.driver import FakeDriver
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
 from wellfed.study.row import Row
@@ -27,7 +24,6 @@ from wellfed.study.row import Row
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
-FAULT = "workload.model.fault"
 NAME = "mine"
 
 
@@ -81,15 +77,8 @@ def tune(cwd: Path, *more: str, **variables: str) -> Tuned:
     return Tuned(done, cwd, list(ledger.read(folder_of(cwd)).rows))
 
 
-def written(cwd: Path) -> list[str]:
-    return sorted(str(path.relative_to(cwd / "configs")) for path in (cwd / "configs").rglob(f"{NAME}.yaml"))
-
-
 def tuning(cwd: Path, *more: str) -> AbstractContextManager[subprocess.Popen[str]]:
     return started("tune.py", arguments(cwd, *more), cwd=cwd, python_path=PATH)
-
-
-# -- from the start to the line to use ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +125,6 @@ def test_the_same_command_measures_nothing_twice(tmp_path: Path) -> None:
     assert again.command == first.command
 
 
-# -- stopped, and gone on with -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 @pytest.mark.parametrize("rows", [1, 3])
@@ -163,58 +149,3 @@ def test_an_interrupted_tune_goes_on(tmp_path: Path, signum: int, code: int, row
     comparison = again.file["comparison"]
     assert comparison is not None, again.file["steps"]
     assert len(comparison["before"]) == len(comparison["after"]) == 3
-
-
-# -- starts that can't be measured -------------------------------------------------------------------------------------
-
-STARTS = {
-    "build": (2, "invalid", "no such layer: 7"),
-    "raise": (1, "failed", "planted: step went wrong"),
-    "oom": (3, "oom", "Out of memory"),
-    "segv": (1, "failed", "crashed: SIGSEGV"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", STARTS)
-def test_a_start_that_can_not_run_ends_it_as_training_would(tmp_path: Path, fault: str) -> None:
-    code, status, words = STARTS[fault]
-    found = tune(tmp_path, f"{FAULT}={fault}")
-    assert found.done.code == code, found.done.text
-    assert f"The start can't be measured, so there is nothing to tune ({status}): " in found.done.err
-    assert words in found.done.err
-    (alone,) = re.findall("It is: python src/train.py (.*)", found.done.err)
-    folder, *typed = shlex.split(alone)
-    assert folder.startswith("--config-path=")
-    assert typed[0] == "workload=planted"
-    assert "Traceback" not in found.done.text
-    assert found.folder.exists() is (code != 2)
-    if code != 2:
-        assert found.file["status"] == "stopped"
-        assert [step["status"] for step in found.file["steps"]] == [status]
-    assert written(tmp_path) == []
-
-
-# -- refused before anything is measured -------------------------------------------------------------------------------
-
-
-# -- on a card ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_on_a_simulated_card_the_experiment_has_its_name(
-    tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
-) -> None:
-    machine = machine_environment(fake_driver, tmp_path, Cards(mib=24 * 1024, context_mib=500, slowdown=2))
-    cwd = tmp_path / "work"
-    cwd.mkdir()
-    words = [word for word in arguments(cwd, "gpu=24gb", "tune.write=always") if not word.startswith("tune.name")]
-    done = run("tune.py", *words, cwd=cwd, **{**machine, "PYTHONPATH": f"{PATH}{os.pathsep}{machine['PYTHONPATH']}"})
-    assert done.code == 0, done.text
-    (folder,) = (cwd / "logs" / "planted" / "tunes").iterdir()
-    assert folder.name.startswith("planted_simulated")
-    record = record_of(next(path.parent for path in folder.glob("*/run.json")))
-    assert record["plan"]["trainer.accelerator"]["value"] == "gpu"
-    (line,) = [line for line in done.out.splitlines() if line.startswith("Use it: ")]
-    assert line.endswith(f"experiment={folder.name}")
-    assert (cwd / "configs" / "experiment" / f"{folder.name}.yaml").exists()

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end import test_tune
 from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run_folders
 from tests.end_to_end.many_processes import started, until
-from tests.kit.bench_project import git, make_project
 from tests.kit.meeting import can_be_elsewhere, command, elsewhere, together
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
@@ -25,7 +23,6 @@ pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 LOCK = "wellfed.run.folder.lock._locked"
-NAME = "wellfed.run.folder.run_folder.new_name"
 STEPS = 40
 LONG = (f"trainer.max_steps={STEPS}", "trainer.checkpoint_every_steps=4")
 TWO_MACHINES = pytest.param(
@@ -96,19 +93,6 @@ def killed(cwd: Path) -> Path:
     return folder.relative_to(cwd)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
-def test_two_runs_have_folders_of_their_own(tmp_path: Path) -> None:
-    done = both(tmp_path, NAME, "train.py", words(tmp_path, *LONG))
-    assert [each.code for each in done] == [0, 0], done
-    folders = run_folders(tmp_path, "planted")
-    assert len(folders) == 2
-    for folder in folders:
-        check_whole(folder)
-    assert len({record_of(folder)["pid"] for folder in folders}) == 2
-
-
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_of_two_runs_in_one_folder_one_is_told_who_has_it(tmp_path: Path, hosts: Hosts) -> None:
     done = both(tmp_path, LOCK, "train.py", words(tmp_path, *LONG, "hydra.run.dir=mine"), hosts)
@@ -128,19 +112,6 @@ def test_of_two_that_resume_one_run_one_goes_on_with_it(tmp_path: Path, asked: s
     assert len(run_folders(tmp_path, "planted")) == 1
 
 
-def test_two_that_resume_a_checkpoint_go_on_in_folders_of_their_own(tmp_path: Path) -> None:
-    folder = killed(tmp_path)
-    before = (tmp_path / folder / "run.json").read_bytes()
-    done = both(tmp_path, NAME, "train.py", [*fixed(tmp_path), f"resume={folder}/checkpoints/last.ckpt"])
-    assert [each.code for each in done] == [0, 0], done
-    first, *resumed = run_folders(tmp_path, "planted")
-    assert (first / "run.json").read_bytes() == before
-    assert [record_of(each)["steps"] for each in resumed] == [STEPS, STEPS]
-
-
-# -- studies -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_of_two_sweeps_of_one_name_one_runs_each_point_once(tmp_path: Path, hosts: Hosts) -> None:
     axis = "workload.optimizer.lr=0.1,0.01"
@@ -154,19 +125,3 @@ def test_of_two_sweeps_of_one_name_one_runs_each_point_once(tmp_path: Path, host
     assert {number for (_, kind), number in counted.items() if kind == "trial"} == {1}
     assert {row.status for row in found.rows} == {"ok"}
     assert not list((tmp_path / folder).glob("*.attempt*"))
-
-
-def test_of_two_tunes_of_one_name_one_tunes(tmp_path: Path) -> None:
-    done = both(tmp_path, LOCK, "tune.py", test_tune.arguments(tmp_path, "tune.write=never"))
-    one_of(done, test_tune.folder_of(tmp_path).relative_to(tmp_path), (None, None))
-    assert json.loads((test_tune.folder_of(tmp_path) / "tune.json").read_text())["status"] == "done"
-
-
-def test_two_benches_have_folders_of_their_own(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "repository")
-    asked = ["bench", "workload=forecast", "gpu=cpu", "--against", "HEAD", "--rounds", "2"]
-    done = both(project, NAME, "wellfed/__main__.py", asked, WELLFED_PROJECT=str(project))
-    assert [each.code for each in done] == [0, 0], done
-    found = [json.loads(path.read_text()) for path in (project / "logs" / "forecast" / "benches").glob("*/bench.json")]
-    assert [(len(each["rounds"]), each["problems"]) for each in found] == [(2, []), (2, [])]
-    assert len(git(project, "worktree", "list").splitlines()) == 1

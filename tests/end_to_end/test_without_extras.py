@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run
+from tests.kit.few import few
 from wellfed.extras import PACKAGES
 
 SMALL = ("logger=none", "workload.data.num_series=4", "workload.data.num_days=300", "trainer.max_steps=30")
@@ -67,50 +68,19 @@ def test_the_report_is_written_again_elsewhere(trained: tuple[Path, Done]):
     assert json.loads(told.out)
 
 
-def scene(folder: Path) -> None:
-    for name in ("X.mat", "X_gt.mat"):
-        (folder / name).write_bytes(b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM")
-
-
-def table(folder: Path) -> None:
-    (folder / "rows.csv").write_text("user,item\n" + "".join(f"{one},{two}\n" for one in "abc" for two in range(5)))
-
-
 def series(folder: Path) -> None:
     days = np.arange("2024-01-01", "2024-04-10", dtype="M8[D]")
     (folder / "rows.csv").write_text("date,sales\n" + "".join(f"{day},{place}\n" for place, day in enumerate(days)))
 
 
-def sounds(folder: Path) -> None:
-    for name in ("yes", "no"):
-        (folder / name).mkdir()
-        for number in range(4):
-            (folder / name / f"{number}.flac").write_bytes(b"fLaC" + bytes(100))
-
-
 CASES = {
     "recsys": ("transformers", ["workload=recsys", "workload.data.scale=0.02"], None),
-    "recsys, adapters": (
-        "peft",
-        ["workload=recsys", "workload.data.scale=0.02", "workload.model.train_encoder=true"],
-        None,
-    ),
-    "recsys, a table": ("pandas", ["workload=recsys", "workload.data.path=rows.csv"], table),
     "forecast, a table": ("pandas", ["workload=forecast", "workload.data.path=rows.csv"], series),
     "restoration": ("PIL", ["workload=restoration"], None),
-    "hyperspectral": ("PIL", ["workload=hyperspectral"], None),
-    "hyperspectral, MATLAB": ("scipy", ["workload=hyperspectral", "workload.data.path=X.mat"], scene),
-    "speech, flac": ("soundfile", ["workload=speech", "workload.data.path=."], sounds),
 }
 
 
-SEEN_ALREADY = set(CASES) - {"recsys"}
-"""Cases that differ from the first by the package and by what asks for it."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SEEN_ALREADY else []) for case in CASES]
-)
+@pytest.mark.parametrize("case", few(CASES, 1))
 def test_a_missing_package_is_one_message_and_nothing_is_run(case: str, tmp_path: Path):
     package, arguments, made = CASES[case]
     if made is not None:
