@@ -192,14 +192,14 @@ def step(x):
 for number, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(800, 4)), batch_size=4)):
     step(x)
     time.sleep(0.02)
-    if number == 120:
+    if number == 60:
         {how}
 """
     )
     raised = "raise" in how
     done, alone = ended(*WATCH, "train.py", cwd=tmp_path), ended("train.py", cwd=tmp_path, fresh=raised)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
-    assert alone.stderr in done.stderr
+    assert set(alone.stderr.splitlines()) <= set(done.stderr.splitlines())  # frames of the watch come first
     record = record_of(tmp_path)
     assert record.status == ("failed" if raised else "killed")
     assert (record.error is not None) == raised

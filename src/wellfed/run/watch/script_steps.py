@@ -259,6 +259,8 @@ class ScriptSteps(Harmless):
         """Marks begin or end of an optimizer's step, which may hold passes of a closure."""
         if not self._is_mine():
             return
+        if is_done and not self._is_updating:  # a step that holds another one, as a subclass's calls super().step()
+            return
         self._is_updating = not is_done
         iteration = self._iteration
         if iteration is None or iteration.is_ended:
