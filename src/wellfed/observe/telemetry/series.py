@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
-
 Phase = Literal["start", "train", "validate", "test", "checkpoint", "ceiling"]
 TRAINING: tuple[Phase, ...] = ("train", "validate", "checkpoint")
 """Phases that a run's figures cover: from the first batch to the last, with all in between."""
@@ -56,6 +54,8 @@ class Sample:
 
 def levels(values: Any) -> dict[str, float]:
     """Returns ``{mean, p5, p50, p95, max, n}`` of an array of finite numbers, which must not be empty."""
+    import numpy as np  # modules that start without it import this one
+
     p5, p50, p95 = (float(level) for level in np.quantile(values, (0.05, 0.50, 0.95)))
     mean, most = float(np.mean(values)), float(np.max(values))
     return {"mean": mean, "p5": p5, "p50": p50, "p95": p95, "max": most, "n": len(values)}
