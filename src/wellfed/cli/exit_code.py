@@ -36,7 +36,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
     """Prints an error as its user needs it, and returns the exit code.
 
     Args:
-        way_on: what to type if memory does not suffice.
+        way_on: what to type if the GPU was lost or is too small.
         heading: for faults outside a configuration.
 
     Raises:
@@ -58,7 +58,9 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
     outcome = outcome_of(error, has_trained=True)
     if not outcome.is_expected:
         return _show(error)
-    advice = (outcome.status == "oom" and way_on) or outcome.advice
+    advice = outcome.advice
+    if way_on and outcome.kind in ("device_oom", "code"):
+        advice = way_on if outcome.kind == "device_oom" else f"{advice} {way_on}"
     print(show_text(f"{outcome.message}\n{advice}".rstrip()), file=sys.stderr)
     return outcome.exit_code
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +18,14 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
-from wellfed.run.gpu_monitor import MachineWatch, Usage
+from wellfed.run.gpu_monitor import Usage, gpus_to_watch
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
 from wellfed.units import mib
@@ -32,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 FIGURES_FRAC = 0.02
 """Largest share of a run's time that computing its figures at checkpoints may take. They cover up to `KEPT_STEPS`
 steps, so a longer run needs longer for each computation."""
+
+_KEPT_READINGS = 2000
+"""Number of readings that the screen of a run sees, of all GPUs and hosts together."""
 
 
 class Bookkeeper:
@@ -58,7 +63,9 @@ class Bookkeeper:
         """Record and tables; complete once the run is finished."""
         self._phases_before, self._ceiling_before = record.phases, record.ceiling
         self._usage: Usage | None = None
-        self._watch: MachineWatch | None = None
+        self.readings: deque[Sample] = deque(maxlen=_KEPT_READINGS)
+        """Latest readings of telemetry, the oldest first."""
+        self._sampler: Sampler | None = None
         self._figures_due_s = 0.0
         """Time of the run from which a checkpoint computes the figures of all steps again."""
 
@@ -114,21 +121,26 @@ class Bookkeeper:
         if sinks:
             self.journal.save()  # a resumed run continues theirs by the ids in the record
 
-    def watching(self, facts: MachineFacts, plan: RunPlan, driven: Collection[int] = ()) -> AbstractContextManager[Any]:
-        """Returns a context that watches machine and GPUs, if telemetry is enabled.
-
-        Args:
-            driven: numbers of further GPUs, which the model drives by itself.
-        """
+    def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
+        """Returns a context that watches machine and GPUs, if telemetry is enabled."""
         self.progress.step, config = self.record.steps, self._config.telemetry
         if not config.enabled:
             return nullcontext()
-        self._watch = MachineWatch(config, facts, plan, self.journal, self.progress, driven)
-        return self._watch.sampler
+        self._sampler = Sampler(
+            self._take,
+            lambda kind, **facts: self.journal.event(kind, self.progress.step, **facts),
+            self.journal.publish,
+            interval_s=config.interval_s,
+            progress=self.progress,
+            time_s=self.journal.time_s,
+        )
+        failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
+        self._sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+        return self._sampler
 
-    def readings(self) -> Sequence[Sample]:
-        """Returns the latest readings of telemetry, the oldest first."""
-        return () if self._watch is None else tuple(self._watch.latest)
+    def _take(self, samples: Sequence[Sample]) -> None:
+        self.journal.telemetry(samples)
+        self.readings.extend(samples)
 
     def held_gib(self) -> float | None:
         """Returns the memory of this rank's card that torch holds now; None without a card."""
@@ -225,7 +237,7 @@ class Bookkeeper:
             record.time = summary.time
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading}
-        if self._watch is not None:
+        if self._sampler is not None:
             record.gpus = gpu_figures(self.folder, record.samples)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
@@ -239,8 +251,9 @@ class Bookkeeper:
                 record.host["core_wait_frac"] = self.wall.core_wait_frac
             except OSError as error:  # no file handle is left, for example
                 _LOG.warning("The use of memory and CPU could not be read: %s.", error)
-        if self._watch is not None:
-            record.telemetry = self._watch.cost()
+        if self._sampler is not None:
+            interval_s = self._config.telemetry.interval_s
+            record.telemetry = {"interval_s": interval_s, "cpu_frac": self._sampler.cpu_frac()}
 
     def _phases(self) -> dict[str, PhaseEntry]:
         """Returns the time in each phase, including earlier processes of a resumed run."""

@@ -36,24 +36,18 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         from wellfed.run.passes.passes import Passes
         from wellfed.run.planner import Planner
 
-    load_checkpoint(checkpoint)  # before data and model are made
+    state = load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())
     config = _for_this_machine(run.config, has_gpu=bool(facts.training_gpus))
     planner = Planner.start(replace(run, config=config), facts)
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan = planner.for_evaluation()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
-            return Passes(planner.config, planner.parts, plan, books, rank=0).evaluate(checkpoint)
-    except RuntimeError as error:
-        text = str(error)
-        if not text.startswith("Error(s) in loading state_dict"):
-            raise
-        problem = f"does not fit the model that run.json describes: {text[:300]}"
-        way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
-        raise ConfigError.of(f"checkpoint={checkpoint}", problem, way_out) from error
+    with tempfile.TemporaryDirectory() as folder:
+        books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
+        passes = Passes(planner.config, planner.parts, plan, books, rank=0)
+        passes.check_fits(f"checkpoint={checkpoint}", state)
+        return passes.evaluate(checkpoint)
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:

@@ -1,83 +1,25 @@
-"""Watches the machine during a run, and measures memory and CPU time of the run."""
+"""Chooses the GPUs to watch during a run, and measures memory and CPU time of the run."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
-from wellfed.config.schema import TelemetryConfig
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
-from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Sample
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record.entries import EventKind, HostEntry, MemoryEntry, TelemetryEntry
+from wellfed.record.entries import HostEntry, MemoryEntry
 from wellfed.units import gib
 
-_KEPT_READINGS = 2000
-"""Number of readings that the screen of a run sees, of all GPUs and hosts together."""
 
-
-class MachineWatch:
-    """Reads this machine for telemetry.csv and the sink.
-
-    Args:
-        more: as for `gpus_to_watch`.
-    """
-
-    def __init__(
-        self,
-        config: TelemetryConfig,
-        facts: MachineFacts,
-        plan: RunPlan,
-        journal: Journal,
-        progress: Progress,
-        more: Collection[int] = (),
-    ) -> None:
-        self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
-        self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
-        """The latest readings."""
-        self.sampler = Sampler(
-            self._take,
-            self._event,
-            journal.publish,
-            interval_s=config.interval_s,
-            progress=progress,
-            time_s=journal.time_s,
-        )
-        failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-        self.sampler.watch(gpus_to_watch(facts, plan, more), refused=[*failed, *facts.cards_left_out])
-
-    def cost(self) -> TelemetryEntry:
-        """Returns ``telemetry`` of the record."""
-        return {"interval_s": self._interval_s, "cpu_frac": self.sampler.cpu_frac()}
-
-    def _take(self, samples: Sequence[Sample]) -> None:
-        self._journal.telemetry(samples)
-        self.latest.extend(samples)
-
-    def _event(self, kind: EventKind, **facts: Any) -> None:
-        self._journal.event(kind, self._progress.step, **facts)
-
-
-def gpus_to_watch(facts: MachineFacts, plan: RunPlan, more: Collection[int] = ()) -> list[WatchedGpu]:
-    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it.
-
-    Args:
-        more: numbers of further GPUs, which the model drives by itself.
-    """
-    used = {*range(plan.trainer.devices), *more}
-    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index in used)
+def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
+    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
+    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
 
 
 class Usage:

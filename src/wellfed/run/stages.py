@@ -102,7 +102,7 @@ class Run:
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
             books.open_loggers(start.composed, plan)
         self._others.ready()
-        with self._watching(facts, plan, passes):
+        with self._watching(facts, plan):
             usage = books.training(plan)
             if self._is_trial:
                 self._started()
@@ -174,13 +174,12 @@ class Run:
         )
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
-    def _watching(self, facts: MachineFacts, plan: RunPlan, passes: Passes) -> AbstractContextManager[Any]:
+    def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
         launch = launched()
         if self._rank and (launch is None or not launch.is_first_of_node):
             return nullcontext()
-        driven = [index for part in passes.data_parallel.values() for index in part.device_ids]
-        return self._books.watching(facts, plan, driven)
+        return self._books.watching(facts, plan)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         notes, target = planner.parts.data.notes, self._start.target
@@ -200,7 +199,7 @@ class Run:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint = target.checkpoint
         state = load_checkpoint(checkpoint, RESUMED)
-        passes.check_fits(checkpoint, state)
+        passes.check_fits(f"resume={checkpoint}", state)
         try:
             step, epochs = _progress_at(state, passes)
         except (AttributeError, TypeError, ValueError) as error:

@@ -5,7 +5,6 @@ The command calls `on_all_ranks`, and each rank then calls `train`. The folder i
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from wellfed.run.screen import Terminal
     from wellfed.train.lightning.callbacks.pruning import Pruner
 
-_LOG = logging.getLogger("wellfed")
 TRIAL = "WELLFED_TRIAL"
 """Environment variable of a trial's process and its other ranks: the run is only timed."""
 SPIN_COUNT = "10000"
@@ -173,8 +171,6 @@ class Start:
             if self.rank == 0 and not self.folder.is_resumed:  # a refused resume leaves the record as it was
                 run_folder.write_first(self.composed, where, self.record)
             with log_file(self.folder.path / "train.log"):
-                if self.folder.warning:
-                    _LOG.warning(self.folder.warning)
                 return self._stages()
 
     def _stages(self) -> int:

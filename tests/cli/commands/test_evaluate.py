@@ -165,7 +165,7 @@ def test_another_error_of_the_pass_stays_what_it_is(
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in the model")
 
-    monkeypatch.setattr(Passes, "evaluate", broken)
+    monkeypatch.setattr(Passes, "check_fits", broken)
     composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
     assert entry_scripts.evaluate_composed(composed) == 1
     shown = capsys.readouterr().err

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,18 +58,6 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) 
     assert held_by(tmp_path) is None
 
 
-@pytest.mark.parametrize("before", ["", '{"pid": 1, "host_name": "HERE", "boot_id": "another"}'], ids=["none", "dead"])
-def test_a_name_that_comes_a_little_later_is_waited_for(tmp_path: Path, before: str) -> None:
-    with holder(tmp_path) as other:
-        named = tmp_path / ".lock.json"
-        own = named.read_text()
-        named.write_text(before.replace("HERE", socket.gethostname()))
-        writer = threading.Timer(0.3, named.write_text, [own])
-        writer.start()
-        assert f"process {other.pid} on" in told(tmp_path)
-        writer.join()
-
-
 @pytest.mark.parametrize("arguments", [(), ("fork",)], ids=["alone", "with a forked worker that lives on"])
 def test_a_killed_process_leaves_no_lock(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with holder(tmp_path, *arguments) as other:
@@ -107,10 +94,3 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f"paths.log_dir: {tmp_path} can't be locked: " in found
     assert "on a file system with file locks" in found
     assert held_by(tmp_path) is None
-
-
-def test_a_lock_that_is_only_a_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """filelock takes one where flock is not implemented."""
-    monkeypatch.setattr(filelock, "FileLock", filelock.SoftFileLock)
-    assert "its file system has no file locks" in told(tmp_path)
-    assert not (tmp_path / ".lock").exists()

@@ -39,11 +39,6 @@ def test_what_can_t_be_made_is_told(override: str, problem: str) -> None:
         made("callbacks=early_stopping", override)
 
 
-def test_a_figure_of_a_split_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"callbacks.early_stopping.monitor=val/loss: the workload has no val split"):
-        made("callbacks=early_stopping", val=None)
-
-
 def test_who_listens_within_a_step_is_known() -> None:
     found = made(
         "callbacks=lr_monitor",

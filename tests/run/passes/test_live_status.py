@@ -46,7 +46,7 @@ class Training:
         readings = [(self.step, "train", HOST, host)]
         readings += [(self.step, "train", int(gpu.removeprefix("gpu")), values) for gpu, values in gpus.items()]
         for _ in range(times):
-            self.books._watch._take([Sample(self.books.journal.time_s(), *one) for one in readings])  # type: ignore
+            self.books._take([Sample(self.books.journal.time_s(), *one) for one in readings])  # type: ignore
 
     def shown(self) -> list[tuple[str, str]]:
         return [(part.plain, str(part.style)) for part in self.live.parts()]

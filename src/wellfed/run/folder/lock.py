@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +25,6 @@ _HOLDER = ".lock.json"
 _LEFT_S = 6.0
 """Maximum seconds to wait for a holder that has no name yet, or is dead: forked children may keep its lock until they
 notice its end."""
-_POLL_S = 0.05
 _held: set[Path] = set()
 """Folders that this process has locked."""
 
@@ -62,31 +60,21 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> FileLock:
-    from filelock import FileLock, SoftFileLock, Timeout  # imports asyncio
+    from filelock import FileLock, Timeout  # imports asyncio
 
     lock = FileLock(folder / FILE_NAME)
-    end_s = time.monotonic() + _LEFT_S
     try:
-        while not lock.is_locked:
-            try:
-                lock.acquire(timeout=0)
-            except Timeout as error:
-                holder = _holder(folder)
-                if holder or time.monotonic() > end_s:
-                    raise refusal(folder, _shown(holder)) from error
-                time.sleep(_POLL_S)
+        lock.acquire(timeout=0 if _holder(folder) else _LEFT_S)
+    except Timeout as error:
+        raise refusal(folder, _shown(_holder(folder))) from error
     except (OSError, NotImplementedError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
         way_out = "Name a folder that can be written, on a file system with file locks."
         raise ConfigError.of("paths.log_dir", f"{folder} can't be locked: {why}.", way_out) from error
-    if issubclass(type(lock), SoftFileLock):  # filelock's substitute, which a killed process would leave behind
-        lock.release()
-        problem = f"{folder} can't be locked: its file system has no file locks."
-        raise ConfigError.of("paths.log_dir", problem, "Name a folder on another file system.")
     return lock
 
 
-def is_of_lock(path: Path) -> bool:
+def _is_of_lock(path: Path) -> bool:
     """Returns whether a file belongs to the lock."""
     return path.name in (FILE_NAME, _HOLDER)
 
@@ -94,7 +82,7 @@ def is_of_lock(path: Path) -> bool:
 def holds_nothing(folder: Path) -> bool:
     """Returns whether a folder holds nothing but its lock. Ask within the lock: another process may have been there."""
     with suppress(OSError):
-        return all(map(is_of_lock, folder.iterdir()))
+        return all(map(_is_of_lock, folder.iterdir()))
     return False
 
 

@@ -26,16 +26,13 @@ class RunFolder:
     path: Path
     is_new: bool
     """Created for this run, so removed if nothing was run."""
-    warning: str | None = None
-    before: frozenset[str] = frozenset()
-    """Names of a user's own files and folders in it."""
     stays: bool = False
     """The run has begun, so its files are kept."""
     is_resumed: bool = False
     """It holds the run that goes on, otherwise at most a user's other files."""
 
     def begun(self) -> RunFolder:
-        """Returns the same folder with what it holds now, for `undo`. The caller holds its lock.
+        """Returns the same folder, which is new only while it is empty. The caller holds its lock.
 
         Raises:
             ConfigError: it holds another run already.
@@ -43,21 +40,17 @@ class RunFolder:
         if not self.is_resumed and (self.path / FILE_NAME).exists():
             way_out = f"Name another folder, or go on with that run: resume={self.path}"
             raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
-        names = frozenset(path.name for path in self.path.iterdir() if not lock.is_of_lock(path))
-        return replace(self, is_new=self.is_new and not names, before=names)
+        return replace(self, is_new=self.is_new and lock.holds_nothing(self.path))
 
     def undo(self) -> None:
         """Removes what this run wrote. A resumed run has written nothing yet but lines of its log."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for path in [] if self.is_resumed else list(self.path.iterdir()):
-            if path.name in self.before:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        if not self.is_resumed:
+            shutil.rmtree(self.path / ".hydra", ignore_errors=True)
+            for name in (FILE_NAME, "train.log"):
+                (self.path / name).unlink(missing_ok=True)
 
 
 def reserve(folder: Path) -> None:
@@ -118,28 +111,19 @@ def _of_rank(folder_of_run: Path, rank: int) -> Path:
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:
-    """Creates ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``, or the same under the temporary directory.
+    """Creates ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``.
 
     The last four digits are the fraction of the second, so names sort by creation.
 
     Raises:
-        ConfigError: neither folder can be written.
+        ConfigError: the folder can't be written.
     """
-    runs = log_dir / workload / "runs"
     try:
-        return RunFolder(new_in(runs), is_new=True)
+        return RunFolder(new_in(log_dir / workload / "runs"), is_new=True)
     except OSError as error:
-        # Users are kept apart in a shared temporary directory.
-        user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-        fallback = Path(tempfile.gettempdir()) / f"wellfed-{user}" / workload / "runs"
-        where, problem = f"paths.log_dir={log_dir}", f"can't be written ({error.strerror or error})"
+        problem = f"can't be written ({error.strerror or error})."
         way_out = "Set paths.log_dir to a folder that can be written."
-        try:
-            path = new_in(fallback)
-        except OSError as second:
-            problem += f", nor can {fallback} ({second.strerror or second})."
-            raise ConfigError.of(where, problem, way_out) from second
-        return RunFolder(path, is_new=True, warning=f"{where} {problem}; this run goes to {path}. {way_out}")
+        raise ConfigError.of(f"paths.log_dir={log_dir}", problem, way_out) from error
 
 
 def open_given(path: Path, *, resume: bool) -> RunFolder:

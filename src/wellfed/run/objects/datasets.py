@@ -14,7 +14,7 @@ from wellfed.config.build import build
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
-from wellfed.data.loader_parts import LoaderParts, loader_of, without_loaders
+from wellfed.data.loader_parts import loader_of, without_loaders
 from wellfed.data.streams.stream import Stream, is_stream
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.errors import ConfigError
@@ -81,7 +81,7 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     """Returns the data with DataLoaders taken apart, streams wrapped, and the model's own collate function."""
     data = without_loaders(data, seed)
     data = replace(data, **{split: _as_stream(data, split) for split in _SPLITS})
-    data = replace(data, notes=(*data.notes, *_slower_splits(data, model)))
+    data = replace(data, notes=(*data.notes, *_hidden_methods(data)))
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate
         if isinstance(own, Mapping):
@@ -94,35 +94,20 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     return data
 
 
-def _slower_splits(data: Datasets, model: Any) -> Iterator[str]:
-    """Yields a note for each split with a ``fetch`` that torch's Subset or ConcatDataset hides.
-
-    Raises:
-        ConfigError: they hide a method that decides what a plain model learns.
-    """
+def _hidden_methods(data: Datasets) -> Iterator[str]:
+    """Yields a note for each split with methods for batches that torch's Subset or ConcatDataset hides."""
     for split in _SPLITS:
         dataset = getattr(data, split)
-        for name, owner in _hidden_methods(dataset).items():
-            problem = f"{type(dataset).__name__} hides {name} of {owner}"
-            way_out = f"Select the samples inside {owner}, or write a subclass of {type(dataset).__name__} with {name}."
-            if name == "for_features" and data.features is None:
-                continue
-            if name == "fetch":
-                yield f"{split}: {problem}, so samples are read one by one. {way_out}"
-            elif name == "split":  # it may be a method of another meaning; batches that need it are refused later
-                yield f"{split}: {problem}, which is not called. {way_out}"
-            elif not is_lightning_module(model):  # which gets batches as they are
-                raise ConfigError.of("workload.data", f"{split}: {problem}, which would not be called.", way_out)
-
-
-def _hidden_methods(dataset: Any) -> dict[str, str]:
-    """Returns the methods for batches that torch's Subset and ConcatDataset hide, with the classes that have them."""
-    found: dict[str, str] = {}
-    inside = dataset.datasets if isinstance(dataset, ConcatDataset) else ()
-    for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
-        more = [name for name in ("for_features", "fetch") if callable(getattr(inner, name, None))]
-        found |= _hidden_methods(inner) | dict.fromkeys([*batches.methods(inner), *more], type(inner).__name__)
-    return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
+        inside = dataset.datasets if isinstance(dataset, ConcatDataset) else []
+        for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
+            names = [*batches.methods(inner), *(["fetch"] if callable(getattr(inner, "fetch", None)) else [])]
+            if hidden := [name for name in names if not callable(getattr(dataset, name, None))]:
+                outer, owner = type(dataset).__name__, type(inner).__name__
+                yield (
+                    f"{split}: {outer} hides {', '.join(hidden)} of {owner}, which is not called. Select the samples "
+                    f"inside {owner}."
+                )
+                break
 
 
 def _as_stream(data: Datasets, split: str) -> Any:
@@ -193,44 +178,34 @@ def data_facts(objects: RunObjects) -> DataFacts:
     data, features = objects.data, objects.features
     train, *others = map(_num_samples, (data.train, data.val, data.test))
     loaders = {split: loader for split in _SPLITS if (loader := loader_of(data, split))}
+    own, stream = loaders.get("train"), data.train if isinstance(data.train, Stream) else None
     return DataFacts(
         num_train=train,
         has_fetch=callable(getattr(data.train, "fetch", None)),
-        stream=_stream_facts(data.train) if isinstance(data.train, Stream) else None,
+        stream=stream
+        and StreamFacts(
+            stream.name, stream.length is not None, stream.gives_batches, stream.shared_by, stream.num_shards
+        ),
         num_eval=max(others),
         eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
         derived=data.derived,
-        own_loader=_own_loader(loaders["train"]) if "train" in loaders else None,
+        own_loader=own
+        and OwnLoader(
+            own.step_size(),
+            own.loader.num_workers,
+            own.loader.prefetch_factor,
+            own.loader.persistent_workers,
+            own.loader.pin_memory,
+            own.loader.timeout,
+        ),
         only_as_it_came=next((f"{split}: {one.problem}" for split, one in loaders.items() if one.problem), ""),
-        has_own_batches="train" in loaders and loaders["train"].has_own_batches,
-    )
-
-
-def _own_loader(parts: LoaderParts) -> OwnLoader:
-    loader = parts.loader
-    return OwnLoader(
-        batch_size=parts.step_size(),
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory=loader.pin_memory,
-        timeout_s=loader.timeout,
+        has_own_batches=own is not None and own.has_own_batches,
     )
 
 
 def _num_samples(split: Any) -> int:
     """Returns the length; for a stream a number larger than any count of workers."""
     return UNKNOWN_LENGTH if isinstance(split, Stream) else len(split) if hasattr(split, "__len__") else 0
-
-
-def _stream_facts(stream: Stream) -> StreamFacts:
-    return StreamFacts(
-        stream.name,
-        has_length=stream.length is not None,
-        gives_batches=stream.gives_batches,
-        shared_by=stream.shared_by,
-        num_shards=stream.num_shards,
-    )

@@ -37,7 +37,7 @@ class LiveStatus:
 
     def parts(self) -> list[Text]:
         """Returns the latest figures of the device and of the host, with the waiting for data."""
-        now_s, readings = self._books.journal.time_s(), self._books.readings()
+        now_s, readings = self._books.journal.time_s(), list(self._books.readings)
         latest = [sample for sample in readings if sample.time_s >= now_s - LATEST_S]
         if not self._plan.on_gpu:
             return [*self._host(latest), *self._wait()]

@@ -131,13 +131,13 @@ class Passes:
         if failure is not None:
             raise LastSaveFailed(self.figures.step, self._checkpoints.files.folder, failure)
 
-    def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+    def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
         found = self._learner.misfits(state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
-            way_out = "Set workload.* as it was when the checkpoint was written."
-            raise ConfigError.of(f"resume={checkpoint}", problem, way_out)
+            way_out = "Set workload.* as it was when it was written, or check out the git commit that run.json names."
+            raise ConfigError.of(where, problem, way_out)
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -203,19 +203,15 @@ class Passes:
             callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
         return callbacks
 
-    @property
-    def data_parallel(self) -> dict[str, Any]:
-        """Modules of the model by name that are a torch.nn.DataParallel, which drives several GPUs."""
-        modules = self._learner.objects.model.named_modules()
-        return {name or type(one).__name__: one for name, one in modules if isinstance(one, torch.nn.DataParallel)}
-
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
         """Returns the callbacks that a timed training has, too."""
 
         def started() -> None:
             on_start()
-            for name, part in self.data_parallel.items():
-                self._books.journal.event("data_parallel", module=name, devices=len(part.device_ids))
+            for name, part in self._learner.objects.model.named_modules():
+                if isinstance(part, torch.nn.DataParallel):
+                    module, devices = name or type(part).__name__, len(part.device_ids)
+                    self._books.journal.event("data_parallel", module=module, devices=devices)
 
         is_on_gpu = self._options.accelerator == "gpu"
         record = self._books.record
@@ -361,10 +357,7 @@ class Passes:
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
             step, picked = load_checkpoint(best)["global_step"], self._checkpoints
-            by = f"best {picked.best_mode} of val/{picked.best_metric}"
-            tested = f"the weights of {BEST} of step {step} ({by})"
-            if any(type(one).__name__ == "ModelCheckpoint" for one in self._learner.objects.callbacks.values()):
-                tested += "; your ModelCheckpoint keeps files of its own"
+            tested = f"the weights of {BEST} of step {step} (best {picked.best_mode} of val/{picked.best_metric})"
         self._books.record.tested = tested
         return {} if self._rank > 0 else self._learner.artifacts()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +143,6 @@ class OtherRanks:
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
             own = self._explained(own, exchange.reason(own))
         exchange.report(own)
-        _leave_for_torchrun(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
         return own
@@ -184,11 +180,3 @@ def _leave_collectives() -> None:
     """Breaks the connections of Gloo, so that ranks waiting for this one fail at once."""
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
-
-
-def _leave_for_torchrun(outcome: Outcome) -> None:
-    """Writes this rank's error where torchrun reads the first failure."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and outcome.exit_code and not (outcome.is_of_other_rank or outcome.is_refusal):
-        with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": outcome.message, "timestamp": int(time.time())}, file)
