@@ -182,8 +182,9 @@ def data_facts(objects: RunObjects) -> DataFacts:
     return DataFacts(
         num_train=train,
         has_fetch=callable(getattr(data.train, "fetch", None)),
-        stream=stream
-        and StreamFacts(
+        stream=None
+        if stream is None
+        else StreamFacts(
             stream.name, stream.length is not None, stream.gives_batches, stream.shared_by, stream.num_shards
         ),
         num_eval=max(others),
@@ -192,8 +193,9 @@ def data_facts(objects: RunObjects) -> DataFacts:
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
         derived=data.derived,
-        own_loader=own
-        and OwnLoader(
+        own_loader=None
+        if own is None
+        else OwnLoader(
             own.step_size(),
             own.loader.num_workers,
             own.loader.prefetch_factor,

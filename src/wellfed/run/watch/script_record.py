@@ -127,7 +127,7 @@ class ScriptRecord(RankOfScript):
         self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
         self._begin_figures(facts.cpu_quota_cores)
-        for text in filter(None, [folder.warning, *self._notes]):
+        for text in self._notes:
             self.note(text)
 
     # What the steps report
