@@ -73,7 +73,7 @@ def test_no_more_workers_than_batches_and_none_for_one() -> None:
     plan = LoaderSettings("processes", 8, 2)
     made = EvalLoader(Where(), 12, seed=1, settings=plan)
     assert len({process for _, _, batch in taken(made) for process in batch["process"]}) == 2
-    assert len(made._source._processes._processes) == 2
+    assert made.settings.num_workers == 2
     (only,) = EvalLoader(Where(), 30, seed=1, settings=plan)
     assert set(only.batch["process"].tolist()) == {os.getpid()}
 

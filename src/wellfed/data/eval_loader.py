@@ -84,18 +84,19 @@ class EvalLoader:
             yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
 
     def _own(self) -> Iterator[Delivery]:
-        shares = list(self._order.shares(0, self._numbers))
-        running = self._source.start((BatchRequest(0, one.batch, one.indices) for one in shares), len(shares))
+        shares = self._order.shares(0, self._numbers)
+        requests = (BatchRequest(0, share.batch, share.indices) for share in shares)
+        running, builder = self._source.start(requests, len(self._numbers)), self._builder
         try:
-            for share, built in zip(shares, running, strict=True):
+            for request, built in running:
                 if built.lost:
-                    raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], share.batch) from (
-                        built.lost[0].cause
-                    )
+                    lost = built.lost[0]
+                    raise evaluation_error(type(builder.dataset).__name__, lost, request.batch) from lost.cause
                 if built.batch is None:
-                    raise self._builder.nothing_given(0, share.batch)
-                num_samples = share.total if self._builder.splits_itself else None
-                yield Delivery(built.batch, 0, share.batch, share.total, num_samples=num_samples, indices=share.indices)
+                    raise builder.nothing_given(0, request.batch)
+                size, indices = len(request.indices), request.indices
+                num_samples = size if builder.splits_itself else None
+                yield Delivery(built.batch, 0, request.batch, size, num_samples=num_samples, indices=indices)
         finally:
             running.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import EpochOrder, Share
+from wellfed.data.epoch_order import EpochOrder
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
@@ -91,28 +90,27 @@ class TrainLoader:
         if self._order.sampled is not None:
             # Called here, not in a worker thread, since a sampler may draw from the process's generators.
             self._order.sampled.batches(epoch)
-        asked: deque[tuple[Share, int]] = deque()
-        running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
+        running = self._source.start(self._requests(epoch), len(self) - self._next_batch)
         try:
-            for built in running:
+            for request, built in running:
                 if self._source.is_left(running):
                     return  # another pass began while a batch blocked this thread
-                share, left_out = asked.popleft()
+                share = request.share
+                assert share is not None
+                left_out = share.indices.numel() - request.indices.numel() + len(built.lost)
                 if built.lost:
                     self._bad.take(built.lost, epoch, share.batch)
-                    left_out += len(built.lost)
                 if built.batch is None:
                     is_empty = left_out == share.indices.numel()
                     error_of = self._bad.none_left if is_empty else self._builder.nothing_given
                     raise error_of(epoch, share.batch)
                 self._next_batch = share.batch + 1
                 num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
-                total = share.total - left_out
                 yield Delivery(
                     built.batch,
                     epoch,
                     share.batch,
-                    total,
+                    share.total - left_out,
                     share.is_padding,
                     num_samples=num_samples,
                     indices=None if left_out else share.indices,
@@ -121,16 +119,10 @@ class TrainLoader:
         finally:
             running.close()
 
-    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[BatchRequest]:
-        """Yields requests for the rest of the epoch; adds each share, and its number of left-out samples, to ``asked``.
-
-        Worker threads read this generator one at a time.
-        """
+    def _requests(self, epoch: int) -> Iterator[BatchRequest]:
+        """Yields requests for the rest of the epoch."""
         for share in self._order.shares(epoch, range(self._next_batch, len(self))):
-            indices = self._bad.leave_out(share.indices)
-            left_out = 0 if indices is share.indices else share.indices.numel() - indices.numel()
-            asked.append((share, left_out))
-            yield BatchRequest(epoch, share.batch, indices)
+            yield BatchRequest(epoch, share.batch, self._bad.leave_out(share.indices), share)
 
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from tests.kit.few import few, slow
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
-from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
@@ -35,11 +33,7 @@ PLANS = {
 }
 PATIENT_S = 60.0
 """Timeout for samples that do not hang: starting a worker on a busy machine takes seconds."""
-KINDS = [sets.Breaking, sets.BreakingItems]
-CASES = [
-    *((name, sets.BreakingItems) for name in ("inline", "processes", "torch")),
-    slow("processes-kept", sets.BreakingItems),
-]
+CASES = [("inline", sets.BreakingItems), ("processes", sets.BreakingItems), slow("torch", sets.BreakingItems)]
 FETCHING = ["inline", "threads", "processes"]
 
 
@@ -110,23 +104,6 @@ def _nobody_is_left_behind():
     assert set(multiprocessing.active_children()) == before
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES, ids=named)
-def test_a_bad_sample_is_named_with_the_way_out(name, kind, whole):
-    batch = next(number for _, number, _, found in whole if 6 in found)
-    made = loader(kind("raise", 6), plan_of(name), skip_ids=(22,))
-    with pytest.raises(DataError) as caught:
-        taken(made)
-    told = str(caught.value)
-    assert told.startswith(f"{kind.__name__}: training sample 6 could not be loaded (epoch 0, batch ")
-    assert "OSError: truncated (sets.py:" in told
-    assert "Set loader.skip_ids=[22,6], or repair it. loader.max_skipped=1 leaves out what fails." in told
-    assert type(caught.value.__cause__) is OSError
-    assert str(caught.value.__cause__) == "truncated"
-    state = made.state_dict()
-    assert f"(epoch 0, batch {state['batch']})" in told  # the batch is still to come
-    assert abs(state["batch"] - batch) <= 1  # index 22 is skipped, so batches move a little
-
-
 @pytest.mark.parametrize("name", FETCHING)
 def test_a_fetch_that_raises_names_the_batch_with_its_indices(name):
     made = loader(sets.Breaking("raise", 6), plan_of(name), shuffle=False, max_skipped=2)
@@ -159,7 +136,6 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
     [
         ("processes", sets.BreakingItems),
         slow("threads", sets.Breaking),
-        slow("processes-kept", sets.BreakingItems),
     ],
     ids=named,
 )
@@ -179,7 +155,6 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
     [
         ("kill", "killed by SIGKILL", "memory or /dev/shm", "worker"),
         slow("exit 1", "exit code 1", "os._exit", "data"),
-        slow("exit 0", "exit code 0", "os._exit", "data"),
     ],
 )
 def test_a_worker_that_ends_is_reported_with_how(how, ended, way_out, error_kind):
@@ -192,13 +167,6 @@ def test_a_worker_that_ends_is_reported_with_how(how, ended, way_out, error_kind
     assert made.state_dict()["batch"] <= 1  # the batch before may be lost with its worker
 
 
-def test_a_batch_that_hangs_in_an_evaluation_is_named():
-    late = EvalLoader(sets.Breaking("hang", 6), 4, seed=1, settings=LoaderSettings("processes", 2, 2, timeout_s=2))
-    with ended_after(60), pytest.raises(DataError, match=r"loader\.timeout_s=2 s.*evaluation batch 1 of epoch 0"):
-        list(late)
-    late.close()
-
-
 def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     made = loader(FirstTime(str(tmp_path / "flag")), plan_of("processes-kept"), shuffle=False)
     seen = []
@@ -207,101 +175,6 @@ def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     seen += [one.index for one in made]
     made.close()
     assert seen == list(range(6))
-
-
-@pytest.mark.parametrize("name", few(["inline", "processes", "torch"], 2))
-def test_one_more_than_max_skipped_is_an_error_naming_all(name):
-    made = loader(sets.BreakingItems("raise", 3, 9, 14), plan_of(name), max_skipped=2, shuffle=False)
-    with pytest.raises(DataError) as caught:
-        taken(made)
-    told = str(caught.value)
-    assert "3 training samples could not be loaded, and loader.max_skipped=2 allows no more" in told
-    assert "Before: 3: OSError: truncated" in told
-    assert "; 9: OSError" in told
-    assert "Now 14 (epoch 0, batch 3): OSError" in told
-    assert "Set loader.skip_ids=[3,9,14], or repair them." in told
-    assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [3, 9]}
-
-
-@pytest.mark.parametrize("name", few(["inline", "processes", "torch"], 2))
-def test_several_bad_samples_in_one_batch_are_all_found(name):
-    made = loader(sets.BreakingItems("raise", 1, 2), plan_of(name), max_skipped=2, shuffle=False)
-    assert list(taken(made)[0][3]) == [0, 3]
-    made = loader(sets.BreakingItems("raise", 1, 2, 3), plan_of(name), max_skipped=2, shuffle=False)
-    with pytest.raises(DataError, match=r"skip_ids=\[1,2,3\]"):
-        taken(made)
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES[:6], ids=named)
-def test_a_bad_sample_that_is_drawn_again_is_one(name, kind, caplog):
-    drawn = [5, 0, 5, 1, 2, 5, 3, 4, 5, 5, 5, 6]  # the next batches may be on their way already
-    events = []
-    made = loader(
-        kind("raise", 5), plan_of(name), max_skipped=1, sampled=SampledEpochs(drawn, 1, sets.SIZE),
-        on_event=lambda kind, **more: events.append((kind, more["index"])),
-    )  # fmt: skip
-    found = [(total, list(values)) for _, _, total, values in taken(made)]
-    assert found == [(2, [0, 1]), (3, [2, 3, 4]), (1, [6])]
-    assert events == [("sample_skipped", 5)]
-    assert caplog.text.count("training sample 5 is left out") == 1
-    assert made.state_dict()["skipped"] == [5]
-
-
-@pytest.mark.parametrize(("name", "stop"), few([*(("inline", n) for n in range(1, 12)), ("processes", 8)], 4))
-def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
-    made, seen = loader(sets.BreakingItems("raise", 6, 15), plan_of(name), max_skipped=2), []
-    while len(seen) < stop:
-        for delivery in made:
-            seen.append((delivery.epoch, delivery.index, delivery.total, delivery.batch["index"].tolist()))
-            if len(seen) == stop:
-                break
-    state = pickle.loads(pickle.dumps(made.state_dict()))
-    made.close()
-    told = []
-    again = loader(
-        sets.BreakingItems("raise", 6, 15),
-        PLANS[name],
-        max_skipped=2,
-        on_event=lambda kind, **facts: told.append(facts["index"]),
-    )
-    again.load_state_dict(state)
-    while len(seen) < 12:
-        seen += [(one.epoch, one.index, one.total, one.batch["index"].tolist()) for one in again]
-    again.close()
-    assert seen == [(epoch, batch, total, list(found)) for epoch, batch, total, found in without(whole, 6, 15)]
-    assert set(told) == {6, 15} - set(state.get("skipped", ()))
-    assert again.state_dict()["skipped"] == sorted(
-        again.state_dict()["skipped"], key=[*state.get("skipped", ()), *told].index
-    )
-
-
-def test_a_remembered_sample_is_never_asked_for_again():
-    made = loader(sets.BreakingItems("hang", 6), LoaderSettings(), max_skipped=1)  # inline: asking would hang for ever
-    made.load_state_dict({"epoch": 0, "batch": 0, "skipped": [6]})
-    assert sum(total for *_, total, _ in taken(made)) == sets.SIZE - 1
-
-
-@pytest.mark.parametrize("name", few(["inline", "processes", "torch"], 2))
-def test_a_step_that_has_lost_all_its_samples_is_an_error(name):
-    made = loader(sets.BreakingItems("raise", 5), plan_of(name), batch_size=1, max_skipped=1, shuffle=False)
-    with pytest.raises(DataError, match=r"all samples of training batch 5 of epoch 0 are left out.*skip_ids=\[5\]"):
-        taken(made)
-    made = loader(sets.BreakingItems("raise", 5), plan_of(name), batch_size=1, max_skipped=1, shuffle=False)
-    made.load_state_dict({"epoch": 3, "batch": 4, "skipped": [5]})
-    with pytest.raises(DataError, match="training batch 5 of epoch 3"):
-        taken(made)
-    assert made.state_dict()["batch"] == 5  # the one before it was delivered
-
-
-@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left"), RuntimeError("can't allocate memory")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_the_machine_ran_out_of_is_no_bad_sample(kind, error):
-    class Poor(kind):
-        def breaks(self):
-            raise error
-
-    with pytest.raises(type(error)):
-        taken(loader(Poor("", 6), LoaderSettings(), max_skipped=5))
 
 
 class FirstTime(sets.BreakingItems):
@@ -315,46 +188,6 @@ class FirstTime(sets.BreakingItems):
         if not os.path.exists(self.flag):
             open(self.flag, "w").close()
             super().breaks()
-
-
-class Unsent:
-    """Fails when a worker sends it, as a batch does for which /dev/shm has no room."""
-
-    def __init__(self, reason):
-        self.reason = reason
-
-    def __reduce__(self):
-        raise RuntimeError(self.reason)
-
-
-class WithUnsent(sets.Fetching):
-    """One batch can't be sent."""
-
-    def __init__(self, reason):
-        self.reason = reason
-
-    def fetch(self, indices, rng):
-        batch = super().fetch(indices, rng)
-        return {**batch, "unsent": Unsent(self.reason)} if 6 in indices.tolist() else batch
-
-
-NO_ROOM = "unable to write to file </torch_12_34>: No space left on device (28)"
-
-
-@pytest.mark.parametrize("purpose", ["training", "evaluation"])
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        (NO_ROOM, r"could not send the {} batch .*No space left.*--shm-size"),
-        ("no", "A worker could not send the {} batch that it has built: RuntimeError: no. "),
-    ],
-)
-def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(purpose, reason, said):
-    data, settings = WithUnsent(reason), LoaderSettings("processes", 2, 2)
-    made = loader(data, settings) if purpose == "training" else EvalLoader(data, 4, seed=1, settings=settings)
-    with ended_after(60), pytest.raises(WorkerLost, match=said.format(purpose)):
-        list(made)
-    made.close()
 
 
 def test_a_worker_killed_during_a_step_is_reported_when_its_batch_is_asked_for(monkeypatch):
@@ -371,24 +204,6 @@ def test_a_worker_killed_during_a_step_is_reported_when_its_batch_is_asked_for(m
     with pytest.raises(WorkerLost, match=r"SIGKILL\. Mostly .* loader.num_workers"):
         list(delivered)
     made.close()
-
-
-class Stubborn(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} {two}")
-
-
-class WithStubborn(sets.BreakingItems):
-    def breaks(self):
-        raise Stubborn("not", "picklable")
-
-
-def test_an_exception_that_does_not_pickle_reaches_the_message():
-    with pytest.raises(DataError, match="Stubborn: not picklable") as caught:
-        taken(loader(WithStubborn("", 6), PLANS["processes"]))
-    cause = caught.value.__cause__
-    assert type(cause) is RuntimeError
-    assert "in breaks" in cause.__notes__[0]  # the worker's traceback
 
 
 class Misspelled(sets.BreakingItems):
@@ -424,22 +239,82 @@ def test_cuda_in_a_worker_is_no_samples_fault():
     assert str(evaluation_error("Data", LostSample(21, reason), 0)) == str(raised.value)
 
 
-class Holding(WithUnsent):
-    """Its worker holds the lock of the event by which torch ends workers, as one that is killed there does."""
+@pytest.mark.parametrize("name", ["inline", "processes"])
+def test_a_bad_sample_is_named_with_the_way_out(name):
+    made = loader(sets.BreakingItems("raise", 6), plan_of(name), skip_ids=(22,))
+    with pytest.raises(DataError) as caught:
+        taken(made)
+    told = str(caught.value)
+    assert f"training sample 6 could not be loaded (epoch 0, batch {made.state_dict()['batch']})" in told
+    assert "OSError: truncated (sets.py:" in told
+    assert "loader.skip_ids=[22,6]" in told
+    assert "loader.max_skipped=1" in told
+    cause = caught.value.__cause__
+    assert "in breaks" in (cause.__notes__[0] if name == "processes" else "in breaks")  # the worker's traceback
+
+
+@pytest.mark.parametrize("name", few(["inline", "processes"], 1))
+def test_one_more_than_max_skipped_is_an_error_naming_all(name):
+    made = loader(sets.BreakingItems("raise", 8, 9, 14), plan_of(name), max_skipped=2, shuffle=False)
+    with pytest.raises(DataError) as caught:
+        taken(made)
+    told = str(caught.value)
+    assert "loader.max_skipped=2 allows no more" in told
+    assert "loader.skip_ids=[8,9,14]" in told
+    assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [8, 9]}
+
+
+def test_a_bad_sample_that_is_drawn_again_is_one(caplog):
+    drawn = [5, 0, 5, 1, 2, 5, 3, 4, 5, 5, 5, 6]  # the next batches may be on their way already
+    events = []
+    made = loader(
+        sets.BreakingItems("raise", 5), plan_of("processes"), max_skipped=1,
+        sampled=SampledEpochs(drawn, 1, sets.SIZE), on_event=lambda kind, **more: events.append((kind, more["index"])),
+    )  # fmt: skip
+    found = [(total, list(values)) for _, _, total, values in taken(made)]
+    assert found == [(2, [0, 1]), (3, [2, 3, 4]), (1, [6])]
+    assert events == [("sample_skipped", 5)]
+
+
+@pytest.mark.parametrize(("name", "stop"), [("inline", 1), ("inline", 7), slow("processes", 8)])
+def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
+    made, seen = loader(sets.BreakingItems("raise", 6, 15), plan_of(name), max_skipped=2), []
+    while len(seen) < stop:
+        for delivery in made:
+            seen.append((delivery.epoch, delivery.index, delivery.total, delivery.batch["index"].tolist()))
+            if len(seen) == stop:
+                break
+    state = pickle.loads(pickle.dumps(made.state_dict()))
+    made.close()
+    again = loader(sets.BreakingItems("raise", 6, 15), PLANS[name], max_skipped=2)
+    again.load_state_dict(state)
+    while len(seen) < 12:
+        seen += [(one.epoch, one.index, one.total, one.batch["index"].tolist()) for one in again]
+    again.close()
+    assert seen == [(epoch, batch, total, list(found)) for epoch, batch, total, found in without(whole, 6, 15)]
+
+
+def test_a_step_that_has_lost_all_its_samples_is_an_error_and_they_are_not_asked_for_again():
+    made = loader(sets.BreakingItems("hang", 5), LoaderSettings(), batch_size=1, max_skipped=1, shuffle=False)
+    made.load_state_dict({"epoch": 3, "batch": 4, "skipped": [5]})  # inline: asking would hang for ever
+    with pytest.raises(DataError, match=r"training batch 5 of epoch 3.*skip_ids=\[5\]"):
+        taken(made)
+    assert made.state_dict()["batch"] == 5  # the one before it was delivered
+
+
+class Unsent(sets.Fetching):
+    """One batch can't be sent by a worker, as if /dev/shm had no room."""
+
+    def __reduce__(self):
+        raise RuntimeError("No space left")
 
     def fetch(self, indices, rng):
-        if 6 in indices.tolist():
-            frame = sys._getframe()
-            while "done_event" not in frame.f_locals:
-                frame = frame.f_back
-            frame.f_locals["done_event"]._cond.acquire()
-        return super().fetch(indices, rng)
+        batch = super().fetch(indices, rng)
+        return {**batch, "unsent": self} if 6 in indices.tolist() else batch
 
 
-def test_a_worker_that_dies_with_the_lock_of_torchs_event_is_not_waited_for():
-    made = loader(Holding("no"), LoaderSettings("processes", 1, 1))
-    with ended_after(30):
-        with pytest.raises(WorkerLost):
-            list(made)
-        made.close()
-        gc.collect()
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for():
+    made = loader(Unsent(), LoaderSettings("processes", 2, 2))
+    with ended_after(60), pytest.raises(DataError, match="could not send .* No space left.*--shm-size"):
+        list(made)
+    made.close()

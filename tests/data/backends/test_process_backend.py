@@ -45,7 +45,7 @@ class Table:
 
 def private_bytes(made):
     """Of each worker: memory that is in no other process."""
-    return [psutil.Process(process.pid).memory_full_info().uss for process in made._source._processes._processes]
+    return [psutil.Process(process.pid).memory_full_info().uss for process in made._source._processes.processes]
 
 
 def private_after_some_batches(num_samples):

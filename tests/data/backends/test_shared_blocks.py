@@ -60,7 +60,7 @@ def blocks_of(loader):
 
 
 def processes_of(loader):
-    return loader._source._processes._processes
+    return loader._source._processes.processes
 
 
 def test_blocks_are_reused():

@@ -10,13 +10,11 @@ import torch
 
 import wellfed
 from tests.kit import sets
-from tests.kit.few import few, slow
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.errors import DataError
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 TWO = LoaderSettings("threads", 2, 2)
@@ -62,21 +60,6 @@ def test_threads_build_no_more_than_asked_ahead():
     assert next(given).batch["index"] == 0
     given.close()
     assert len(data.asked) <= 7  # one handed out, six ahead
-
-
-def test_one_is_built_ahead_while_the_step_has_the_other():
-    built = threading.Event()
-    given = given_by_threads(Recording(lambda first: first and built.set()), 20, 1, 1)
-    next(given)
-    assert built.wait(10)
-    given.close()
-
-
-@pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
-def test_no_more_is_asked_for_ahead_than_there_is(number, workers, wanted):
-    given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
-    assert [built.batch["index"].item() for built in given] == list(range(number))
-    assert len(wanted) <= 2 * (number + workers)
 
 
 def test_threads_end_with_the_epoch_and_with_an_early_close(live_workers):
@@ -131,86 +114,27 @@ def test_worker_threads_do_not_multiply_the_threads_of_torch():
     assert counts == [1] * 4
 
 
-@pytest.fixture
-def wanted(monkeypatch):
-    """Lengths of the chunks that workers are asked for."""
-    lengths, add = [], thread_backend._ChunkQueue.add
-    monkeypatch.setattr(
-        thread_backend._ChunkQueue, "add", lambda chunks, length: lengths.append(length) or add(chunks, length)
-    )
-    return lengths
-
-
-def test_batches_that_are_soon_built_are_asked_for_when_half_of_them_are_used_up(monkeypatch, wanted):
-    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
-    for number, built in enumerate(given_by_threads(sets.Fetching(), 23, 1, 8), 1):
-        assert built.batch["index"] == number - 1
-        assert number + 4 <= sum(wanted) <= number + 8
-    assert wanted[:9] == [1] * 9
-    assert set(wanted[9:]) == {4}
-
-
-def test_batches_that_take_their_time_are_asked_for_one_by_one(monkeypatch, wanted):
-    monkeypatch.setattr(thread_backend, "_SOON_S", 0)
-    assert len(list(given_by_threads(sets.Fetching(), 23, 1, 8))) == 23
-    assert set(wanted) == {1}
-
-
-@pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
-@pytest.mark.parametrize(("num_workers", "prefetch"), few([(1, 8), (2, 4), (2, 16), (3, 7)], 2))
-def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
-    monkeypatch, soon_s, num_workers, prefetch, live_workers
-):
-    monkeypatch.setattr(thread_backend, "_SOON_S", soon_s)
-
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 8), (3, 7)])
+def test_deliveries_are_the_same_from_any_position(workers, prefetch, live_workers):
     def noise(made, num_epochs):
         return [delivery.batch["noise"].item() for _ in range(num_epochs) for delivery in made]
 
     def one_each(plan):
         return train_loader(sets.Fetching(), batch_size=1, seed=1, settings=plan)
 
-    expected, made = noise(one_each(LoaderSettings()), 2), one_each(LoaderSettings("threads", num_workers, prefetch))
+    expected, made = noise(one_each(LoaderSettings()), 2), one_each(LoaderSettings("threads", workers, prefetch))
     assert noise(made, 2) == expected
-    for position in range(1, sets.SIZE):
+    for position in (1, 9, sets.SIZE - 1):
         made.load_state_dict({"epoch": 0, "batch": 0})
         delivered = iter(made)
         seen = [next(delivered).batch["noise"].item() for _ in range(position)]
-        state = made.state_dict()
-        assert state == {"epoch": 0, "batch": position}
-        made.load_state_dict(state)
+        assert made.state_dict() == {"epoch": 0, "batch": position}
         assert seen + noise(made, 1) == expected[: sets.SIZE]
     made.close()
     assert live_workers() == []
 
 
-def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monkeypatch):
-    monkeypatch.setattr(thread_backend, "_SOON_S", 0.05)
-    taken, in_time = threading.Event(), []
-
-    def wait(first):
-        if first == 17:  # the second of the four 16-19
-            threading.Event().wait(0.06)
-        if first == 18:
-            in_time.append(taken.wait(10))
-
-    for built in given_by_threads(Recording(wait), 23, 1, 8):
-        if built.batch["index"] == 17:
-            taken.set()
-    assert in_time == [True]
-
-
-@pytest.mark.parametrize("bad", [17, *map(slow, (18, 19, 21))])
-def test_a_batch_that_fails_amid_those_asked_for_together_is_named(monkeypatch, bad):
-    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
-    made, seen = loader(sets.Breaking("raise", bad), LoaderSettings("threads", 1, 8, timeout_s=60), batch_size=1), []
-    with pytest.raises(DataError, match=rf"training batch {bad} of epoch 0 \(sample {bad}\)"):
-        seen.extend(delivery.index for delivery in made)
-    assert seen == list(range(bad))
-    assert made.state_dict() == {"epoch": 0, "batch": bad}
-
-
-def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
-    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+def test_a_batch_that_was_delivered_is_kept_by_nobody():
     alive = []
 
     class Watched(sets.Records):
@@ -224,13 +148,3 @@ def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
         del built
         if number > 1:
             assert alive[number - 2]() is None
-
-
-def test_requests_are_read_by_one_worker_at_a_time_and_in_order():
-    def slowly():
-        for request in requests(23):
-            threading.Event().wait(0.001)
-            yield request
-
-    given = thread_backend.built_by_threads(BatchBuilder(sets.Slow(), 1), slowly(), LoaderSettings("threads", 3, 4), 23)
-    assert [built.batch["index"].item() for built in given] == list(range(23))

@@ -16,10 +16,6 @@ from wellfed.errors import DataError, reason_of
 from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
-_LISTED = 20
-"""Maximum number of indices that advice spells out."""
-_OF_CODE = (TypeError, NameError, AttributeError)
-"""Types of errors that a mistake in the dataset's code raises for each sample, and damaged data at times."""
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
 """Torch's error for CUDA in a process that was forked after CUDA was used."""
 
@@ -90,10 +86,11 @@ class BadSamples:
         place = f"(epoch {epoch}, batch {batch}): {last.reason}"
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
-        if is_of_code := isinstance(last.cause, _OF_CODE):
+        if last.is_of_code:
             out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise s{out[1:]}"
         if self._most == 0:
-            more = f" loader.max_skipped={len(ids)} leaves out what fails." if self._may_skip and not is_of_code else ""
+            may_skip = self._may_skip and not last.is_of_code
+            more = " loader.max_skipped=1 leaves out what fails." if may_skip else ""
             return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {out}{more}")
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(
@@ -103,10 +100,7 @@ class BadSamples:
 
     def _skipping(self, ids: Sequence[int]) -> str:
         """Returns the override that skips these samples in addition to those already skipped."""
-        together = [*self._skip_ids, *ids]
-        if len(together) > _LISTED:
-            return f"loader.skip_ids to what it is, and {','.join(map(str, ids[-_LISTED:]))}"
-        return f"loader.skip_ids=[{','.join(map(str, together))}]"
+        return f"loader.skip_ids=[{','.join(map(str, (*self._skip_ids, *ids)))}]"
 
 
 def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
@@ -143,28 +137,12 @@ def _cuda_in_worker(name: str) -> DataError:
     )
 
 
-def too_late(request: BatchRequest | None, purpose: str, timeout_s: float) -> DataError:
-    """Returns the error of a batch that did not come in time; logs all its indices.
-
-    Args:
-        request: None if no worker has taken it yet.
-    """
-    if request is None:
-        which, way_out = f"{purpose} batch", ""
-    else:
-        which = request.described(purpose)
-        log_indices(request, purpose)
-        way_out = " If a sample hangs (dataset[index] shows which), repair it or add it to loader.skip_ids."
-        way_out = way_out if purpose == "training" and len(request.indices) else ""
+def too_late(request: BatchRequest, purpose: str, timeout_s: float) -> DataError:
+    """Returns the error of a batch that did not come in time."""
+    is_training = purpose == "training" and len(request.indices)
+    way_out = " If a sample hangs (dataset[index] shows which), repair it or add it to loader.skip_ids."
     return DataError(
         f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. It was asked for "
-        f"{which}. Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline loader.num_workers=0 to "
-        f"see where it hangs.{way_out}"
+        f"{request.described(purpose)}. Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline "
+        f"loader.num_workers=0 to see where it hangs.{way_out if is_training else ''}"
     )
-
-
-def log_indices(request: BatchRequest, purpose: str) -> None:
-    """Logs all indices of a batch that was lost; messages list only the first."""
-    if len(request.indices) > 1:
-        _LOG.info("%s batch %d of epoch %d was to be made of the samples %s.",
-                  purpose.capitalize(), request.batch, request.epoch, request.indices.tolist())  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import inspect
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from wellfed.sample_rng import rng_of_batch, seed_from
 
 SampleTime = tuple[float, int]
 """Milliseconds that a sample took, and its index."""
+_OF_CODE = (TypeError, NameError, AttributeError)
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -87,15 +87,9 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        began = clocks()
-        if self.has_fetch:
-            built = self._by_fetch(request)
-            built.took = build_time(began)
-        else:
-            times: list[SampleTime] = []
-            built = self._by_item(request, times)
-            slowest_ms, slowest_index = max(times, default=(None, None))
-            built.took = build_time(began, slowest_ms, slowest_index)
+        began, times = clocks(), list[SampleTime]()
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
+        built.took = build_time(began, *max(times, default=(None, None)))
         return built
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
@@ -165,7 +159,7 @@ class BatchBuilder:
             except Exception as error:
                 if is_of_the_machine(error):
                     raise
-                lost.append(LostSample(index, reason_of(error), error))
+                lost.append(LostSample(index, reason_of(error), error, isinstance(error, _OF_CODE)))
                 if self._are_too_many(lost):
                     break
         return samples, lost
@@ -210,25 +204,20 @@ def collate_fault(
         names: names of the samples, in their order.
         place: name of the batch, for the message.
     """
-    shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
     if is_of_the_machine(error) or isinstance(error, WellfedError):
         return None
+    shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
     if default_collate in (collate, getattr(collate, "collate", None)):
         wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
         way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
     else:
-        at_fault = [number for number, sample in enumerate(samples) if _fails(collate, [sample])]
-        if not at_fault:
-            usual = Counter(shapes).most_common(1)[0][0]
-            alike = [sample for sample, shape in zip(samples, shapes, strict=True) if shape == usual]
-            if len(alike) < len(samples) and not _fails(collate, alike):
-                at_fault = [number for number, shape in enumerate(shapes) if shape != usual]
-        if not at_fault:
+        wrong = next((number for number, sample in enumerate(samples) if _fails(collate, [sample])), -1)
+        way_out = "Mend the sample, or Datasets.collate."
+        if wrong < 0:
             error.add_note(f"while collating {place}")
             return None
-        wrong, way_out = at_fault[0], "Mend the sample, or Datasets.collate."
-    beside = f"; sample {names[0]} is {shapes[0]}" if wrong and shapes[0] != shapes[wrong] else ""
+    beside = f"; sample {names[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
     return DataError(
         f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
         f"It is {shapes[wrong]}{beside}. {way_out}"

@@ -11,9 +11,14 @@ from torch import Tensor
 from wellfed import batches
 from wellfed.batches import BuildTime
 from wellfed.contract import Batch
+from wellfed.data.epoch_order import Share
 
 _LISTED = 20
 """Maximum number of indices in a message."""
+
+
+class LateBatch(Exception):
+    """Raised by a backend if no batch came within loader.timeout_s."""
 
 
 @dataclass(slots=True)
@@ -25,6 +30,8 @@ class BatchRequest:
     """Number of the batch in its epoch, from 0."""
     indices: Tensor
     """Dataset indices, int32 or int64 ``[n]``; the dataset gets them as int64."""
+    share: Share | None = None
+    """Share of the step that the indices are from; not sent to workers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As numpy, since sending a tensor to a worker costs a file descriptor and half a millisecond.
@@ -57,7 +64,9 @@ class LostSample:
     reason: str
     """Text for messages."""
     cause: BaseException | None = None
-    """Exception that the dataset raised."""
+    """Exception that the dataset raised, or in place of it one with a worker's traceback."""
+    is_of_code: bool = False
+    """Whether a mistake in the dataset's code raises such an error for each sample, and damaged data at times."""
 
 
 @dataclass(slots=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 
+from wellfed.data.backends.bad_samples import too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
-from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
+from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.process_backend import ProcessBackend
 from wellfed.data.backends.thread_backend import built_by_threads
 from wellfed.data.settings import LoaderSettings
+
+Answers = Generator[tuple[BatchRequest, BuiltBatch]]
 
 
 class BatchSource:
@@ -22,23 +26,47 @@ class BatchSource:
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._processes = ProcessBackend(builder, settings) if settings.backend in ("torch", "processes") else None
-        self._running: Generator[BuiltBatch] | None = None
+        self._running: Answers | None = None
         self._reader = threading.current_thread()
 
-    def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
-        """Ends the previous pass and returns the batches of ``num_requests`` requests, in order."""
+    def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Answers:
+        """Ends the previous pass and returns ``num_requests`` requests with their batches, in order."""
         self.stop()
-        if self._settings.backend == "inline":
-            self._running = self._built_here(requests)
-        elif self._settings.backend == "threads":
-            self._running = built_by_threads(self._builder, requests, self._settings, num_requests)
-        else:
-            self._processes = self._processes or ProcessBackend(self._builder, self._settings)
-            self._running = self._processes(requests)
+        self._running = self._answers(requests, num_requests)
         self._reader = threading.current_thread()
         return self._running
 
-    def is_left(self, running: Generator[BuiltBatch]) -> bool:
+    def _answers(self, requests: Iterator[BatchRequest], num_requests: int) -> Answers:
+        asked: deque[BatchRequest] = deque()
+
+        def noted() -> Iterator[BatchRequest]:
+            for request in requests:
+                asked.append(request)
+                yield request
+
+        running = self._built(noted(), num_requests)
+        try:
+            for built in running:
+                yield asked.popleft(), built
+        except LateBatch:
+            raise too_late(asked[0], self._builder.purpose, self._settings.timeout_s) from None
+        finally:
+            running.close()
+
+    def _built(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
+        if self._settings.backend == "inline":
+            return self._built_here(requests)
+        if self._settings.backend == "threads":
+            return built_by_threads(self._builder, requests, self._settings, num_requests)
+        self._processes = self._processes or ProcessBackend(self._builder, self._settings)
+        return self._processes(requests)
+
+    def _built_here(self, requests: Iterable[BatchRequest]) -> Generator[BuiltBatch]:
+        for request in requests:
+            built = self._builder(request)
+            yield built.pin_memory() if self._settings.pin_memory else built
+
+    def is_left(self, running: Answers) -> bool:
         """Returns whether this pass was stopped, or another started, while its reader waited for a batch."""
         return self._running is not running
 
@@ -56,8 +84,3 @@ class BatchSource:
         """Ends the pass and the worker processes; a later `start` starts new ones."""
         self.stop()
         self._processes = None
-
-    def _built_here(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
-        for request in requests:
-            built = self._builder(request)
-            yield built.pin_memory() if self._settings.pin_memory else built

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
+import math
 import multiprocessing.queues
 import multiprocessing.util
 import os
-import pickle
-import re
 import signal
 import threading
 import time
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +25,8 @@ from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from wellfed.data.backends.bad_samples import too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
-from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
+from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
@@ -41,31 +37,12 @@ _LOOK_S = 0.5
 _ENDING_S = 0.2
 """Seconds for a process to end after its connection was closed."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_NO_ROOM = re.compile(r"No space left|shared memory|write to file </torch_|resize file </torch_|Cannot allocate")
 
 
 class WorkerLost(WellfedError):
-    """Raised if a worker process ended, or if a batch that it built was lost."""
+    """Raised if a worker process can't start, or has ended."""
 
     kind: ErrorKind = "worker"
-
-
-@dataclass
-class _NotSent:
-    """A placeholder for a batch that a worker could not send."""
-
-    reason: str
-
-    def error(self, purpose: str) -> WorkerLost:
-        """Returns the error for the user."""
-        problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
-        if is_full := _NO_ROOM.search(self.reason) is not None:
-            way_out = "/dev/shm has no room: give a container more (--shm-size=8g), or set"
-        else:
-            way_out = "Let the data return tensors and what pickles, allow more open files (ulimit -n 65536), or set"
-        error = WorkerLost(f"{problem} {way_out} loader.backend=inline loader.num_workers=0.")
-        error.kind = "worker" if is_full else "data"
-        return error
 
 
 class ProcessBackend:
@@ -74,105 +51,94 @@ class ProcessBackend:
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._requests, self._inbox = _Requests(), Inbox()
-        self._processes: list[Any] = []
-        """Workers by number."""
+        self._iterator: Any = None
         self._loader = self._make_loader()
 
-    def __call__(self, requests: Iterable[BatchRequest]) -> Generator[BuiltBatch]:
+    def __call__(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
         """Yields the batches of these requests, in order.
 
         Raises:
-            DataError: a batch did not come within loader.timeout_s.
-            WorkerLost: a worker ended, or could not send a batch.
+            LateBatch: a batch did not come within loader.timeout_s.
+            WorkerLost: a worker can't start, or has ended.
         """
-        self._requests.rest, self._requests.asked = iter(requests), deque()
-        iterator: Any = None
+        self._requests.rest = requests
         try:
             iterator = self._start()
             while (built := self._next(iterator)) is not None:
-                self._requests.asked.popleft()
+                if isinstance(built.batch, WellfedError):
+                    raise built.batch
                 yield built
         except Exception:
-            # The error's traceback would keep the iterator and the workers alive.
-            self._end_workers(iterator)
-            self._loader = self._make_loader()
+            self._end_workers()  # also of an iterator that the error's traceback keeps alive
             raise
         finally:
             if not self._settings.persistent_workers:
+                self._iterator = None
                 self._inbox.clear()
 
-    def _next(self, iterator: Any) -> BuiltBatch | None:
-        asked_at_s, timeout_s = time.monotonic(), self._settings.timeout_s
-        while True:
-            try:
-                built: Any = next(iterator, None)
-            except (RuntimeError, OSError, EOFError) as error:
-                # OSError and EOFError: the batch's worker died while sending it.
-                if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
-                    raise self._worker_lost() or error from None
-                if not str(error).startswith("DataLoader timed out"):
-                    raise
-                if timeout_s and time.monotonic() - asked_at_s >= timeout_s:
-                    raise too_late(self._requests.asked[0], self._builder.purpose, timeout_s) from None
-            else:
-                if isinstance(built, _NotSent):
-                    raise built.error(self._builder.purpose)
-                if built is not None and isinstance(built.batch, DataError):
-                    raise built.batch
-                return built  # type: ignore[no-any-return]
-
-    def _worker_lost(self) -> WorkerLost | None:
-        """Returns the error of a worker that ended; None if all live."""
-        for process in self._processes:
-            process.join(_ENDING_S)
-            if process.is_alive():
-                continue
-            is_by_itself = process.exitcode >= 0
-            advice = ENDED_WORKER if is_by_itself else KILLED_WORKER
-            error = WorkerLost(f"A loader worker {_how_it_ended(process.exitcode)}. {advice[0].upper()}{advice[1:]}")
-            if is_by_itself:
-                error.kind = "data"
-            return error
-        return None
-
-    def _end_workers(self, iterator: Any) -> None:
-        """Kills the workers of a DataLoader's iterator, and marks the iterator as ended.
-
-        The iterator's own shutdown sets an event that workers share. A worker killed while it holds the event's lock
-        would make torch wait for ever.
-        """
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join(_ENDING_S)
-        self._inbox.clear()
-        if getattr(iterator, "_shutdown", True) is False:
-            iterator._shutdown = True
-            iterator._worker_pids_set = False
-            _remove_worker_pids(id(iterator))
-            if hasattr(iterator, "_pin_memory_thread_done_event"):
-                iterator._pin_memory_thread_done_event.set()
-
     def _start(self) -> Any:
-        """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced.
-
-        Raises:
-            WorkerLost: processes can't share semaphores here.
-        """
-        if self._settings.num_workers:
-            _check_semaphores()
         with _undisturbed():
             try:
                 iterator = iter(self._loader)
-            except RuntimeError as error:
-                # Persistent workers are still busy with an abandoned pass.
-                if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
-                    raise
-                self._end_workers(self._loader._iterator)
-                self._loader = self._make_loader()
+            except RuntimeError:  # persistent workers are still busy with an abandoned pass
+                self._end_workers()
                 iterator = iter(self._loader)
-        self._processes = getattr(iterator, "_workers", [])
+            except OSError as error:  # semaphores are files in /dev/shm
+                raise WorkerLost(
+                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
+                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
+                ) from error
+        self._iterator = iterator
         return iterator
+
+    def _next(self, iterator: Any) -> BuiltBatch | None:
+        until_s = time.monotonic() + (self._settings.timeout_s or math.inf)
+        while True:
+            try:
+                return next(iterator, None)
+            except (RuntimeError, OSError, EOFError) as error:  # OSError and EOFError: a worker died while sending
+                if str(error).startswith("DataLoader timed out"):
+                    if time.monotonic() >= until_s:
+                        raise LateBatch from None
+                elif isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+                    raise
+                else:
+                    raise self._worker_lost() or error from None
+
+    def _worker_lost(self) -> WorkerLost | None:
+        """Returns the error of a worker that ended; None if all live."""
+        for process in self.processes:
+            process.join(_ENDING_S)
+            if process.exitcode is None:
+                continue
+            is_killed = process.exitcode < 0
+            advice = KILLED_WORKER if is_killed else ENDED_WORKER
+            lost = WorkerLost(f"A loader worker {_how_it_ended(process.exitcode)}. {advice[0].upper()}{advice[1:]}")
+            lost.kind = "worker" if is_killed else "data"
+            return lost
+        return None
+
+    @property
+    def processes(self) -> list[Any]:
+        """Worker processes of the latest pass, by number."""
+        return getattr(self._iterator, "_workers", [])
+
+    def _end_workers(self) -> None:
+        """Kills the workers and makes a new DataLoader.
+
+        The iterator's own shutdown waits up to 5 s for each worker, and for ever for a lock that a killed worker held.
+        """
+        iterator, self._iterator = self._iterator, None
+        for process in getattr(iterator, "_workers", []):
+            process.kill()
+            process.join(_ENDING_S)
+        if getattr(iterator, "_shutdown", True) is False:
+            iterator._shutdown, iterator._worker_pids_set = True, False
+            _remove_worker_pids(id(iterator))
+            if hasattr(iterator, "_pin_memory_thread_done_event"):
+                iterator._pin_memory_thread_done_event.set()
+        self._inbox.clear()
+        self._loader = self._make_loader()
 
     def _make_loader(self) -> DataLoader[BuiltBatch]:
         settings = self._settings
@@ -205,14 +171,9 @@ class _Requests(Sampler[BatchRequest]):
 
     def __init__(self) -> None:
         self.rest: Iterator[BatchRequest] = iter(())
-        self.asked: deque[BatchRequest] = deque()
-        """Requests without an answer so far."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        asked = self.asked
-        for request in self.rest:
-            asked.append(request)
-            yield request
+        return self.rest
 
 
 class _InWorker(Dataset[Any]):
@@ -226,10 +187,14 @@ class _InWorker(Dataset[Any]):
             return self._builder(request)
         try:
             built = self._builder(request)
-        except DataError as error:  # DataLoader would add its own traceback
+        except WellfedError as error:  # DataLoader would add its own traceback
             return BuiltBatch(error)
         for one in built.lost:
-            one.cause = _portable(one.cause)
+            if one.cause is not None:  # it may not be picklable
+                trace = "".join(traceback.format_exception(one.cause)).rstrip()
+                cause = RuntimeError(f"{type(one.cause).__name__}: {text_of(one.cause)}")
+                cause.add_note(f"In the worker process:\n{trace}")
+                one.cause = cause
         return self._sender.packed(built)
 
 
@@ -261,17 +226,6 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, worke
         builder.worker_init(worker)
 
 
-def _check_semaphores() -> None:
-    """Raises `WorkerLost` if no semaphore can be made. torch would fail later, and complain of a half-made iterator."""
-    try:
-        multiprocessing.Lock()
-    except OSError as error:  # semaphores are files in /dev/shm
-        raise WorkerLost(
-            f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the right to "
-            "write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
-        ) from error
-
-
 def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:
     """Collates tensors as torch does, but into memory of this worker: new shared memory takes ten times as long."""
     if samples[0].layout is not torch.strided or samples[0].is_nested:  # refused by torch
@@ -283,21 +237,6 @@ def _unchanged(built: Any) -> Any:
     return built
 
 
-def _portable(error: BaseException | None) -> BaseException | None:
-    """Returns an exception that can be sent to the training process, with the worker's traceback as a note."""
-    if error is None:
-        return None
-    text = "".join(traceback.format_exception(error)).rstrip()
-    try:
-        copy: object = pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  whatever a user's exception does when it is pickled
-        copy = None
-    own = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
-    portable = copy if isinstance(copy, BaseException) else own  # __reduce__ may return anything
-    portable.add_note(f"In the worker process:\n{text}")
-    return portable
-
-
 def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"process ended by itself with exit code {code}"
@@ -306,9 +245,14 @@ def _how_it_ended(code: int) -> str:
 
 
 def _report_unsent(results: Any, error: Exception, sent: Any) -> None:
-    """Sends a `_NotSent` instead of the batch, since the training process would wait for it for ever."""
+    """Sends an error instead of the batch, since the training process would wait for it for ever."""
     number, _ = sent
-    results.put((number, _NotSent(type_and_line(error))))
+    problem = f"A worker could not send the batch that it has built: {type_and_line(error)}."
+    way_out = (
+        "Let the data return tensors and what pickles, give a container more shared memory (--shm-size=8g), allow more "
+        "open files (ulimit -n 65536), or set loader.backend=inline loader.num_workers=0."
+    )
+    results.put((number, BuiltBatch(DataError(f"{problem} {way_out}"))))
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class StreamRequest(BatchRequest):
 
 def request_of(epoch: int, batch: int, *more: Any, **named: Any) -> StreamRequest:
     """Returns a request without indices."""
-    return StreamRequest(epoch, batch, _NO_INDICES, *more, **named)
+    return StreamRequest(epoch, batch, _NO_INDICES, None, *more, **named)
 
 
 @dataclass(slots=True)

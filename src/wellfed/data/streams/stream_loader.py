@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -107,20 +106,17 @@ class StreamReading:
             number: batches before the position.
         """
         ended = set[int]() if mark.states is None else set(mark.ended or ())
-        asked: deque[StreamRequest] = deque()
         states = list(mark.states or [None] * mark.parts)
         to_drop = 0 if mark.states is not None else number
         """Batches before the position, read again."""
         has_dropped = to_drop > 0
         reading = next(self._numbers)
-        running = self._source.start(
-            self._requests(reading, epoch, mark, order_of, ended, asked, to_drop), UNKNOWN_LENGTH
-        )
+        running = self._source.start(self._requests(reading, epoch, mark, order_of, ended, to_drop), UNKNOWN_LENGTH)
         try:
-            for built in running:
+            for request, built in running:
                 if self._source.is_left(running):
                     return
-                request = asked.popleft()
+                assert isinstance(request, StreamRequest)
                 if built.lost:
                     lost, name = built.lost[0], self.stream.name
                     raise DataError(
@@ -155,13 +151,11 @@ class StreamReading:
         mark: Mark,
         order_of: int,
         ended: set[int],
-        asked: deque[StreamRequest],
         to_drop: int,
     ) -> Iterator[StreamRequest]:
         """Yields requests round after round until all parts have ended.
 
-        Workers take the requests in turn, so one worker gets all requests for a part. Threads read this generator one
-        at a time.
+        Workers take the requests in turn, so one worker gets all requests for a part.
         """
         num_readers = max(1, self._settings.num_workers)
         a_round = math.ceil(mark.parts / num_readers) * num_readers
@@ -182,7 +176,6 @@ class StreamReading:
                     if part not in begun:
                         begun.add(part)
                         request.start = self._start_of(part, mark, order_of, is_alone=mark.parts <= num_readers)
-                asked.append(request)
                 yield request
 
     def _start_of(self, part: int, mark: Mark, order_of: int, *, is_alone: bool) -> PartStart:
