@@ -46,7 +46,7 @@ def test_callbacks_and_a_plateau_of_a_plain_model_and_what_is_left_of_them(tmp_p
     assert record["plan"]["callbacks"]["value"] == "early_stopping, ema, lr_monitor"
     assert record["ceiling"]["samples_per_s"] > 0
     assert rates(folder)[max(rates(folder))] in (0.01, 0.001, 0.0001), "ReduceLROnPlateau goes by the mean loss"
-    done = run("evaluate.py", f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}", PLATEAU[0], cwd=tmp_path)
+    done = run("evaluate.py", f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}", cwd=tmp_path)
     assert done.code == 0, done.text
     assert f"test/ndcg_at_10 {record['metrics']['test/ndcg_at_10']:.6g}" in done.out, "the average was tested"
     assert "Warning" not in done.err
@@ -55,7 +55,7 @@ def test_callbacks_and_a_plateau_of_a_plain_model_and_what_is_left_of_them(tmp_p
     step = torch.load(checkpoint, weights_only=True)["global_step"]
     assert 0 < step < record["steps"]
     (tmp_path / "elsewhere").mkdir()
-    done = train(f"resume={checkpoint}", PLATEAU[0], cwd=tmp_path / "elsewhere")
+    done = train(f"resume={checkpoint}", cwd=tmp_path / "elsewhere")
     assert done.code == 0, done.text
     ends = [only_folder(where) / "checkpoints" / "last.ckpt" for where in (tmp_path, tmp_path / "elsewhere")]
     whole, resumed = (torch.load(path, weights_only=True) for path in ends)

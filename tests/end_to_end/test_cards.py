@@ -60,7 +60,7 @@ def test_a_rank_whose_card_is_lost_ends_the_others_with_its_reason(tmp_path: Pat
 @pytest.mark.slow
 def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: FakeCuda, launches: int) -> None:
     steps = (*QUICK, "trainer.checkpoint_every_steps=1")
-    done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches * 6 // 10))
+    done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches * 8 // 10))
     assert done.code == 1, done.text
     done = train(*steps, "resume=auto", cwd=tmp_path, **fake_cuda.environment(mib=8192))
     assert done.code == 0, done.text
