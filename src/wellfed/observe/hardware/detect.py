@@ -62,8 +62,8 @@ def machine(
         # An empty value or -1 hides all cards on purpose.
         if torch_cuda.cuda is not None and not torch_cuda.devices and (visible or "").strip() not in ("", "-1"):
             warnings.append(
-                f"CUDA_VISIBLE_DEVICES={visible} names no GPU that torch can use (NVML sees {len(every.devices)}): only "
-                "the CPU is left. Run: unset CUDA_VISIBLE_DEVICES."
+                f"CUDA_VISIBLE_DEVICES={visible} names no GPU that torch can use (NVML sees {len(every.devices)}): "
+                "only the CPU is left. Run: unset CUDA_VISIBLE_DEVICES."
             )
         if torch_cuda.devices and nvml_problem is not None:
             warnings.append(
