@@ -187,29 +187,6 @@ def test_an_optimizer_whose_state_has_no_room_at_first_works_on_one_weight_at_a_
 
 
 @pytest.mark.slow
-def test_a_card_that_must_give_its_cache_back_in_each_step_takes_smaller_micro_batches(
-    project: Path, fake_cuda: FakeCuda
-) -> None:
-    """130 MiB, 132 MiB, ...: one of them fits into the card, two do not."""
-    learned = {}
-    for mib, expected in ((8192, []), (256, ["thrash", "step_down"])):
-        folder = project / str(mib)
-        folder.mkdir()
-        done, record = hungry(project, fake_cuda, "workload.model.stage=growing", mib=mib, cwd=folder)
-        assert done.code == 0, done.text[-3000:]
-        told = [event for event in record["events"] if event["kind"] in ("oom", "thrash", "step_down", "ladder")]
-        assert [event["kind"] for event in told[:2]] == expected
-        if expected:
-            assert [event["step"] for event in told[:2]] == [3, 3]  # the first step found an empty cache
-            assert (told[1]["before"], told[1]["micro_batch"]) == (16, 8)
-            steps = (next(folder.glob("logs/*/runs/*/steps.csv"))).read_text().splitlines()
-            assert [line.split(",")[4] for line in steps[1:5]] == ["16", "16", "16", "8"]
-        assert record["samples"] == 8 * 16
-        learned[mib] = record["metrics"]["train/loss"], record["metrics"]["test/loss"]
-    assert learned[256] == pytest.approx(learned[8192], rel=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["backward", "rank 1", "validation"])
 @pytest.mark.parametrize("on_oom", ["retry", "fail"])
 def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, stage: str) -> None:

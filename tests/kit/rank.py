@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.oom import Thrash
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.gradients import GradientAverage
@@ -144,7 +142,9 @@ def main(settings: dict[str, Any]) -> None:
             eval_data={"val": data, "test": data},
             micro=MicroBatches(settings["micro"]),
             options=StepOptions(
-                seed=1, retry_on_oom=settings.get("retry", True), may_adapt=settings.get("may_adapt", True)
+                seed=1,
+                on_oom="retry" if settings.get("retry", True) else "fail",
+                may_adapt=settings.get("may_adapt", True),
             ),
             make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
             lr_factor=lambda step: 1.0,
@@ -159,9 +159,6 @@ def main(settings: dict[str, Any]) -> None:
         return prepare(average)
 
     GradientAverage.prepare = asked
-    if settings.get("thrashing_rank") == rank:
-        retries = iter([0, 1, 2, *[2] * 100])  # at the start, and after each step: in the first and in the second
-        Thrash.__init__ = partialmethod(Thrash.__init__, retries=lambda: next(retries))
     names = ("accelerator", "devices", "strategy", "precision", "max_steps", "gradient_clip", "validate_every_steps")
     given = {name: settings[name] for name in names if name in settings}
     loader = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)

@@ -57,7 +57,7 @@ def test_a_loader_of_the_user_has_its_own_arguments_as_advice(given: Evidence, w
     [
         {"status": "oom", "memory": {"may_lower": []}, "error": {"kind": "oom", "message": "", "advice": ""}},
         {"status": "failed", "error": {"kind": "host_oom", "message": "", "advice": ""}},
-        {"events": [{"kind": "thrash", "step": 3, "time_s": 1.0}]},
+        {"events": [{"kind": "step_down", "step": 3, "time_s": 1.0}]},
         {"events": [{"kind": "nan", "step": 3, "time_s": 1.0}], "refused": {"trainer.gradient_clip": ""}},
     ],
 )

@@ -106,7 +106,7 @@ def test_out_of_memory_at_one_sample_lists_what_was_tried(tmp_path: Path) -> Non
 def test_on_oom_fail_does_not_retry(tmp_path: Path) -> None:
     calls: list[int] = []
     with pytest.raises(OutOfMemoryExhausted):
-        tiny.fit(tiny.module(fail=oom_above(8, calls), retry_on_oom=False), tmp_path)
+        tiny.fit(tiny.module(fail=oom_above(8, calls), on_oom="fail"), tmp_path)
     assert calls == [32]
 
 

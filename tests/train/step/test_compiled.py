@@ -80,7 +80,7 @@ def test_a_backward_pass_that_can_not_be_compiled_goes_on_without(tmp_path: Path
     found = []
     with torch._inductor.config.patch({"force_disable_caches": True, "cpp.cxx": torch._inductor.config.cpp.cxx}):
         for mode in ("default", "none"):
-            noted = {"on_event": lambda kind, **_: events.append(kind), "retry_on_oom": True}
+            noted = {"on_event": lambda kind, **_: events.append(kind), "on_oom": "retry"}
             module = tiny.module(compile_mode=mode, dropout=0.3, micro=8, **noted)
             tiny.fit(module, tmp_path, users=[LosesCompiler()], max_steps=3)
             found.append(tiny.weights(module))

@@ -93,7 +93,7 @@ class ModelLearner(Learner):
                 seed=config.seed,
                 feature_mode=plan.memory.features,
                 compile_mode=plan.device.compile,
-                retry_on_oom=plan.memory.on_oom == "retry",
+                on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
                 # With a sharded model every batch is a collective: ranks must do equally many.
                 halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan.trainer.strategy != "fsdp",
                 may_adapt=self.may_adapt,

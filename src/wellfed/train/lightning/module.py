@@ -90,7 +90,7 @@ class StepModule(pl.LightningModule):
             return Shards(strategy.model, self.device)
         if not isinstance(strategy, DDPStrategy):
             return Ranks()
-        if not self.plain.options.retry_on_oom:
+        if self.plain.options.on_oom != "retry":
             return Replicas(strategy.model, self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         return AgreeingReplicas(strategy.model, self.device, weights)

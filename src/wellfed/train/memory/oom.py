@@ -1,4 +1,4 @@
-"""Recognises memory errors, by type or else by text, and frees the memory that they leave. Detects thrashing."""
+"""Recognises memory errors, by type or else by text, and frees the memory that they leave."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from wellfed.errors import first_line
 _LOG = logging.getLogger(__name__)
 Kind = Literal["device_oom", "host_oom"]
 Result = TypeVar("Result")
-THRASHING_STEPS = 2
-"""Number of successive steps with retries of the allocator, after which training thrashes. A single one may come from a
-longest batch or a first validation."""
-
 _DEVICE_TEXTS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -136,25 +132,3 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-class Thrash:
-    """Counter of steps in which the allocator had to free its cache and retry. Such a step waits for the device and is
-    many times slower. Counting does not wait."""
-
-    def __init__(self, device: torch.device, retries: Callable[[], int] | None = None) -> None:
-        """``retries``: returns the allocator's count; None = torch's count for the device."""
-        stats = torch.cuda.memory_stats_as_nested_dict
-        self._retries = retries or (lambda: int(stats(device).get("num_alloc_retries", 0)))
-        self._count = self._retries()
-        self._in_a_row = 0
-
-    def after_step(self) -> bool:
-        """Returns whether all of the last `THRASHING_STEPS` steps had retries, and then restarts the count."""
-        count = self._retries()
-        self._in_a_row = self._in_a_row + 1 if count > self._count else 0
-        self._count = count
-        if self._in_a_row < THRASHING_STEPS:
-            return False
-        self._in_a_row = 0
-        return True

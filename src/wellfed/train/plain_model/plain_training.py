@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.non_finite import OnNan
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.step_passes import Computation, StepListener
@@ -32,27 +31,22 @@ from wellfed.train.step.train_step import StepSettings, TrainStep
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """Planned options of a step."""
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(StepSettings):
+    """Planned options of training and evaluation."""
 
     seed: int
+    on_oom: Literal["raise", "fail", "retry"] = "retry"
     feature_mode: FeatureModeName | None = None
     compile_mode: str = "none"
-    retry_on_oom: bool = True
     halve_evaluation_on_oom: bool = True
-    may_adapt: bool = True
-    """False: an out-of-memory error ends the run, even if the step could be repeated."""
-    batches_ahead: int = 0
-    """Batches copied to the device ahead of the step, for messages about memory."""
-    on_nan: OnNan = "raise"
     shares_evaluation: bool = False
     """Ranks share the batches of an evaluation, and merge their metrics."""
 
     @property
     def adapts(self) -> bool:
         """Whether training continues with less memory after an out-of-memory error."""
-        return self.retry_on_oom and self.may_adapt
+        return self.on_oom == "retry" and self.may_adapt
 
     @property
     def halves_evaluation(self) -> bool:
@@ -156,17 +150,10 @@ class PlainTraining:
         listener: StepListener | None,
     ) -> TrainStep:
         """Returns the optimizer step of this model."""
-        options = self.options
         computation = Computation(
             self.model, self._loss, self._prepare, precision, device, ranks=ranks, features=self.source
         )
-        settings = StepSettings(
-            gradient_clip=gradient_clip,
-            on_nan=options.on_nan,
-            on_oom="retry" if options.retry_on_oom else "fail",
-            may_adapt=options.may_adapt,
-            batches_ahead=options.batches_ahead,
-        )
+        settings = replace(self.options, gradient_clip=gradient_clip)
         return TrainStep(
             computation,
             optimizer,

@@ -62,13 +62,8 @@ class Ranks:
         """Returns whether the flag is set on any rank."""
         return flag
 
-    def agree(self, *, failed: bool, flag: bool = False) -> bool:
-        """Returns whether ``flag`` is set on any rank. Called after a step's passes, and after the optimizer's step.
-
-        Raises:
-            StepFailed: ``failed`` is set on any rank.
-        """
-        return flag
+    def agree(self, *, failed: bool) -> None:
+        """Raises a StepFailed if ``failed`` is set on any rank. Called after the passes, and after the optimizer."""
 
     def gather(self, own: Told) -> list[Told]:
         """Returns the objects of all ranks, in the order of ranks."""
@@ -203,11 +198,10 @@ class AgreeingReplicas(Replicas):
         """Returns whether the flag is set on any rank; does not wait for the device."""
         return self._exchange(flag=flag)[0]
 
-    def agree(self, *, failed: bool, flag: bool = False) -> bool:
+    def agree(self, *, failed: bool) -> None:
         """See `Ranks.agree`."""
         has_gradient, self._has_gradient = self._has_gradient, self._no_gradient
-        is_any, _, self._is_used = self._exchange(failed, flag, 0.0, has_gradient)
-        return is_any
+        self._is_used = self._exchange(failed, has_gradient=has_gradient)[2]
 
     def gather(self, own: Told) -> list[Told]:
         """Returns the objects of all ranks; needs no device memory."""

@@ -29,6 +29,12 @@ class _Ending:
     """Facts of the change that the run restarts with; None if nothing was left to change."""
     changes: dict[str, object]
 
+    def error(self) -> OutOfMemoryExhausted:
+        """Returns the error that ends the step."""
+        if self.changed is None:
+            return OutOfMemoryExhausted(self.message, self.failure.kind)
+        return RestartNeeded(self.message, self.changes, self.failure.kind, is_suspect=self.failure.is_suspect)
+
 
 class StepRetry:
     """Repetition of a step that ran out of memory, in place, after taking the next fallback.
@@ -51,8 +57,9 @@ class StepRetry:
         on_event: OnEvent,
         may_adapt: bool = True,
     ) -> None:
-        self._fallbacks, self._start, self._may_adapt = fallbacks, start, may_adapt
+        self._fallbacks, self._start = fallbacks, start
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
+        self._adapts = may_adapt and start is not None
         # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
         self._attempts = oom.Attempts()
         self.step = 0
@@ -66,95 +73,76 @@ class StepRetry:
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
         """
-        if self._fallbacks is None:
+        fallbacks, start = self._fallbacks, self._start
+        if fallbacks is None:
             return attempt()
-        if self._start is not None:
-            self._start.is_taken = False
+        if start is not None:
+            start.is_taken = False
         result: Any
         while True:
             result, failure = self._attempts(self._from_start, attempt)
             if failure is None:
                 return result  # type: ignore[no-any-return]
             del result
-            self._free(failure)
-            if not self._goes_on_with(self._smaller_passes()):
-                raise self._exhausted(failure)
+            self._free()
+            self._on_event("oom", step=self.step, message=failure.message)
+            ran_out = f"Out of memory with {fallbacks.tried()}: {failure.message}"
+            changed = fallbacks.step_down() if self._adapts else None
+            if changed is None:
+                raise self._ending(fallbacks, failure, ran_out, None).error()
+            self._report(changed)
+            if start is not None:
+                start.restore()
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
-        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank.
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], None]) -> None:
+        """Calls an optimizer's step around `gradients`.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
             RestartNeeded: memory ran out in the optimizer itself, which may have changed some weights.
         """
-        if self._start is None:
-            return attempt()
-        result, failure = self._attempts(attempt)
+        if self._fallbacks is None or self._start is None:
+            attempt()
+            return
+        _, failure = self._attempts(attempt)
         if failure is None:
-            return bool(result)
-        self._free(failure)
+            return
+        self._free()
+        self._on_event("oom", step=self.step, message=failure.message)
         where = f"in the optimizer's step {self.step},"
-        changed = self._smaller_optimizer(optimizer)
-        if changed is None:
-            raise self._exhausted(failure, where)
-        self._report(changed)
-        assert self._fallbacks is not None
-        message, changes = self._ran_out(failure, where), self._fallbacks.changes()
-        raise RestartNeeded(message, changes, failure.kind, is_suspect=failure.is_suspect)
-
-    def step_down_without_failure(self) -> None:
-        """Takes the next fallback between two steps, if one is left."""
-        changed = None if self._fallbacks is None else self._fallbacks.step_down()
+        ran_out = f"Out of memory {where} with {self._fallbacks.tried()}: {failure.message}"
+        changed = self._smaller_optimizer(optimizer, self._fallbacks)
         if changed is not None:
-            oom.release()
             self._report(changed)
+        raise self._ending(self._fallbacks, failure, ran_out, changed).error()
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
             self._start.take()
         return attempt()
 
-    def _goes_on_with(self, changed: dict[str, Any] | None) -> bool:
-        if changed is None:
-            return False
-        assert self._start is not None
-        self._report(changed)
-        self._start.restore()
-        return True
-
-    def _smaller_passes(self, *, of_held: bool = False) -> dict[str, Any] | None:
-        """Takes the next fallback; returns the facts of the change, or None if none is left."""
-        if self._fallbacks is None or self._start is None or not self._may_adapt:
-            return None
-        return self._fallbacks.step_down(of_held=of_held)
-
-    def _one_by_one(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Makes the optimizer work on one weight at a time; returns the facts of the change, or None."""
-        if not (self._may_adapt and one_weight_at_a_time(optimizer)):
-            return None
-        change = "workload.optimizer.foreach=false"
-        if self._fallbacks is not None:
-            self._fallbacks.note(change)
-        return {"change": change}
-
-    def _smaller_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    def _smaller_optimizer(self, optimizer: torch.optim.Optimizer, fallbacks: Fallbacks) -> dict[str, Any] | None:
         """Makes the optimizer's step need less memory; returns the facts of the change, or None.
 
         The micro-batch does not change the size of weights, gradients and states. So it is the last resort.
         """
-        return self._one_by_one(optimizer) or self._smaller_passes(of_held=True) or self._smaller_passes()
+        if not self._adapts:
+            return None
+        if one_weight_at_a_time(optimizer):
+            change = "workload.optimizer.foreach=false"
+            fallbacks.note(change)
+            return {"change": change}
+        return fallbacks.step_down(of_held=True) or fallbacks.step_down()
 
-    def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
-        return OutOfMemoryExhausted(f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}", failure.kind)
+    def _ending(
+        self, fallbacks: Fallbacks, failure: oom.MemoryFailure, ran_out: str, changed: dict[str, Any] | None
+    ) -> _Ending:
+        message = ran_out if changed is not None else f"{ran_out} {self._way_out(failure.kind)}"
+        return _Ending(failure, message, changed, fallbacks.changes())
 
-    def _ran_out(self, failure: oom.MemoryFailure, where: str) -> str:
-        assert self._fallbacks is not None
-        return f"Out of memory {f'{where} ' if where else ''}with {self._fallbacks.tried()}: {failure.message}"
-
-    def _free(self, failure: oom.MemoryFailure) -> None:
+    def _free(self) -> None:
         self._forget()
         oom.release()
-        self._on_event("oom", step=self.step, message=failure.message)
 
     def _report(self, changed: dict[str, Any]) -> None:
         self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
@@ -181,46 +169,45 @@ class EndOnAllRanks(StepRetry):
         self._is_in_passes = False
         return result  # type: ignore[no-any-return]
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
-        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank."""
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], None]) -> None:
+        """Calls an optimizer's step around `gradients`."""
         self._is_in_passes = False
         try:
-            return bool(self._agreed(attempt))
+            self._agreed(attempt)
+            return
         except StepFailed:
             pass  # its traceback holds the step's tensors, so leave it before freeing
         raise self._ended(optimizer)
 
     def _agreed(self, attempt: Callable[[], Any]) -> Any:
-        """Returns the result of an attempt that succeeded on all ranks. A bool is True if it is True on any rank."""
+        """Returns the result of an attempt that succeeded on all ranks."""
         result, failure = self._attempts(attempt)
         if failure is not None:
             self._own_failure = failure
-        is_any = self._ranks.agree(failed=failure is not None, flag=result is True)
-        return is_any if isinstance(result, bool) else result
+        self._ranks.agree(failed=failure is not None)
+        return result
 
     def _ended(self, optimizer: torch.optim.Optimizer) -> OutOfMemoryExhausted:
         """Returns the error that ends the step on all ranks: that of the first rank that ran out of memory."""
         failure, self._own_failure = self._own_failure, None
-        is_in_passes, self._is_in_passes = self._is_in_passes, False
-        self._forget()
-        oom.release()
+        self._free()
         own: _Ending | None = None
         if failure is not None:
-            within = "" if is_in_passes else f" in the optimizer's step {self.step},"
-            where = f"on rank {self._ranks.number}{within}"
-            ran_out = self._ran_out(failure, where)
-            changed = self._smaller_passes() if is_in_passes else self._smaller_optimizer(optimizer)
-            if changed is None:
-                ran_out = f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}"
-            assert self._fallbacks is not None
-            own = _Ending(failure, ran_out, changed, self._fallbacks.changes())
+            fallbacks = self._fallbacks
+            assert fallbacks is not None
+            within = "" if self._is_in_passes else f" in the optimizer's step {self.step},"
+            tried = fallbacks.tried()
+            ran_out = f"Out of memory on rank {self._ranks.number}{within} with {tried}: {failure.message}"
+            if self._is_in_passes:
+                changed = fallbacks.step_down() if self._adapts else None
+            else:
+                changed = self._smaller_optimizer(optimizer, fallbacks)
+            own = self._ending(fallbacks, failure, ran_out, changed)
         given = self._ranks.gather(own)
         rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
-        kind = ending.failure.kind
         self._on_event("oom", step=self.step, message=ending.failure.message, rank=rank)
-        error = OutOfMemoryExhausted(ending.message, kind)
         if ending.changed is not None:
             self._report(ending.changed)
-            error = RestartNeeded(ending.message, ending.changes, kind, is_suspect=ending.failure.is_suspect)
+        error = ending.error()
         error.is_of_other_rank = self._ranks.number > 0
         return error

@@ -90,7 +90,6 @@ class TrainStep:
             may_adapt=settings.may_adapt,
         )
         self._adapts = retries and settings.may_adapt
-        self._thrash = oom.Thrash(self._device) if self._device.type == "cuda" and self._adapts else None
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Makes a step on a batch; returns the loss before the step.
@@ -109,7 +108,7 @@ class TrainStep:
         self._ranks.begin_step()
         self._delivery, self._first_loss = delivery, None
         try:
-            is_thrashing = self._retry.optimizer_step(self._optimizer, self._step)
+            self._retry.optimizer_step(self._optimizer, self._step)
         except NoWeight:
             return self._changed_nothing()
         finally:
@@ -117,10 +116,6 @@ class TrainStep:
         self.totals.commit()
         if self._is_left_out:
             self._on_event("nan", step=self.number, action="skip")
-        if is_thrashing:
-            message = "the allocator had to give its cache back to the device in successive steps"
-            self._on_event("thrash", step=self.number, message=message)
-            self._retry.step_down_without_failure()
         if self._loss.has_compiled or self._retry.has_retried:
             self._loss.has_compiled = self._retry.has_retried = False
             self.was_disturbed = True
@@ -136,14 +131,13 @@ class TrainStep:
             )
         return loss
 
-    def _step(self) -> bool:
-        """Calls the optimizer; returns whether the allocator is thrashing."""
+    def _step(self) -> None:
+        """Calls the optimizer."""
         if self._precision.scaler is None:
             make_step(self._optimizer, self._gradients)
         else:
             self._precision.scaled_step(self._optimizer, self._gradients)
         self.passes.mark((OTHER, self.passes.now_s()))
-        return self._thrash is not None and self._thrash.after_step()
 
     def _gradients(self) -> Tensor:
         """Computes gradients for the optimizer, which may call it repeatedly; returns the loss."""

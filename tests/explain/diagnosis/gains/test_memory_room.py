@@ -35,7 +35,7 @@ def test_the_smaller_last_batch_of_an_epoch_is_not_the_usual_one():
         {"num_micro": 1},
         {"num_micro": 8, "used_frac": 0.6},
         {"num_micro": 8, "events": [{"kind": "step_down", "step": 3, "micro_batch": 16, "before": 32}]},
-        {"num_micro": 8, "events": [{"kind": "thrash", "step": 3}]},
+        {"num_micro": 8, "events": [{"kind": "step_down", "step": 3}]},
         {"num_micro": 8, "plan": {"workload.effective_batch_size": None}},
     ],
 )

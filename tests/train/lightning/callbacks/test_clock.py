@@ -176,9 +176,7 @@ def test_a_step_that_was_repeated_counts_what_its_attempts_took(tmp_path: Path) 
         clock.pause()
         return torch.OutOfMemoryError("CUDA out of memory.") if size > 16 else None
 
-    first, *rows = timed(
-        tmp_path, now_s=clock, of_module={"micro": 32, "fail": fail, "retry_on_oom": True}, max_steps=5
-    )
+    first, *rows = timed(tmp_path, now_s=clock, of_module={"micro": 32, "fail": fail, "on_oom": "retry"}, max_steps=5)
     assert (first.num_micro, first.warmup) == (2, True)
     assert first.forward_ms is not None
     assert 180 <= first.forward_ms <= first.compute_ms  # the failed one, and two that are half as large

@@ -176,7 +176,7 @@ def memory_frac(evidence: Evidence) -> float | None:
 def has_run_out(evidence: Evidence) -> bool:
     """Returns whether device memory ran out at least once."""
     kinds = {event["kind"] for event in evidence.record.events}
-    return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "thrash", "ladder"})
+    return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "ladder"})
 
 
 def merge(evidence: Evidence) -> Merge | None:

@@ -17,7 +17,7 @@ from wellfed.observe.telemetry.series import HOST
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_gib, show_percent
 
 _MICRO_BATCH, _CHECKPOINTING = "memory.micro_batch", "memory.checkpoint_activations"
-_KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
+_KINDS = ("oom", "step_down", "ladder", "restart")
 _SMALLER = "Make the model or its samples smaller, or take a larger card."
 """Advice where no knob saves device memory."""
 
@@ -46,7 +46,7 @@ def device_memory_full(evidence: Evidence) -> Finding | None:
         change = _less(evidence, micro)
         return Finding("device_memory_full", message, figures, change, lost_frac=1.0, advice=_SMALLER * (not change))
     first = f"first in step {steps[0]}" if steps else "once"
-    how = f"ran out {counted(ooms, 'time')}, {first}" if ooms else f"was so full that torch emptied its cache, {first}"
+    how = f"ran out {counted(max(ooms, 1), 'time')}, {first}"
     (change, went), lost = _as_it_ended(events), _lost_frac(evidence, steps)
     message = f"Device memory {how}{room}. {went}"
     figures |= {"lost_frac": lost}
