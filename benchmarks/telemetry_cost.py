@@ -40,9 +40,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measuring import alone, compared, finish, has, interval  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.facts import GpuFacts  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.loggers.wandb_sink import WandbSink, open_run  # noqa: E402
-from wellfed.observe.telemetry.gpu import WatchedGpu  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
 from wellfed.record.entries import RunRecord  # noqa: E402
@@ -126,7 +126,7 @@ def of_a_run(folder: Path, *, logs: bool = False) -> Iterator[None]:
         progress=progress,
         time_s=journal.time_s,
     )
-    sampler.watch([WatchedGpu(gpu.index, str(gpu.uuid)) for gpu in machine().gpus])
+    sampler.watch(machine().gpus)
     progress.phase = "train"
     with sampler:
         yield
@@ -287,10 +287,10 @@ def main() -> None:
     for name, (scenario, interval_s) in drivers(fake).items():
         progress = Progress()
         with FakeDriver(_compiler(), scratch).load(scenario) if scenario else nullcontext():
-            watched = [WatchedGpu(gpu.index, str(gpu.uuid)) for gpu in machine().gpus]
+            watched = machine().gpus
 
             def watching(
-                watched: list[WatchedGpu] = watched,
+                watched: tuple[GpuFacts, ...] = watched,
                 progress: Progress = progress,
                 interval_s: float = interval_s,
                 name: str = name,

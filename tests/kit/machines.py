@@ -1,7 +1,6 @@
 """Recorded machines to plan for."""
 
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
-from wellfed.observe.nvml.devices import Holder
+from wellfed.observe.hardware.facts import GpuFacts, Holder, MachineFacts
 
 GIB = 2**30
 

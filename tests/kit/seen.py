@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellfed.monitor.board import Board
-from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.nvml.devices import Device
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST, Sample
 
 FULL = {
@@ -13,31 +12,22 @@ FULL = {
 }
 
 
-def seen(index: int = 0, name: str = "NVIDIA H200", **facts: Any) -> SeenGpu:
+def seen(index: int = 0, name: str = "NVIDIA H200", **facts: Any) -> GpuFacts:
     """Returns a card of 140.5 GiB and 700 W."""
-    known = {"memory_total_bytes": int(140.5 * 2**30), "power_limit_w": 700.0, **facts}
-    return SeenGpu(
-        index,
-        Device(
-            **{
-                **{"nvml_index": index, "uuid": f"GPU-{index}", "name": name, "memory_used_bytes": 0},
-                **{"memory_free_bytes": None, "capability": (9, 0), "driver_version": None},
-                **known,
-            }
-        ),
-    )
+    known = {"nvml_index": index, "power_limit_w": 700.0, "free_gib": 140.5, **facts}
+    return GpuFacts(index, f"GPU-{index}", name, 140.5, "9.0", **known)
 
 
 def sample(time_s: float, gpu: int, values: Mapping[str, float]) -> Sample:
     return Sample(time_s, 0, "train", gpu, values)
 
 
-def board_of(*gpus: SeenGpu, num_cores: int = 4, ram_gib: float = 62.8, interval_s: float = 0.5) -> Board:
+def board_of(*gpus: GpuFacts, num_cores: int = 4, ram_gib: float = 62.8, interval_s: float = 0.5) -> Board:
     """Returns a board without readings."""
     return Board(gpus, num_cores=num_cores, ram_gib=ram_gib, interval_s=interval_s)
 
 
-def filled_board(*gpus: SeenGpu) -> Board:
+def filled_board(*gpus: GpuFacts) -> Board:
     """Returns a board with all figures of each GPU and of the host, read at second 1."""
     board = board_of(*gpus)
     board.add([sample(1.0, gpu.index, FULL) for gpu in gpus])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, FakeGpu, LoadedDriver
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.gpu import GpuSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -21,6 +22,11 @@ def h200(uuid: str = "GPU-1", **facts: object) -> FakeGpu:
         **{"pcie_rx_kb_s": 1024 * 2000, "pcie_tx_kb_s": 1024 * 300, "mig_capable": True},
     }
     return FakeGpu(uuid, "NVIDIA H200", **{**figures, **facts})
+
+
+def watched_gpu(index: int, uuid: str, *, is_mig: bool = False) -> GpuFacts:
+    """A GPU to watch."""
+    return GpuFacts(index, uuid, "card", None, None, nvml_index=0, is_mig=is_mig)
 
 
 def a100(uuid: str = "GPU-1", **facts: object) -> FakeGpu:

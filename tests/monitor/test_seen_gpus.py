@@ -15,7 +15,7 @@ def gpus_of(fake_driver, *gpus, **scenario):
 def test_all_cards_are_seen_whatever_cuda_shows(fake_driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = gpus_of(fake_driver, FakeGpu("GPU-a", total_gib=24, reserved_gib=0.5), FakeGpu("GPU-c", "Simulated GPU"))
-    assert [(gpu.index, gpu.device.uuid) for gpu in found.gpus] == [(0, "GPU-a"), (1, "GPU-c")]
+    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(0, "GPU-a"), (1, "GPU-c")]
     assert (found.problem, found.notes) == (None, ())
     first, second = found.gpus
     assert (first.title, first.memory_gib, first.has_utilisation) == ("GPU 0 NVIDIA H200", 23.5, True)
@@ -24,7 +24,7 @@ def test_all_cards_are_seen_whatever_cuda_shows(fake_driver, monkeypatch):
 
 def test_instances_count_on_from_the_last_card(fake_driver):
     found = gpus_of(fake_driver, FakeGpu("GPU-a"), SPLIT, FakeGpu("GPU-c"))
-    listed = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in found.gpus]
+    listed = [(gpu.index, gpu.uuid, gpu.has_utilisation) for gpu in found.gpus]
     assert listed == [
         (0, "GPU-a", True), (1, "GPU-b", False), (3, "MIG-1", False), (4, "MIG-2", False), (2, "GPU-c", True)
     ]  # fmt: skip
@@ -47,7 +47,7 @@ def test_why_there_is_none(fake_driver, scenario, problem):
 def test_a_card_that_fails_is_left_out_with_a_note(fake_driver):
     failing = FakeGpu("GPU-b", errors={"nvmlDeviceGetUUID": UNKNOWN})
     found = gpus_of(fake_driver, failing, FakeGpu("GPU-a"))
-    assert [(gpu.index, gpu.device.uuid) for gpu in found.gpus] == [(1, "GPU-a")]
+    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(1, "GPU-a")]
     assert found.notes == ("card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
 
 

@@ -6,7 +6,6 @@ import pytest
 from tests.kit.machines import H200
 from wellfed.config.schema import Accelerator, RunConfig, TelemetryConfig, TrainerConfig, WorkloadConfig
 from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
@@ -15,9 +14,8 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.gpu_monitor import gpus_to_watch
 
 
-def gpu(index: int, *, uuid: str | None = "GPU", nvml_index: int | None = 0, is_mig: bool = False) -> GpuFacts:
-    uuid = None if uuid is None else f"{uuid}-{index}"
-    return GpuFacts(index, uuid, "card", 80.0, "9.0", nvml_index=nvml_index, is_mig=is_mig)
+def gpu(index: int) -> GpuFacts:
+    return GpuFacts(index, f"GPU-{index}", "card", 80.0, "9.0", nvml_index=0)
 
 
 def facts(*gpus: GpuFacts, **more: object) -> MachineFacts:
@@ -37,12 +35,7 @@ def plan(accelerator: str, devices: int = 1) -> RunPlan:
 )
 def test_the_gpus_that_train_are_watched_and_beside_the_cpu_all(accelerator, devices, watched):
     found = gpus_to_watch(facts(gpu(0), gpu(1), gpu(2)), plan(accelerator, devices))
-    assert found == [WatchedGpu(index, f"GPU-{index}") for index in watched]
-
-
-def test_what_nvml_does_not_know_cannot_be_watched():
-    machine = facts(gpu(0, uuid=None), gpu(1, nvml_index=None), gpu(2, uuid="MIG", is_mig=True))
-    assert gpus_to_watch(machine, plan("cpu")) == [WatchedGpu(2, "MIG-2", is_mig=True)]
+    assert [one.index for one in found] == watched
 
 
 def watched(folder: Path, machine: MachineFacts) -> RunRecord:

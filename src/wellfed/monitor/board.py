@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series as Readings
-from wellfed.monitor.seen_gpus import SeenGpu
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import ENERGY, HOST, Sample, levels
 
@@ -47,7 +47,7 @@ class Board:
 
     def __init__(
         self,
-        gpus: Sequence[SeenGpu],
+        gpus: Sequence[GpuFacts],
         *,
         num_cores: int,
         ram_gib: float,

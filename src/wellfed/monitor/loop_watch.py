@@ -19,7 +19,6 @@ from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.csv_table import CsvTable
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import HOST, Phase, Sample
@@ -126,7 +125,7 @@ class LoopWatch:
         """Starts reading. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
         facts = machine(torch_cuda() if uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
-        gpus = WatchedGpu.of(gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only)
+        gpus = [gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only]
         self._gpus = [gpu.index for gpu in gpus]
         if not gpus:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")

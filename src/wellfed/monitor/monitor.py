@@ -14,8 +14,8 @@ from wellfed.command_line import command
 from wellfed.explain.diagnosis.curves.curve_verdict import verdict_of
 from wellfed.monitor.board import Board
 from wellfed.monitor.processes import ProcessSource
-from wellfed.monitor.seen_gpus import FoundGpus, SeenGpu
-from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.monitor.seen_gpus import FoundGpus
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -47,8 +47,7 @@ class Monitor(ExitStack):
         )
         self._processes = ProcessSource(self.board, self.add_line)
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
-        watched = [WatchedGpu(gpu.index, gpu.device.uuid, gpu.device.is_mig) for gpu in found.gpus]
-        self._sampler.watch(watched, host=WholeHostSource())
+        self._sampler.watch(found.gpus, host=WholeHostSource())
         if found.gpus:
             self._sampler.add(self._processes)
 
@@ -123,16 +122,16 @@ def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
     return lines + [f"{', '.join(of)}: {advice}" if len(board.gpus) > 1 else advice for advice, of in advised.items()]
 
 
-def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
+def _verdict(board: Board, gpu: GpuFacts) -> tuple[list[str], str | None]:
     """Returns one or two lines, and the command to run next; None if there is none."""
     if not gpu.has_utilisation:
-        where = "an instance" if gpu.device.is_mig else "a split card"
+        where = "an instance" if gpu.is_mig else "a split card"
         return [f"NVML gives no utilisation of {where}"], None
     found = verdict_of(*board.curve(gpu.index))
     return [found.message, *filter(None, [found.in_use_message])], found.advice
 
 
-def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
+def _gpu_lines(gpu: GpuFacts, figures: _Figures) -> list[str]:
     lines = []
     for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
         if name in figures:
@@ -142,7 +141,7 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
         of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"
         lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f}{of or ' GiB'}")
     if power := figures.get("power_w"):
-        of = "" if gpu.device.power_limit_w is None else f" of {gpu.device.power_limit_w:.0f}"
+        of = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
         energy = f"; {show_energy(float(figures['energy_j']))}" if "energy_j" in figures else ""  # type: ignore[arg-type]
         lines.append(f"power: mean {power['mean']:.0f} W, peak {power['max']:.0f}{of} W{energy}")
     return lines

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import psutil
 
 from wellfed.monitor.board import Board
-from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.nvml.devices import Holder, list_holders
+from wellfed.observe.hardware.facts import GpuFacts, Holder
+from wellfed.observe.nvml.devices import list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.observe.telemetry.series import Reading, Source
-from wellfed.units import gib, show_line
+from wellfed.units import show_line
 
 CHANGE_GIB = 0.25
 """Change of used memory in GiB after which processes are listed again. Any CUDA process takes more."""
@@ -61,8 +61,8 @@ class ProcessSource(Source):
     def begin(self) -> None:
         """Lists the processes that were found at the start."""
         for gpu in self._board.gpus:
-            self._listed_at_gib[gpu.index] = gib(gpu.device.memory_used_bytes or 0)
-            self._list(gpu, gpu.device.holders)
+            self._listed_at_gib[gpu.index] = gpu.others_gib
+            self._list(gpu, gpu.holders)
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
         """Looks for new processes if due; returns no figures."""
@@ -72,10 +72,10 @@ class ProcessSource(Source):
                 continue
             self._listed_at_gib[gpu.index] = used_gib
             with contextlib.suppress(NvmlError), NvmlSession() as nvml:
-                self._list(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.device.uuid)))
+                self._list(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.uuid)))
         return []
 
-    def _list(self, gpu: SeenGpu, holders: Sequence[Holder]) -> None:
+    def _list(self, gpu: GpuFacts, holders: Sequence[Holder]) -> None:
         processes = [GpuProcess.of(holder) for holder in holders]
         self._board.set_processes(gpu.index, [process.cells() for process in processes])
         for process in processes:

@@ -14,7 +14,7 @@ from rich.text import Text
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import print_text
 from wellfed.monitor.board import Board
-from wellfed.monitor.seen_gpus import SeenGpu
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_duration
 
@@ -32,9 +32,9 @@ FIGURES = (
 """Heading, unit and name of each figure, by importance. The last ones are cut in a narrow terminal."""
 
 
-def _cells(gpu: SeenGpu, values: Mapping[str, float]) -> list[str]:
+def _cells(gpu: GpuFacts, values: Mapping[str, float]) -> list[str]:
     """Returns a text for each figure, with the GPU's limit if it has one (``350/700``). Unknown figures are empty."""
-    limits = {"mem_used_gib": gpu.memory_gib, "power_w": gpu.device.power_limit_w}
+    limits = {"mem_used_gib": gpu.memory_gib, "power_w": gpu.power_limit_w}
     texts = []
     for _, unit, name in FIGURES:
         known = [one for one in (values.get(name), limits.get(name)) if one is not None]

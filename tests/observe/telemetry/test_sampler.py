@@ -4,9 +4,8 @@ import time
 import pytest
 
 from tests.fake_nvml.driver import Hang, Scenario
-from tests.kit.watched import Heard, ScriptedSource, h200, until
+from tests.kit.watched import Heard, ScriptedSource, h200, until, watched_gpu
 from wellfed.observe.telemetry import sampler as sampler_file
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.observe.telemetry.series import HOST, Sample
@@ -184,7 +183,7 @@ def test_what_watching_costs_is_the_threads_cpu_time(heard):
 
 def gpu_sampling(heard, *watched, **options):
     sampler = sampling(heard, **options)
-    sampler.watch(watched or [WatchedGpu(0, "GPU-1")])
+    sampler.watch(watched or [watched_gpu(0, "GPU-1")])
     return sampler
 
 

@@ -17,7 +17,7 @@ from wellfed import __version__
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda
-from wellfed.observe.nvml.devices import Device, Devices, list_devices
+from wellfed.observe.nvml.devices import Devices, list_devices
 from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError, NvmlSession
 from wellfed.observe.nvml.visible import visible_devices
 from wellfed.units import gib
@@ -44,8 +44,7 @@ def machine(
     every, nvml_error = ask_nvml(nvml or NvmlSession())
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     uuids = [gpu.uuid for gpu in torch_cuda.devices if gpu.uuid is not None] if torch_cuda else []
-    order = environ.get("CUDA_DEVICE_ORDER")
-    cards = visible_devices(every, visible=visible, order=order, torch_uuids=uuids or None)
+    cards = visible_devices(every, visible=visible, torch_uuids=uuids or None)
     nvml_problem = None
     if nvml_error is not None:
         nvml_problem = nvml_error.reason
@@ -85,7 +84,7 @@ def machine(
         nvml_failed=nvml_error is not None and nvml_error.code != NO_LIBRARY,
         torch_problem=None if torch_cuda is None else torch_cuda.problem,
         warnings=tuple(warnings),
-        versions=_versions(cards.devices, torch_cuda),
+        versions=_versions(cards.driver, torch_cuda),
         host=platform.node(),
         os=platform.platform(),
     )
@@ -122,36 +121,25 @@ def ask_nvml(session: NvmlSession) -> tuple[Devices, NvmlError | None]:
         return Devices(()), error
 
 
-def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
+def _merged(cards: tuple[GpuFacts, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
     """Returns torch's devices with NVML's facts added, or NVML's cards if torch has none."""
     if torch is None or not torch.devices:
-        return tuple(_with_nvml(_of_nvml(card), card, card.memory_free_bytes) for card in cards)
-    by_index = {card.index: card for card in cards}
+        return tuple(map(_without_own, cards))
+    by_index = {card.index: _without_own(card) for card in cards}
     found = []
     for gpu in torch.devices:
-        card = by_index.get(gpu.index)
-        free_bytes = card.memory_free_bytes if card else None
-        found.append(_with_nvml(gpu, card, torch.free_bytes(gpu.index) if free_bytes is None else free_bytes))
+        card = by_index.get(gpu.index, gpu)
+        free_gib = card.free_gib
+        if free_gib is None and (free_bytes := torch.free_bytes(gpu.index)) is not None:
+            free_gib = gib(free_bytes)
+        free_gib = None if free_gib is None else _least(free_gib, gpu.memory_gib)
+        known = replace(card, name=gpu.name, memory_gib=gpu.memory_gib, capability=gpu.capability, free_gib=free_gib)
+        found.append(replace(known, is_simulated=gpu.name.startswith(SIMULATED)))
     return tuple(found)
 
 
-def _of_nvml(card: Device) -> GpuFacts:
-    return GpuFacts(
-        index=card.index or 0,
-        uuid=card.uuid,
-        name=card.name,
-        memory_gib=None if card.memory_total_bytes is None else gib(card.memory_total_bytes),
-        capability=None if card.capability is None else f"{card.capability[0]}.{card.capability[1]}",
-    )
-
-
-def _with_nvml(gpu: GpuFacts, card: Device | None, free_bytes: int | None) -> GpuFacts:
-    free_gib = None if free_bytes is None else _least(gib(free_bytes), gpu.memory_gib)
-    gpu = replace(gpu, free_gib=free_gib, is_simulated=gpu.name.startswith(SIMULATED))
-    if card is None:
-        return gpu
-    holders = tuple(one for one in card.holders if one.pid != os.getpid())
-    return replace(gpu, uuid=card.uuid, nvml_index=card.nvml_index, is_mig=card.is_mig, holders=holders)
+def _without_own(card: GpuFacts) -> GpuFacts:
+    return replace(card, holders=tuple(one for one in card.holders if one.pid != os.getpid()))
 
 
 def _rlimit_bytes() -> int | None:
@@ -184,9 +172,9 @@ def _cpu_name(root: Path) -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, str]:
+def _versions(driver: str | None, torch: TorchCuda | None) -> dict[str, str]:
     versions = {"python": platform.python_version(), "wellfed": __version__, **installed_versions()}
-    if driver := next((card.driver_version for card in cards if card.driver_version), None):
+    if driver:
         versions["driver"] = driver
     if torch is not None and torch.cuda:
         versions["cuda"] = torch.cuda

@@ -7,11 +7,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wellfed.observe.nvml.devices import Holder
 from wellfed.record.entries import MachineEntry
+from wellfed.units import show_line
 
 SIMULATED = "Simulated "
 """Prefix of the name of a card that is not real."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that held memory of a device when queried."""
+
+    pid: int
+    """Process id on the host. Inside a container another process may have that id."""
+    name: str | None
+    """None if neither driver nor system reports it, as for a process of another container."""
+    memory_gib: float | None
+    """None if the driver does not report it (Windows' WDDM, some MIG instances)."""
+
+    def describe(self) -> str:
+        """Returns a text such as ``python (pid 4711, 20,480 MiB)``."""
+        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
+        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,11 @@ class GpuFacts:
     nvml_index: int | None = None
     """None where NVML does not list the card: no utilisation, power or temperature."""
     is_mig: bool = False
+    """An instance of a split card."""
+    has_mig_mode: bool = False
+    """A physical card in MIG mode. CUDA shows its instances instead."""
+    power_limit_w: float | None = None
+    """Power limit of the board when queried."""
     is_simulated: bool = False
     """Not a real GPU (tests/fake_cuda). All its figures are for demonstration."""
     holders: tuple[Holder, ...] = ()
@@ -43,6 +65,17 @@ class GpuFacts:
         if self.memory_gib is None or self.free_gib is None:
             return 0.0
         return max(0.0, self.memory_gib - self.free_gib)
+
+    @property
+    def title(self) -> str:
+        """Number and name, with the number of the card of an instance: ``GPU 0 NVIDIA H200``."""
+        of = f" of GPU {self.nvml_index}" if self.is_mig else ""
+        return f"GPU {self.index} {show_line(self.name)}{of}"
+
+    @property
+    def has_utilisation(self) -> bool:
+        """Whether NVML gives utilisation: only for cards that are not split."""
+        return not (self.is_mig or self.has_mig_mode)
 
     def held_by(self, most: int = 3) -> str:
         """Returns the processes that hold the most, as text for messages."""

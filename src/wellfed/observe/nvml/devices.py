@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
+from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, Holder
 from wellfed.observe.nvml.session import NOT_FOUND, NvmlError, NvmlSession
 from wellfed.units import gib
 
@@ -17,58 +18,14 @@ _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphics
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A process that held memory of a device when queried."""
-
-    pid: int
-    """Process id on the host. Inside a container another process may have that id."""
-    name: str | None
-    """None if neither driver nor system reports it, as for a process of another container."""
-    memory_gib: float | None
-    """None if the driver does not report it (Windows' WDDM, some MIG instances)."""
-
-    def describe(self) -> str:
-        """Returns a text such as ``python (pid 4711, 20,480 MiB)``."""
-        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
-        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
-
-
-@dataclass(frozen=True)
-class Device:
-    """One card or MIG instance when queried. None = not reported by this device."""
-
-    nvml_index: int
-    """Number of the (parent) card in NVML's order."""
-    uuid: str
-    """``GPU-...`` or ``MIG-...``."""
-    name: str
-    memory_total_bytes: int | None
-    """Memory for programs: physical memory minus the driver's reserve, close to torch's figure."""
-    memory_used_bytes: int | None
-    """Held by all processes, without the driver's reserve."""
-    memory_free_bytes: int | None
-    capability: tuple[int, int] | None
-    """CUDA compute capability (major, minor)."""
-    driver_version: str | None
-    power_limit_w: float | None = None
-    """Current power limit of the board."""
-    is_mig: bool = False
-    """An instance of a split card."""
-    has_mig_mode: bool = False
-    """A physical card in MIG mode. CUDA shows its instances instead."""
-    index: int | None = None
-    """CUDA-visible number; None until mapped, or if CUDA does not see it."""
-    holders: tuple[Holder, ...] = ()
-    """Processes with memory here, largest first."""
-
-
-@dataclass(frozen=True)
 class Devices:
     """A list of devices. Its order is documented by the function that returns it."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[GpuFacts, ...]
     notes: tuple[str, ...] = ()
     """Remarks on unreadable or uncertain figures, one sentence each."""
+    driver: str | None = None
+    """Version of the driver."""
 
 
 class Memory(NamedTuple):
@@ -81,7 +38,7 @@ class Memory(NamedTuple):
 
 
 def list_devices(nvml: NvmlSession) -> Devices:
-    """Returns every card in NVML's order, each followed by its MIG instances.
+    """Returns every card in NVML's order, which is also its ``index``, each followed by its MIG instances.
 
     A card or instance that is lost or refuses is left out with a note.
 
@@ -89,7 +46,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
         NvmlError: the cards can't be counted.
     """
     driver = _offered(lambda: str(nvml.ask("nvmlSystemGetDriverVersion")))
-    found: list[Device] = []
+    found: list[GpuFacts] = []
     notes: list[str] = []
     for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
@@ -101,46 +58,47 @@ def list_devices(nvml: NvmlSession) -> Devices:
                 handle,
                 default_name="NVIDIA GPU",
                 nvml_index=nvml_index,
-                capability=None if capability is None else (int(capability[0]), int(capability[1])),
-                driver_version=driver,
+                capability=None if capability is None else f"{capability[0]}.{capability[1]}",
                 has_mig_mode=mode is not None and mode[0] == 1,
             )
             found += [card, *(_mig_instances(nvml, handle, card, notes) if card.has_mig_mode else ())]
         except NvmlError as error:
             notes.append(f"card {nvml_index} is left out ({error}).")
-    return Devices(tuple(found), tuple(notes))
+    return Devices(tuple(found), tuple(notes), driver)
 
 
-def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
+def _device(nvml: NvmlSession, handle: Any, *, default_name: str, nvml_index: int, **known: Any) -> GpuFacts:
     """Returns a card or an instance; ``known`` are fields that need no query."""
-    total, used, free = memory_bytes(nvml, handle)
-    return Device(
+    memory = memory_bytes(nvml, handle)
+    name = _offered(lambda: str(nvml.ask("nvmlDeviceGetName", handle))) or default_name
+    return GpuFacts(
+        index=nvml_index,
         uuid=nvml.ask("nvmlDeviceGetUUID", handle),
-        name=_offered(lambda: str(nvml.ask("nvmlDeviceGetName", handle))) or default_name,
-        memory_total_bytes=total,
-        memory_used_bytes=used,
-        memory_free_bytes=free,
+        name=name,
+        memory_gib=None if memory.total is None else gib(memory.total),
+        free_gib=None if memory.free is None else gib(memory.free),
+        nvml_index=nvml_index,
         power_limit_w=_power_limit_w(nvml, handle),
+        is_simulated=name.startswith(SIMULATED),
         holders=list_holders(nvml, handle),
         **known,
     )
 
 
-def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str]) -> Iterator[Device]:
+def _mig_instances(nvml: NvmlSession, handle: Any, card: GpuFacts, notes: list[str]) -> Iterator[GpuFacts]:
     for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
         try:
             yield _device(
                 nvml,
                 nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot),
                 default_name=f"{card.name} MIG",
-                nvml_index=card.nvml_index,
+                nvml_index=card.index,
                 capability=card.capability,  # NVML gives this for the parent only
-                driver_version=card.driver_version,
                 is_mig=True,
             )
         except NvmlError as error:
             if error.code != NOT_FOUND:  # an empty slot; later ones may be filled
-                notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
+                notes.append(f"instance {slot} of card {card.index} is left out ({error}).")
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from wellfed.observe.hardware.facts import GpuFacts
@@ -15,29 +15,12 @@ from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record.entries import EventKind, OnEvent
 
 
-@dataclass(frozen=True)
-class WatchedGpu:
-    """A GPU to watch."""
-
-    index: int
-    """CUDA-visible number, under which its figures are published."""
-    uuid: str
-    is_mig: bool = False
-
-    @classmethod
-    def of(cls, gpus: Iterable[GpuFacts]) -> list[WatchedGpu]:
-        """Returns those of these GPUs that NVML can read."""
-        return [
-            cls(gpu.index, gpu.uuid, gpu.is_mig) for gpu in gpus if gpu.uuid is not None and gpu.nvml_index is not None
-        ]
-
-
 class _Gpu:
     """Readers of one GPU, which keep state between readings, and what is known of its queries."""
 
-    def __init__(self, gpu: WatchedGpu, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
+    def __init__(self, gpu: GpuFacts, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
         self.index = gpu.index
-        self.device = readings.OpenDevice(gpu.uuid, nvml)
+        self.device = readings.OpenDevice(gpu.uuid or "", nvml)
         self.utilisation = readings.Utilisation(self.device, "gpu")
         self.memory_utilisation = readings.Utilisation(self.device, "memory")
         self.gpm = gpm.Gpm(self.device, is_mig=gpu.is_mig, now_s=now_s)
@@ -95,7 +78,7 @@ class GpuSource(Source):
 
     def __init__(
         self,
-        gpus: Sequence[WatchedGpu],
+        gpus: Sequence[GpuFacts],
         on_event: OnEvent,
         *,
         session: Callable[[], NvmlSession] = NvmlSession,

@@ -7,12 +7,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.telemetry.gpu import GpuSource
 from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.run_progress import Progress
@@ -59,15 +60,16 @@ class Sampler:
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
-    def watch(self, gpus: Sequence[WatchedGpu], *, host: Source | None = None, refused: Sequence[str] = ()) -> None:
-        """Adds the host and these GPUs.
+    def watch(self, gpus: Iterable[GpuFacts], *, host: Source | None = None, refused: Sequence[str] = ()) -> None:
+        """Adds the host, and those of these GPUs that NVML can read.
 
         Args:
             host: None = this process.
             refused: messages about what NVML can't read, reported when the block begins.
         """
         self._refused = refused
-        self.add(host or HostSource(), *([GpuSource(gpus, self.event)] if gpus else []))
+        seen = [gpu for gpu in gpus if gpu.uuid is not None and gpu.nvml_index is not None]
+        self.add(host or HostSource(), *([GpuSource(seen, self.event)] if seen else []))
 
     def add(self, *sources: Source) -> None:
         """Adds sources. Call it before the block."""

@@ -23,7 +23,6 @@ from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.host import spent_cpu_s
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -122,7 +121,7 @@ class ScriptRecord(RankOfScript):
             self._read, self._event, interval_s=INTERVAL_S, progress=self.progress, time_s=self.journal.time_s
         )
         failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-        self._sampler.watch(WatchedGpu.of(facts.gpus), refused=[*failed, *facts.cards_left_out])
+        self._sampler.watch(facts.gpus, refused=[*failed, *facts.cards_left_out])
         self._watching.enter_context(self._sampler)
         self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
