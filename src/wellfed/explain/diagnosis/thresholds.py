@@ -82,8 +82,8 @@ COLD_FACTOR = 2.0
 """Time to build in the first epoch over later ones, which read the disk cache in memory."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """Steps that wait for single slow samples: maximum share, minimum length over a usual step, and minimum number."""
-REPEATED_FRAC, MOST_BY_CHANCE = 0.5, 0.5
-"""Minimum share of an epoch's slow samples that are slow in another, and maximum share of them due to chance."""
+REPEATED_FRAC = 0.5
+"""Minimum share of an epoch's slow samples that are slow in another."""
 SLOW_BUILD_FACTOR = 5.0
 """Minimum time to build slow batches over the median of all."""
 UNEVEN_FACTOR = 2.5

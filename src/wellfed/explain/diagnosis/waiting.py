@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis import thresholds as limits
-from wellfed.explain.diagnosis.curves.swing import MIN_PERIODS
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures
 from wellfed.explain.diagnosis.gains.feeding import (
@@ -24,8 +23,6 @@ from wellfed.explain.diagnosis.gains.feeding import (
 )
 from wellfed.units import counted, show_duration, show_percent
 
-_CLOCKWORK = 0.15
-"""Maximum standard deviation over the mean of periodic events; for random events it is 1."""
 Cause = Literal[
     "loading_in_main_process",
     "too_few_workers",
@@ -89,8 +86,6 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     advised = feeding.workers_advised
     of_use = feeding.gain(advised).factor >= limits.LEAST_GAIN
     if has_slow_builds(evidence, feeding):
-        if stall_period_s(evidence, feeding) is not None:
-            return "slow_storage"
         return "slow_samples" if slow_twice(evidence) else "uneven_batches"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
@@ -143,11 +138,12 @@ def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
 
 
 def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
-    """Returns the samples that took very long in at least two epochs, with their milliseconds in each. Empty if no
-    sample was read twice, if whole batches are fetched, or if chance might repeat as many."""
-    columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
-    epoch, build_ms, slowest_ms, index, samples = map(evidence.steps.column, columns)
-    if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
+    """Returns the samples that took very long in at least two epochs, with their milliseconds in each. Empty if few
+    were slow twice, or if whole batches are fetched."""
+    epoch, build_ms, slowest_ms, index = map(
+        evidence.steps.column, ("epoch", "build_ms", "slowest_ms", "slowest_index")
+    )
+    if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index)}) > 1:
         return {}
     # One sample took most of the time of a batch that took far longer than others.
     is_slow = (build_ms > limits.SLOW_BUILD_FACTOR * np.nanmedian(build_ms)) & (slowest_ms > 0.5 * build_ms)
@@ -156,19 +152,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
         found.setdefault(int(sample), {})[int(of_epoch)] = float(ms)
     repeated = {sample: list(times.values()) for sample, times in found.items() if len(times) > 1}
     fewest = min((int(np.sum(is_slow & (epoch == one))) for one in np.unique(epoch[is_slow])), default=0)
-    length = max(float(np.sum(samples[epoch == one])) for one in np.unique(epoch))
-    by_chance = len(found) * fewest / max(length, 1.0)
-    is_sure = len(repeated) >= limits.REPEATED_FRAC * fewest and by_chance <= limits.MOST_BY_CHANCE * len(repeated)
-    return repeated if repeated and is_sure else {}
-
-
-def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
-    """Returns the seconds between slow steps if they are periodic, unlike those of slow samples; else None."""
-    ended_at_s = evidence.steps.column("time_s")
-    apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
-    if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
-        return None
-    return float(np.mean(apart_s))
+    return repeated if len(repeated) >= limits.REPEATED_FRAC * fewest else {}
 
 
 def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:

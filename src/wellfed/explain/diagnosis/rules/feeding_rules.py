@@ -30,9 +30,7 @@ from wellfed.explain.diagnosis.waiting import (
     has_slow_builds,
     latency_of,
     prefetch_needed,
-    slow_steps,
     slow_twice,
-    stall_period_s,
     waiting_for,
     way_out_of_latency,
 )
@@ -118,8 +116,6 @@ def slow_storage(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
-    if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
-        return _stalls(evidence, waiting, period_s)
     text = f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to build, only "
     text += f"{show_percent(feeding.cpu_frac)} of it CPU time"
     iowait_pct, cold = evidence.telemetry.mean("iowait_pct"), cold_over_warm(evidence)
@@ -138,19 +134,6 @@ def slow_storage(evidence: Evidence) -> Finding | None:
     advice += " More workers read in parallel, which helps unless the disk is at its limit."
     change = knobs(evidence, num_workers=needed)
     return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high), advice=advice)
-
-
-def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
-    slow_ms = evidence.steps.wait_ms[slow_steps(evidence, waiting.feeding)]
-    share = float(slow_ms.sum() / evidence.steps.wait_ms.sum())
-    text = (
-        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in one step every "
-        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
-        "stalls that often."
-    )
-    advice = "Check what else uses it, or keep the data locally."
-    figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
-    return Finding("slow_storage", text, figures, lost_frac=waiting.frac * share, advice=advice)
 
 
 def contended_loading(evidence: Evidence) -> Finding | None:

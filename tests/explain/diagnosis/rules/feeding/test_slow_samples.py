@@ -41,17 +41,6 @@ def test_samples_that_were_read_once_are_not_blamed():
     assert "each was read once" in uneven_batches(run).message
 
 
-def test_one_sample_of_many_that_repeats_may_be_chance():
-    many = np.random.default_rng(0).permutation(200) < 24
-    indices = np.arange(many.sum()) * 7.0
-    indices[-1] = indices[0]
-    run = slow_at(indices, slow=many)
-    assert slow_samples(run) is None
-    assert "random latency" in uneven_batches(run).message
-    indices[12:] = indices[:12]
-    assert slow_samples(slow_at(indices, slow=many)) is not None
-
-
 def test_whole_batches_have_no_known_samples():
     found = uneven_batches(fed_by(4, build_ms=np.where(SLOW, 900.0, 5.0), wait_ms=np.where(SLOW, 850.0, 0.0)))
     assert "which samples were slow is not recorded" in found.message
