@@ -1,4 +1,4 @@
-"""Draws charts in the colours of their page: curves and areas by uPlot in the browser, scatter plots as SVG."""
+"""Draws charts in the colours of their page, by uPlot in the browser, and bars as HTML."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")
 Stroke = Literal["line", "dashed", "dotted"]
 Kind = Literal["line", "area", "dots", "crosses", "told"]
 """Way of drawing; ``told`` is not drawn, and its value is shown with the others."""
-_WIDE, _HIGH = 1000, 250
-"""Units of the plane that a path lies in: about a pixel and half a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -51,25 +49,6 @@ class Axis:
     def title(self) -> str:
         """Label with the unit."""
         return f"{self.unit[1]} {self.label}".strip()
-
-    def placed(self, values: Series) -> Series:
-        """Returns places on the axis, 0 to 1."""
-        begin, end = self.begin, self.end
-        if self.kind == "log":
-            begin, end, values = math.log10(begin), math.log10(end), np.log10(values)
-        return (values - begin) / (end - begin) if end > begin else np.full(len(values), 0.5)
-
-    def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yields places and labels of its ticks."""
-        size, _ = self.unit
-        if self.kind == "log":
-            powers = range(math.floor(math.log10(self.begin)), math.ceil(math.log10(self.end)) + 1)
-            values = [10.0**power for power in powers if self.begin <= 10.0**power <= self.end]
-            values = values or [self.begin, self.end]
-        else:
-            values = [size * tick for tick in nice_ticks(self.begin / size, self.end / size, 6)]
-        for value, place in zip(values, self.placed(np.array(values)).tolist(), strict=True):
-            yield place, f"{value / size:.10g}" if self.kind == "log" else show_tick(value / size)
 
 
 @dataclass(frozen=True)
@@ -202,79 +181,18 @@ def limits(values: Series, margin: float = 0.05) -> tuple[float, float]:
     return low - room, high + room
 
 
-def nice_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns at most ``most`` round numbers from ``low`` to ``high``, evenly apart."""
-    span = high - low
-    if not (span > 0 and math.isfinite(span)):
-        return [low] if math.isfinite(low) else []
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10, 20) if span / (size * power) <= most - 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def show_tick(value: float) -> str:
-    """Returns a number of an axis, short."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    if 1e-12 < abs(value) < 1e-2:
-        digits, power = f"{value:.2e}".split("e")
-        return f"{float(digits):g}e{int(power)}"
-    return f"{value:.4g}" if abs(value) > 1e-12 else "0"
-
-
 def _html(chart: Chart) -> Iterator[Markup]:
-    """Yields the elements of the chart. ``charts.js`` draws curves over an axis; a scatter plot is SVG."""
-    is_live = all(np.all(np.diff(curve.x) > 0) for curve in chart.curves)
-    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked, "alive": is_live}
-    yield Markup('<div class="plot{}" role="img" aria-label="{}" style="height:{}px">').format(
+    """Yields the elements of the chart, which ``charts.js`` draws."""
+    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked}
+    yield Markup('<div class="plot{} alive" role="img" aria-label="{}" style="height:{}px">').format(
         "".join(f" {kind}" for kind, is_so in kinds.items() if is_so), show_text(chart.told), chart.height
     )
-    if is_live:
-        yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
-    else:
-        yield from _scatter(chart)
+    yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
     if chart.is_labelled and not chart.is_linked:  # the page says it once for all that are
         yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
     if chart.title:
         yield Markup("<span class=h>{}</span>").format(show_text(chart.title))
     yield Markup("</div>")
-
-
-def _scatter(chart: Chart) -> Iterator[Markup]:
-    """Yields the stretched plane of a scatter plot (grid, lines, dots, levels), then labels."""
-    yield Markup('<svg viewBox="0 0 {} {}" preserveAspectRatio="none">').format(_WIDE, _HIGH)
-    path = Markup('<path class="{}" style="--c:var(--{})" d="{}"/>')
-    ticks = nice_ticks(chart.bottom, chart.top, 5)
-    yield path.format("g", "ink", "".join(f"M0 {_pixel(chart, tick)}h{_WIDE}" for tick in ticks))
-    for curve in chart.curves[::-1]:
-        is_known = np.isfinite(curve.x) & np.isfinite(curve.y)
-        across = np.rint(_WIDE * chart.axis.placed(curve.x[is_known])).astype(int).tolist()
-        points = [f"{x} {_pixel(chart, y)}" for x, y in zip(across, curve.y[is_known].tolist(), strict=True)]
-        if curve.kind == "line" and points:
-            yield path.format("l" if curve.is_strong else "l w", curve.colour, f"M{'L'.join(points)}")
-        elif curve.kind in ("dots", "crosses"):
-            kind, mark = ("c", "m-7-7l14 14m0-14l-14 14") if curve.kind == "crosses" else ("d big", "h0")
-            yield path.format(kind, curve.colour, "".join(f"M{point}{mark}" for point in points))
-    for level in chart.levels:
-        yield path.format(f"l {level.stroke}", level.colour, f"M0 {_pixel(chart, level.y)}h{_WIDE}")
-    yield Markup("</svg>")
-    for tick in ticks:
-        up = 100 * _upward(chart, tick)
-        yield Markup('<span class=y style="bottom:{:.4g}%">{}</span>').format(up, show_tick(tick))
-    for place, text in chart.axis.ticks() if chart.is_labelled else ():
-        yield Markup('<span class=x style="left:{:.4g}%">{}</span>').format(100 * place, text)
-    for level in chart.levels:
-        if level.label:
-            yield Markup('<span class=r style="bottom:{:.4g}%;color:var(--{})">{}</span>').format(
-                100 * _upward(chart, level.y), level.colour, level.label
-            )
-    for note in _notes(chart):
-        (left,) = chart.axis.placed(np.array([note.x])).tolist()
-        yield Markup('<span class="n {}" style="left:{:.4g}%;bottom:{:.4g}%;color:var(--{})"><b>{}</b></span>').format(
-            note.where, 100 * left, 100 * _upward(chart, note.y), note.colour, show_text(note.text)
-        )
 
 
 def _payload(chart: Chart) -> str:
@@ -283,12 +201,14 @@ def _payload(chart: Chart) -> str:
     curves = []
     decimals = -math.floor(math.log10(_size(chart) / 1000))
     for curve in chart.curves:
-        group = next((place for place, x in enumerate(axes) if np.array_equal(x, curve.x)), len(axes))
-        axes += [curve.x] * (group == len(axes))
+        order = np.argsort(curve.x, kind="stable")  # of dots, which may be in any order
+        x = curve.x[order]
+        group = next((place for place, known in enumerate(axes) if np.array_equal(x, known)), len(axes))
+        axes += [x] * (group == len(axes))
         has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
         columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
         name = show_text(curve.name)
-        figures = [_figures(one, 0 if curve.kind == "told" else decimals) for one in columns if one is not None]
+        figures = [_figures(one[order], 0 if curve.kind == "told" else decimals) for one in columns if one is not None]
         curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
     size, unit = chart.axis.unit
     found = {
@@ -300,11 +220,15 @@ def _payload(chart: Chart) -> str:
         "k": int(chart.is_linked),
         "f": int(chart.unit == "%"),
         "log": int(chart.axis.kind == "log"),
-        "g": [_packed(x) for x in axes],
+        "g": [_packed(x, is_log=chart.axis.kind == "log") for x in axes],
         "c": curves,
         "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
         "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
-        "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in _notes(chart)],
+        "n": [
+            [one.x, one.y, show_text(one.text), one.colour, one.where, one.until]
+            for one in chart.notes
+            if math.isfinite(one.y)
+        ],
     }
     text = json.dumps(found, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
@@ -328,33 +252,20 @@ def _whole(value: float) -> float | int:
     return int(value) if abs(value) < 1e15 and value == int(value) else value
 
 
-def _packed(x: Series) -> list[float | int]:
+def _packed(x: Series, *, is_log: bool) -> list[float | int]:
     """Returns the first place, a unit, and the steps from each place to the next in this unit, each of at least 1."""
     if not len(x):
         return []
-    span = float(x[-1] - x[0])
-    unit = 10.0 ** math.floor(math.log10(span / 1000)) if span > 0 else 1.0
+    least = float(x[0]) / 100 if is_log else float(x[-1] - x[0]) / 1000
+    unit = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     places = np.rint((x - x[0]) / unit) - np.arange(len(x))
     steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
     return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
 
 
-def _notes(chart: Chart) -> list[Note]:
-    """Returns the notes that have a place."""
-    return [note for note in chart.notes if math.isfinite(note.y)]
-
-
-def _upward(chart: Chart, value: float) -> float:
-    return (value - chart.bottom) / (chart.top - chart.bottom) if chart.top > chart.bottom else 0.5
-
-
 def _size(chart: Chart) -> float:
     size = chart.top - chart.bottom
     return size if size > 0 and math.isfinite(size) else 1.0
-
-
-def _pixel(chart: Chart, value: float) -> int:
-    return round(_HIGH * (1 - _upward(chart, value)))
 
 
 @dataclass(frozen=True)

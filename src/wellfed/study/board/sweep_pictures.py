@@ -77,12 +77,11 @@ def _memory_picture(board: Leaderboard) -> PagePicture | None:
     factor, unit = (1.0, "GiB") if max(peak for peak, _, _ in shown) >= 1 else (1024.0, "MiB")
     front = sorted(((peak, height, entry) for peak, height, entry in shown if entry.on_front), key=lambda at: at[0])
     others = [(peak, height) for peak, height, entry in shown if not entry.on_front]
-    gap = (np.nan, np.nan)
     intervals = [
         point
         for peak, _, entry in shown
         if entry.ci95 is not None and vertical is board.objective
-        for point in ((peak, entry.ci95[0]), (peak, entry.ci95[1]), gap)
+        for point in ((peak, entry.ci95[0]), (peak, entry.ci95[1]), (peak, np.nan))
     ]
     # A step: between two points of the front nothing was measured.
     joined = [point for (a, y, _), (b, *_) in pairwise(front) for point in ((a, y), (b, y))]
