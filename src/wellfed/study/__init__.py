@@ -1,7 +1,7 @@
 """Runs many trials: sweeps, searches and tunes are one loop, `study.Study`.
 
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
-    bench/                                 two commits in turns, as whole runs
+    bench.py                               two commits in turns, as whole runs
     request.py  multirun_study.py          what sweep and search share
     points/                                proposes points: grid, Optuna
     executors/                             runs trials: here, or by a launcher of Hydra's

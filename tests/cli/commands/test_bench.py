@@ -18,10 +18,9 @@ import yaml
 
 from tests.end_to_end.commands import ROOT, environment
 from tests.kit.bench_project import git, make_project
+from tests.kit.few import slow
 from wellfed.cli import main as cli
 from wellfed.cli.commands import bench
-from wellfed.errors import ConfigError
-from wellfed.run.folder import run_folder
 
 TYPED = ("workload=forecast", "gpu=cpu")
 
@@ -69,14 +68,12 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
         ["2", "BA"],
         ["3", "AB"],
     ]
-    assert "Fewer than 6 rounds: the interval is wide." in out
     assert re.search(r"^Slower: B takes 2\d\.\d % more time a sample than A \(95 % interval \+2", out, re.M)
     found = written(project)
     assert [each["order"] for each in found["rounds"]] == ["AB", "BA", "AB"]
     assert found["sides"]["A"]["commit"].startswith(head)
-    assert (found["sides"]["B"]["changed"], found["sides"]["B"]["overrides"], found["problems"]) == (True, [*TYPED], [])
+    assert (found["sides"]["B"]["changed"], found["overrides"], found["problems"]) == (True, [*TYPED], [])
     ratios = [each["time_ratio"] for each in found["rounds"]]
-    assert found["time_ratio"]["median"] == sorted(ratios)[1]
     assert found["time_ratio"]["ci95"][0] < min(ratios) <= max(ratios) < found["time_ratio"]["ci95"][1]
     for each in found["rounds"]:
         for letter, folder in each["runs"].items():
@@ -84,24 +81,6 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
             assert record["throughput"]["samples_per_s"] == each["samples_per_s"][letter]
             assert (project / folder).parent.parent == project / "logs" / "forecast" / "benches"
     assert is_clean(project)
-
-
-def test_two_benches_of_the_same_instant_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instants = iter([0, 10, 500_000])  # the first two in the same 65,536th of a second
-
-    class Frozen(run_folder.datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> "Frozen":
-            return cls(2026, 1, 2, 3, 4, 5, next(instants))
-
-    monkeypatch.setattr(run_folder, "datetime", Frozen)
-    names = [bench._new_in(tmp_path / "benches").name for _ in range(2)]
-    assert names == ["2026-01-02_03-04-05_0000", "2026-01-02_03-04-05_8000"]
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"paths.log_dir: .*file can't be written: File exists"):
-        bench._new_in(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -124,32 +103,11 @@ def test_what_can_not_be_benched_is_told_before_anything_runs(
     assert is_clean(project)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "the following arguments are required: --against"),
-        (["--against", "HEAD", "--max-slower", "0.05"], "--max-slower: 0.05: must be a percentage from 0% on"),
-        (["--against", "HEAD", "--rounds", "many"], "--rounds: invalid int value: 'many'"),
-    ],
-)
-def test_a_wrong_flag_is_told(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", *words])
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
-
-
 FAILS = {
     "exits": (
         "before.txt",
         "if folder.name == '2B': sys.exit('no such data')",
         r"B, the working tree: failed in round 2 \(exit code 1\): no such data What it printed: logs/.*/2B\.log",
-    ),
-    "fails": (
-        "after.txt",
-        "if folder.name == '2B': record.status = 'failed'; "
-        "record.error = {'kind': 'code', 'message': 'it broke', 'advice': ''}",
-        r"B, the working tree: failed in round 2 \(exit code 0\): it broke What it printed: ",
     ),
     "is killed": (
         "before.txt",
@@ -160,16 +118,6 @@ FAILS = {
         "after.txt",
         "record.config['workload']['scale'] = 2 if folder.name.endswith('B') else 1",
         r"workload: What is learned differs \(workload\.scale\)",
-    ),
-    "other machine": (
-        "after.txt",
-        "record.machine['cpu_quota_cores'] = 1.0 if folder.name == '2B' else 2.0",
-        r"cores: is 2 in A and 1 in B",
-    ),
-    "other length": (
-        "after.txt",
-        "if folder.name == '2B': record.throughput['steps'] = 50",
-        r"number of measured steps: is 97 in A and 50 in B",
     ),
 }
 
@@ -206,21 +154,7 @@ def test_a_bench_leaves_no_checkpoints_no_secrets_and_no_run_to_resume(project: 
     assert "PLANTED" not in log.read_text()
 
 
-def test_output_that_can_not_be_written_is_no_verdict(project: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--rounds", "1"],
-            cwd=project,
-            env=environment(WELLFED_PROJECT=str(project), PYTHONPATH=str(ROOT / "src")),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert (done.returncode, done.stderr) == (2, "Nothing more can be shown: No space left on device.\n")
-    assert is_clean(project)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, signum: signal.Signals) -> None:
     (project / "src" / "before.txt").write_text("if folder.name.startswith('2'): time.sleep(100)")
     command = [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--max-slower", "5%"]

@@ -19,8 +19,7 @@ from wellfed.explain.report.slowdown import Slowdown
 from wellfed.explain.report.text_table import TextColumn, TextTable, console_width, print_text
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder import run_folder
-from wellfed.study.bench.bench_rounds import RESULT, ROUNDS, Bench, BenchRound
-from wellfed.study.bench.bench_sides import two_sides
+from wellfed.study.bench import RESULT, ROUNDS, Bench, BenchRound, two_sides
 from wellfed.units import counted, show_count, show_factor
 
 
@@ -47,10 +46,10 @@ def _bench(asked: argparse.Namespace) -> int:
         ratio = f"B takes {show_factor(found.time_ratio)} times as long"
         print_text(terminal, f"Round {number} of {asked.rounds}: A {a} {unit}/s, B {b} {unit}/s; {ratio}.")
 
-    with stop.listening(), suppress(Stopped), two_sides(typed, asked.against, stop) as sides:
-        bench = Bench(sides, asked.rounds, _new_in(benches), ended)
+    with stop.listening(), suppress(Stopped), two_sides(asked.against) as sides:
+        bench = Bench(sides, typed, asked.rounds, run_folder.new_in(benches), ended)
         for side in sides:
-            commit = "" if side.commit is None or side.commit[:10] in side.title else f" at {side.commit[:10]}"
+            commit = f" at {side.commit[:10]}" if side.commit and side.commit[:10] not in side.title else ""
             changed = ", with uncommitted changes" if side.is_changed else ""
             print_text(terminal, f"{side.letter}: {side.title}{commit}{changed}")
         print_text(terminal, f"{counted(asked.rounds, 'round')} in turns, after one that does not count.")
@@ -89,14 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _new_in(benches: Path) -> Path:
-    try:
-        return run_folder.new_in(benches)
-    except OSError as error:
-        problem = f"{benches} can't be written: {error.strerror}."
-        raise ConfigError.of("paths.log_dir", problem, "Name a folder that can be written.") from error
-
-
 def _check(overrides: Sequence[str]) -> None:
     """Raises an error about overrides that have no meaning for a bench."""
     for text in overrides:
@@ -120,11 +111,9 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
             print_text(terminal, part) if isinstance(part, str) else terminal.print(part)
         has_ends = ratio.low is not None and ratio.high is not None
         between = f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})" if has_ends else ""
-        print_text(terminal, f"\nMedian {bench.median:.3f}, mean {ratio.factor:.3f}{between}")
+        print_text(terminal, f"\nMean {ratio.factor:.3f}{between}")
     if len(bench.rounds) == 1:
         print_text(terminal, "One round: the interval is that of its steps, and noise between runs is not seen.")
-    elif 1 < len(bench.rounds) < ROUNDS:
-        print_text(terminal, f"Fewer than {ROUNDS} rounds: the interval is wide.")
     print_text(terminal, f"Written: {bench.folder / RESULT}")
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.kit.bench_project import git, make_project
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
-from wellfed.study.bench.bench_sides import two_sides
+from wellfed.study.bench import two_sides
 
 
 @pytest.fixture
@@ -37,20 +36,15 @@ def test_the_commit_is_there_within_the_block_alone(
     first = git(repository, "rev-parse", "HEAD")
     (project / "src" / "rate.txt").write_text("80")
     monkeypatch.setenv("WELLFED_PROJECT", str(project))
-    with two_sides(["gpu=cpu"], "HEAD", StopRequest()) as (a, b):
-        assert (a.commit, a.is_changed, a.title, a.overrides) == (first, False, f"HEAD ({first[:10]})", ("gpu=cpu",))
-        assert (b.commit, b.is_changed, b.title, b.script) == (
-            first,
-            True,
-            "the working tree",
-            project / "src" / "train.py",
-        )
-        assert a.script.read_text() == b.script.read_text()
+    with two_sides("HEAD") as (a, b):
+        assert (a.commit, a.is_changed, a.title) == (first, False, f"HEAD ({first[:10]})")
+        assert (b.commit, b.is_changed, b.title, b.project) == (first, True, "the working tree", project)
+        assert (a.project / "src" / "train.py").is_file()
         assert (a.project / "src" / "rate.txt").read_text() == "100"
         assert not is_gone(repository, scratch)
     assert is_gone(repository, scratch)
     assert not (tmp_path / "hooked").exists()
-    with suppress(RuntimeError), two_sides([], first[:8], StopRequest()) as (a, _):
+    with suppress(RuntimeError), two_sides(first[:8]) as (a, _):
         assert a.title == first[:10]
         assert not is_gone(repository, scratch)
         raise RuntimeError
@@ -69,7 +63,7 @@ def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, mo
         "empty": "--against empty: has no src/train.py. Name a commit that has the project.",
         "loader=balanced": "Compare settings by a sweep: python src/train.py -m sweep=quick",
     }.items():
-        with pytest.raises(ConfigError) as refused, two_sides([], against, StopRequest()):
+        with pytest.raises(ConfigError) as refused, two_sides(against):
             pytest.fail("it went on")
         assert problem in str(refused.value)
         assert is_gone(project, scratch)
@@ -77,7 +71,7 @@ def test_what_can_not_be_compared_with_is_told(tmp_path: Path, scratch: Path, mo
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with (
         pytest.raises(ConfigError, match="and git has none of .*: fatal: not a git repository"),
-        two_sides([], "main", StopRequest()),
+        two_sides("main"),
     ):
         pytest.fail("it went on")
 
@@ -93,7 +87,7 @@ def test_worktrees_and_index_of_the_user_stay(tmp_path: Path, scratch: Path, mon
     with monkeypatch.context() as in_hook:
         in_hook.setenv("GIT_DIR", str(project / ".git"))
         in_hook.setenv("GIT_INDEX_FILE", str(project / ".git" / "index"))
-        with two_sides([], "HEAD~1", StopRequest()) as (a, _):
+        with two_sides("HEAD~1") as (a, _):
             assert (a.project / "src" / "rate.txt").read_text() == "100"
     assert git(project, "status", "--porcelain") == ""
     assert str(tmp_path / "own") in git(project, "worktree", "list")
