@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 
 from tests.kit import made
-from wellfed.config.schema import RunConfig, SweepObjective
 from wellfed.errors import ConfigError
 from wellfed.study.ledger import Ledger, append, read
 from wellfed.study.points.grid import baselines_of
-from wellfed.study.points.space import Choices
-from wellfed.study.request import StudyRequest
 from wellfed.study.row import Row
 from wellfed.study.study import Trials
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.sweep import SweepStudy
 
 ANY: Any = None
 AXES = {"loader": ("baseline", "conservative", "balanced", "aggressive")}
@@ -113,19 +109,3 @@ def test_a_refusal_takes_no_measured_row_away_and_is_written_once(tmp_path: Path
         for _ in range(2):
             shown(ledger).refuse(point, ConfigError.of("gpu.memory_gib", "is too small", "Raise it."))
     assert [(row.point, row.status) for row in read(tmp_path).rows] == [(SLOW.id, "ok"), (FAST.id, "invalid")]
-
-
-def test_without_the_figure_that_ranks_a_sweep_has_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    ledger = kept(tmp_path, [ROWS[3]], objective="samples_per_joule")
-    file, config = made.sweep_file(AXES, objective="samples_per_joule"), RunConfig()
-    config.sweep.objective = SweepObjective.samples_per_joule
-    trials = shown(ledger)
-    asked = StudyRequest("quick", tmp_path, {"loader": Choices(AXES["loader"])}, file.fixed)
-    study = SweepStudy(tmp_path, trials.screen, ANY, config, asked, None)
-    study.trials = trials
-    assert study.finish() == 1
-    assert "ended well, but without an efficiency" in capsys.readouterr().out
-    assert (tmp_path / "leaderboard.html").is_file()

@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed.errors import ConfigError
 from wellfed.record.entries import Status
-from wellfed.study import ledger
 from wellfed.study.ledger import Ledger, Read, append, read
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 
-TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\n", "\r\n", "\u2028", "\udc80"])
-FIGURE = st.none() | st.floats(-1e18, 1e18)
+TEXT = st.sampled_from(["", "ü", "\n", "\r\n", "\u2028", "\udc80"])
 STATUSES = get_args(Status)
 ROWS = st.builds(
     Row,
@@ -26,23 +24,11 @@ ROWS = st.builds(
     overrides=st.lists(TEXT, max_size=3).map(tuple),
     status=st.sampled_from(STATUSES),
     attempt=st.integers(1, 9),
-    samples_per_s=FIGURE,
-    seconds=st.floats(0, 1e6),
+    samples_per_s=st.none() | st.floats(-1e18, 1e18),
     ci95=st.none() | st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)),
-    steps=st.integers(0, 10**9),
-    warmup_steps=st.integers(0, 100),
-    readiness_frac=FIGURE,
-    ceiling_samples_per_s=FIGURE,
-    peak_memory_gib=FIGURE,
-    predicted_peak_gib=FIGURE,
-    util_pct=FIGURE,
-    device=TEXT,
     error=st.none() | st.fixed_dictionaries({"kind": TEXT, "message": TEXT, "advice": TEXT}),
     exit_code=st.none() | st.integers(-64, 255),
     stderr=st.lists(TEXT, max_size=3).map(tuple),
-    folder=TEXT,
-    started_at=TEXT,
-    code=TEXT,
 )
 
 
@@ -59,6 +45,7 @@ def missing(folder: Path, points: list[str], *retry: str) -> list[str]:
 
 
 @given(st.lists(ROWS, max_size=4), st.lists(ROWS, max_size=2))
+@settings(max_examples=30)
 def test_what_is_written_is_read_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], more: list[Row]
 ) -> None:
@@ -85,7 +72,7 @@ def test_a_last_line_cut_anywhere_loses_that_row_alone(tmp_path: Path) -> None:
     begin = file_of(tmp_path).stat().st_size
     append(tmp_path, [last])
     whole = file_of(tmp_path).read_bytes()
-    for end in range(begin, len(whole) + 1):
+    for end in (begin, begin + 1, (begin + len(whole)) // 2, len(whole) - 2, len(whole) - 1, len(whole)):
         file_of(tmp_path).write_bytes(whole[:end])
         kept = (first, last) if end >= len(whole) - 1 else (first,)  # all but its end is a row
         assert read(tmp_path) == Read(kept), end
@@ -93,11 +80,6 @@ def test_a_last_line_cut_anywhere_loses_that_row_alone(tmp_path: Path) -> None:
         assert read(tmp_path) == Read((*kept, new)), end
         append(tmp_path, [new])
         assert read(tmp_path).rows == (*kept, new, new), end
-
-
-def test_what_a_later_version_has_added_is_left_out(tmp_path: Path) -> None:
-    file_of(tmp_path).write_text(json.dumps({**json.loads(row().to_line()), "watts": 300, "of": {"x": 1}}) + "\n")
-    assert read(tmp_path) == Read((row(),))
 
 
 def test_the_last_row_of_a_point_counts() -> None:
@@ -120,10 +102,3 @@ def test_what_the_same_command_runs_again(tmp_path: Path, status: Status) -> Non
     never_ran = status in ("invalid", "infeasible", "interrupted")
     assert missing(tmp_path, ["a"]) == (["a"] if never_ran else [])
     assert missing(tmp_path, ["a"], status) == ["a"]
-
-
-def test_a_row_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = []
-    monkeypatch.setattr(ledger.os, "fsync", lambda descriptor: synced.append(file_of(tmp_path).read_bytes()))
-    append(tmp_path, [row("a")])
-    assert synced == [file_of(tmp_path).read_bytes()]

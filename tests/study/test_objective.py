@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from tests.kit import made
-from tests.kit.few import few
 from wellfed.config.schema import SweepObjective
 from wellfed.errors import ConfigError
 from wellfed.study.board.columns import columns
@@ -23,7 +22,6 @@ from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.row import Row
-from wellfed.study.study_files import SweepFile
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}
 POINTS = BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points
@@ -72,14 +70,13 @@ def test_scores_and_ratios_are_better_the_higher_whatever_is_measured() -> None:
 
 
 @pytest.mark.parametrize("objective", ["samples_per_joule", "peak_memory"])
-@pytest.mark.parametrize("missing", few([None, 0.0, -1.0, float("nan"), float("inf")], 2))
+@pytest.mark.parametrize("missing", [None, float("nan")])
 def test_a_row_without_the_figure_has_no_rank_and_says_why(objective: str, missing: float | None) -> None:
     lacking = replace(rows()[2], energy_per_sample_j=missing, peak_memory_gib=missing)
     found = board(objective, [*rows()[:2], lacking])
     entry, noun = of(found, FAST), OBJECTIVES[objective].a_noun
     assert (entry.status, entry.rank, entry.score) == ("ok", None, None)
     assert entry.why == f"ended well, but without {noun}: {OBJECTIVES[objective].missing}"
-    assert any(f"1 point ended well without {noun}" in note for note in found.notes)
     assert entry.why in to_html(found).replace("&#39;", "'")
     with pytest.raises(ConfigError, match=f"it is ok, but {OBJECTIVES[objective].missing}"):
         chosen(found, FAST.id)
@@ -123,12 +120,3 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     assert float(first["score"]) == found.ranked[0].score
     assert first["point"] == BEST[objective].id
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["objective"] == objective
-
-
-def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path) -> None:
-    made.sweep_file(AXES, objective="peak_memory").write(tmp_path)
-    assert SweepFile.read(tmp_path).objective == "peak_memory"
-    path = tmp_path / "sweep.json"
-    before = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in before.items() if key != "objective"}))
-    assert SweepFile.read(tmp_path).objective == "samples_per_s"

@@ -69,11 +69,6 @@ def test_the_rate_is_in_its_interval_and_among_its_runs(runs: list[Run], noise: 
         assert 0 <= interval[0] <= rate <= interval[1]
 
 
-def test_nothing_measured_twice_tells_no_noise() -> None:
-    assert pooled_noise([]) is None
-    assert pooled_noise([[Run(1.0, 0.1)], [], [Run(9.0, None)]]) is None
-
-
 def test_noise_of_known_runs() -> None:
     twice = [Run(math.exp(-0.01), None), Run(math.exp(0.01), None)]  # variance 2e-4, 1 degree
     thrice = [Run(50 * math.exp(log), None) for log in (-0.02, 0.0, 0.02)]  # variance 4e-4, 2 degrees

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
 _Point = TypeVar("_Point")
-_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 CONFIRMED = 3
 """Points measured again, the best of them; beside them the baseline of the first."""
 CONFIRM_ROUNDS = 3
@@ -156,11 +154,6 @@ class Ledger:
         """
         again = self._again - {"ok"}
         return [row for row in self.found.confirms(point, "repeat") if row.status not in again]
-
-    def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
-        """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
-        statuses = [row.status for row in self.latest.values() if row.point not in but]
-        return Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self.retry)
 
     def best_first(self) -> list[Row]:
         """Returns the latest rows that rank, by their trial alone."""

@@ -91,7 +91,6 @@ class MultirunStudy(Study):
                 f"The code has changed since ({', '.join(sorted(codes))} -> {self.code}): what was measured before is "
                 f"kept. To measure it again: {noun}.retry=[ok], or another {noun}.name."
             )
-        trials.report_kept(noun)
 
     def write_board(self, *notes: str) -> Leaderboard:
         """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written.

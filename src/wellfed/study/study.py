@@ -15,7 +15,7 @@ import math
 import shutil
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,17 +191,6 @@ class Trials:
             return
         self.ledger.append(row)
         self.screen.ended(row, self.ledger.best())
-
-    def report_kept(self, group: str, but: Collection[str] = ()) -> None:
-        """Reports trials, without those of points ``but``, that did not end well and are not run again.
-
-        Args:
-            group: has the knob for retries.
-            but: ids of points.
-        """
-        if left := self.ledger.not_retried(but):
-            listed = ", ".join(f"{number} {status}" for status, number in left.items())
-            self.screen.say(f"Kept as they are: {listed}; {group}.retry=[{','.join(left)}] runs them again.")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from multiprocessing.connection import Connection
@@ -19,9 +18,8 @@ import psutil
 import pytest
 
 import wellfed
-from tests.kit.few import few, slow
 from tests.kit.watched import until
-from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.errors import ConfigError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 
@@ -119,26 +117,9 @@ def test_what_a_job_and_its_children_print_goes_to_its_folder(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("code", [0, 3, *map(slow, (1, 130, 255))])
-def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
-    assert servers.run(lambda prepared, task: task, code)[0].code == code
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGKILL,
-        *map(slow, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
-    ],
-)
-def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
-    def work(prepared: Any, task: int) -> int:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), task)
-        time.sleep(LONG_S)
-        return 0
-
-    assert servers.run(work, int(number))[0].code == -number
+def test_an_exit_code_and_a_signal_are_told(servers: Servers) -> None:
+    assert servers.run(lambda prepared, task: task, 3)[0].code == 3
+    assert servers.run(lambda prepared, task: os.kill(os.getpid(), task) or 0, 9)[0].code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("error", [ValueError("odd value"), KeyboardInterrupt()])
@@ -214,48 +195,18 @@ def test_what_takes_too_long_is_killed_with_what_it_has_started_and_leaves_its_n
     until(lambda: is_gone(spared))
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a job may tell."""
-
-    number: int
-    more: bytes = b""
-
-
-def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
-    def work(prepared: list[int], task: int, study: Connection) -> int:
-        for number in prepared[:task]:
-            study.send(Answer(number, bytes(10**6)))  # more than a pipe holds
-        return 0
-
-    server = servers.ready(work, lambda: [3, 1, 2])
-    assert server.ask(servers.job(3)) == [Answer(number, bytes(10**6)) for number in (3, 1, 2)]
-    assert server.ask(servers.job(0)) == []
-
-
 def fail(error: BaseException) -> None:
     raise error
 
 
 @pytest.mark.parametrize(
     ("prepare", "problem", "status"),
-    few(
-        [
-            (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
-            (partial(fail, DataError("x.csv: line 3 is cut.")), "x.csv: line 3 is cut.", "failed"),
-            (
-                partial(fail, ConfigError([Fault("a", "is 1.", "Set 2."), Fault("b", "is 3.", "")])),
-                "a: is 1. Set 2. b: is 3.",
-                "invalid",
-            ),
-            (partial(fail, SystemExit(4)), "SystemExit: 4", "failed"),
-            (partial(os._exit, 4), "the process that holds data and model has died", "failed"),
-            (crash, "the process that holds data and model has died", "failed"),
-            (partial(fail, KeyboardInterrupt()), "has died (KeyboardInterrupt)", "failed"),
-        ],
-        3,
-    ),
-    ids=["raises", "bad data", "bad configuration", "exits", "leaves", "crashes", "interrupted"],
+    [
+        (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
+        (partial(fail, ConfigError([Fault("a", "is 1.", "Set 2.")])), "a: is 1. Set 2.", "invalid"),
+        (crash, "the process that holds data and model has died", "failed"),
+    ],
+    ids=["raises", "bad configuration", "crashes"],
 )
 def test_what_can_not_be_prepared_is_told(servers: Servers, prepare: Any, problem: str, status: str) -> None:
     server = servers(prepare=prepare)
@@ -330,17 +281,6 @@ def test_a_parent_that_is_killed_takes_server_and_job_along(tmp_path: Path) -> N
     finally:
         for pid in workers:  # the job's own matter: a loader's workers look for their parent
             os.kill(pid, signal.SIGKILL)
-
-
-def test_closing_ends_what_is_busy_and_may_be_done_twice(servers: Servers) -> None:
-    def work(prepared: Any, task: Any) -> int:
-        time.sleep(600)
-        return 0
-
-    server = servers.ready(work)
-    server.start(servers.job())
-    server.close()
-    server.close()
 
 
 def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -187,24 +186,6 @@ def test_each_gpu_has_a_trial_at_a_time_and_all_are_used(local: Make, tmp_path: 
     assert sorted(runs.codes.values()) == [0, 1]
 
 
-def test_alone_is_one_at_a_time_though_there_are_gpus(local: Make) -> None:
-    spans: list[tuple[float, float]] = []
-
-    def prune(trial: Trial, number: int, value: float) -> None:
-        spans.append((number, value))
-
-    def work(prepared: Any, task: Any, ask: Callable[[Any], Any]) -> int:
-        began_s = time.monotonic()
-        time.sleep(0.1)
-        ask((began_s, time.monotonic()))
-        return 0
-
-    runs = local(work, gpus=2)
-    runs.go(*[runs.trial(str(number)) for number in range(3)], alone=True, prune=prune)
-    assert len(spans) == 3
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-
-
 def test_closing_ends_what_runs(local: Make) -> None:
     runs = local(lambda prepared, task, ask: time.sleep(600) or 0, gpus=2)
 
@@ -215,34 +196,6 @@ def test_closing_ends_what_runs(local: Make) -> None:
     runs.on_start = stop
     with runs, pytest.raises(KeyboardInterrupt):
         runs.go(runs.trial("a"), runs.trial("b"))
-
-
-@pytest.mark.parametrize("waits_for", ["reply", "timeout"])
-def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(
-    local: Make, tmp_path: Path, waits_for: str
-) -> None:
-    done = tmp_path / "done"
-
-    def prepare(config: RunConfig) -> bool:
-        """The second waits for the first trial, but not for ever."""
-        end_s = time.monotonic() + 20
-        while config.seed == 2 and not done.exists() and time.monotonic() < end_s:
-            time.sleep(0.01)
-        return done.exists()
-
-    def work(was_done: bool, task: str, ask: Callable[[Any], Any]) -> int:
-        if task == "reply":
-            ask((1, 0.5))
-            done.touch()
-        elif task == "timeout":
-            time.sleep(600)
-        return int(was_done)
-
-    runs = local(work, prepare, timeout_s=3 if waits_for == "timeout" else 60, gpus=2)
-    for trial, _ in runs.run([runs.trial("first", waits_for), runs.trial("second", "", seed=2)]):
-        if trial.key == "first":
-            done.touch()
-    assert runs.codes == {"first": 0 if waits_for == "reply" else -signal.SIGKILL, "second": 1}
 
 
 @pytest.mark.parametrize(("gpus", "most"), [(0, 1), (1, 1), (2, 2)])
@@ -263,16 +216,6 @@ def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(local: Make, 
     assert sorted(runs.go(more=more)) == ["1", "2", "3", "4", "5", "6"]
     assert all(begun - over < most for begun, over in known if begun < 6)
     assert max(begun - over for begun, over in known if begun < 6) == most - 1
-
-
-def test_a_trial_that_asks_is_replied_to(local: Make) -> None:
-    runs = local(lambda prepared, task, ask: ask((1, task)) + ask((2, task)))
-
-    def prune(trial: Trial, number: int, value: float) -> Any:
-        return int(trial.key) * number + value
-
-    runs.go(*[runs.trial(key, 3) for key in ("1", "2")], prune=prune)
-    assert runs.codes == {"1": 9, "2": 12}
 
 
 # -- folders of trials -------------------------------------------------------------------------------------------------

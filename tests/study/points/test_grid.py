@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.study.points import grid
 from wellfed.study.points.grid import Grid, group_of, point_id
-from wellfed.study.study_files import SweepFile
 
 NAMES = st.sampled_from(["loader", "seed", "loader.num_workers", "+workload.data.scale", "memory"])
 VALUES = st.lists(st.text("abc012[]{}.", min_size=1, max_size=4), min_size=1, max_size=3, unique=True).map(tuple)
@@ -72,35 +70,3 @@ def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str,
         assert all(value in axes[axis] for axis, value in point.values.items())
         assert point.overrides == (*fixed, *(f"{axis}={value}" for axis, value in point.values.items()))
         assert point.id == point_id(point.overrides)
-
-
-def test_points_are_counted_without_making_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "product", lambda *_: pytest.fail("made points"))
-    axes = {f"knob{number}": tuple(map(str, range(1000))) for number in range(6)}
-    assert Grid(axes).size == 10**18
-
-
-@given(
-    st.dictionaries(NAMES, VALUES, max_size=3),
-    OVERRIDES.map(tuple),
-    st.text(st.characters(exclude_categories=()), max_size=8),
-)
-def test_what_a_folder_says_of_its_sweep_is_read_again(
-    tmp_path_factory: pytest.TempPathFactory, axes: Mapping[str, tuple[str, ...]], fixed: tuple[str, ...], odd: str
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "sweep_file"
-    folder.mkdir(exist_ok=True)
-    made = SweepFile(
-        name=odd,
-        workload=odd,
-        sample_unit="samples",
-        axes=axes,
-        fixed=fixed,
-        ids=tuple(point.id for point in Grid(axes, fixed).points()),
-        code=odd,
-    )
-    made.write(folder)
-    found = SweepFile.read(folder)
-    assert found == made
-    assert found.points == Grid(axes, fixed).points()
-    assert [path.name for path in folder.iterdir()] == ["sweep.json"]

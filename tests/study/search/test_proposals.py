@@ -42,7 +42,7 @@ def opened(
 def ended(points: Points, ledger: Ledger, proposal: Proposal, **more: Any) -> Row:
     """The trial has ended, and well unless said otherwise."""
     good = {"status": "ok", "outcome": "complete", "value": 0.5}
-    row = replace(ledger.begin(proposal.point, "trial", proposal.number), **{**good, **more})
+    row = replace(ledger.begin(proposal[1], "trial", proposal[0]), **{**good, **more})
     ledger.append(row)
     points.ended(row)
     return row
@@ -51,7 +51,7 @@ def ended(points: Points, ledger: Ledger, proposal: Proposal, **more: Any) -> Ro
 def all_of(points: AskedPoints, ledger: Ledger, **more: Any) -> list[Mapping[str, str]]:
     tried = []
     while (proposal := points.next()) is not None:
-        tried.append(proposal.point.values)
+        tried.append(proposal[1].values)
         ended(points, ledger, proposal, **more)
     return tried
 
@@ -71,7 +71,7 @@ def test_two_at_a_time_are_two_points(tmp_path: Path) -> None:
     first, second = points.next(), points.next()
     assert first is not None
     assert second is not None
-    assert {first.point.values["dim"], second.point.values["dim"]} == {"1", "2"}
+    assert {first[1].values["dim"], second[1].values["dim"]} == {"1", "2"}
     assert points.next() is None
     ended(points, ledger, first)
     assert points.next() is None
@@ -88,11 +88,11 @@ def test_it_ends_with_the_most_trials_and_goes_on_with_more(tmp_path: Path) -> N
 
 def begun(folder: Path, proposal: Proposal, status: Any = "running") -> RunRecord:
     """The record of a trial that was running, or had just ended, when its command was killed."""
-    made = RunRecord.start(proposal.point.id)
-    made.overrides, made.status = [*proposal.point.overrides], status
+    made = RunRecord.start(proposal[1].id)
+    made.overrides, made.status = [*proposal[1].overrides], status
     made.exit_code = None if status == "running" else 1
-    (folder / proposal.point.id).mkdir()
-    made.write(folder / proposal.point.id)
+    (folder / proposal[1].id).mkdir()
+    made.write(folder / proposal[1].id)
     return made
 
 
@@ -106,8 +106,8 @@ def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Pat
     points, ledger = opened(tmp_path, ENDLESS)
     again = points.next()
     assert again is not None
-    assert again.point == lost.point
-    assert again.number > done.number
+    assert again[1] == lost[1]
+    assert again[0] > done[0]
 
 
 def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
     points, ledger = opened(tmp_path, FINITE, retry=("oom",))
     again = points.next()
     assert again is not None
-    assert again.point == proposal.point
+    assert again[1] == proposal[1]
     ended(points, ledger, again)
     assert len(all_of(points, ledger)) == 5
 
@@ -135,7 +135,7 @@ def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: P
     begun(tmp_path, lost)
     points, ledger = opened(tmp_path, ENDLESS, retry=("killed",), most=3)
     again = all_of(points, ledger)
-    assert sorted(map(str, again)) == sorted(str(each.point.values) for each in (failed, lost, other))
+    assert sorted(map(str, again)) == sorted(str(each[1].values) for each in (failed, lost, other))
     assert [row.status for row in ledger.latest.values()] == ["ok"] * 3
     points, ledger = opened(tmp_path, ENDLESS, most=4)
     assert len(all_of(points, ledger)) == 1
@@ -153,7 +153,7 @@ def test_a_trial_that_ended_just_when_the_command_was_killed_is_a_row_once(tmp_p
     retried, _ = opened(tmp_path, FINITE, retry=("failed",))
     again = retried.next()
     assert again is not None
-    assert again.point == proposal.point
+    assert again[1] == proposal[1]
 
 
 def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
     points = GridPoints(made, ledger)
     first = points.next()
     assert first is not None
-    assert first.point == made[0]
+    assert first[1] == made[0]
     assert points.has_more
     ended(points, ledger, first)
     second = points.next()
@@ -170,7 +170,7 @@ def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
     ended(points, ledger, second, status="interrupted", outcome="failed", value=None)
     points = GridPoints(made, kept(tmp_path))
     left = [points.next(), points.next(), points.next()]
-    assert [None if each is None else each.point.values["dim"] for each in left] == ["2", "3", None]
+    assert [None if each is None else each[1].values["dim"] for each in left] == ["2", "3", None]
 
 
 def test_a_grid_that_grows_gives_no_number_twice(tmp_path: Path) -> None:
@@ -183,4 +183,4 @@ def test_a_grid_that_grows_gives_no_number_twice(tmp_path: Path) -> None:
     grown = Grid({"dim": ("1", "2", "3", "4")}, ("seed=1",)).points()
     points = GridPoints(grown, kept(tmp_path, retry=("killed",)))
     left = [points.next(), points.next(), points.next()]
-    assert [(each.point.values["dim"], each.number) for each in left if each] == [("1", 2), ("3", 1), ("4", 3)]
+    assert [(each[1].values["dim"], each[0]) for each in left if each] == [("1", 2), ("3", 1), ("4", 3)]

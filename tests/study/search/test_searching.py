@@ -145,14 +145,6 @@ def test_a_point_that_does_not_compose_is_a_row_and_the_rest_runs(
     assert any(f"invalid: {LR}=-1" in line and "is negative" in line for line in lines(capsys))
 
 
-def test_a_sampler_whose_first_trials_all_fail_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    searching = Searching(tmp_path, failed, space={LR: Numbers(0.1, 0.9)})
-    assert searching.run() == 1
-    assert len(searching.rows) == 5
-    said = "Stopped: all of the first 5 trials failed, the last with: KeyError: 'x'"
-    assert said in lines(capsys)
-
-
 def test_without_the_metric_nothing_can_be_ranked_and_the_names_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,7 @@ def _of_timed(file: SweepFile) -> list[Column]:
 
     def measured(other: Objective, **more: bool) -> Column:
         def text(entry: Entry) -> str:
-            figure = other(entry)
+            figure = other(entry.row)
             return "" if figure is None else other.number(figure)
 
         return Column(other.head(unit), other.meaning.format(unit), text, **more)
@@ -66,7 +66,9 @@ def _of_timed(file: SweepFile) -> list[Column]:
             _of_baseline,
         ),
         measured(SAMPLES_PER_S),
-        Column("ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.readiness_frac)),
+        Column(
+            "ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.row.readiness_frac)
+        ),
         Column(
             "of ceiling",
             "rate over that of the same steps on batches that are on the device already",
@@ -81,7 +83,7 @@ def _of_timed(file: SweepFile) -> list[Column]:
             in_files_alone=True,
         ),
         measured(SAMPLES_PER_JOULE, in_files_alone=True),
-        Column("GPU", "mean utilisation while training", lambda e: _percent(e.util_pct, 100)),
+        Column("GPU", "mean utilisation while training", lambda e: _percent(e.row.util_pct, 100)),
         Column("runs", f"measurements that the {objective.noun} is the mean of", lambda e: str(e.runs)),
         Column(
             "took",

@@ -34,7 +34,7 @@ class HeatMap:
 def figures(board: Leaderboard) -> dict[str, Any]:
     """Returns what the template of the page shows beside the table."""
     ranked, front = board.ranked, [entry for entry in board.ranked if entry.on_front]
-    front.sort(key=lambda entry: entry.peak_memory_gib or 0)
+    front.sort(key=lambda entry: entry.row.peak_memory_gib or 0)
     return {
         "vertical": board.objective.against_memory,
         "tied": sum(entry.rank == 1 for entry in ranked) - 1,
@@ -67,9 +67,9 @@ def _memory_picture(board: Leaderboard) -> PagePicture | None:
     vertical = board.objective.against_memory
     assert isinstance(board.file, SweepFile)
     shown = [
-        (entry.peak_memory_gib, height, entry)
+        (entry.row.peak_memory_gib, height, entry)
         for entry in board.ranked
-        if entry.peak_memory_gib is not None and (height := vertical(entry)) is not None
+        if entry.row.peak_memory_gib is not None and (height := vertical(entry.row)) is not None
     ]
     if not shown:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import optuna
@@ -24,16 +23,6 @@ _STARTUP = 5
 _FIRST_PRUNED = 2
 """The first validation after which the median pruner may end a trial."""
 _ASHA = {"min_resource": 1, "reduction_factor": 3}
-
-
-@dataclass(frozen=True)
-class AskedTrial:
-    """A trial that has begun and has no result yet."""
-
-    number: int
-    """Number within the study."""
-    values: dict[str, str]
-    """Axis -> value, as typed."""
 
 
 class OptunaStudy:
@@ -66,13 +55,13 @@ class OptunaStudy:
             )
         )
 
-    def ask(self) -> AskedTrial:
-        """Returns the next trial; queued values come first."""
+    def ask(self) -> tuple[int, dict[str, str]]:
+        """Returns number and values (axis -> value, as typed) of the next trial; queued values come first."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a value asked again lies on the edge of its interval, say
             trial = self._study.ask(self._distributions)
         self._running[trial.number] = trial
-        return AskedTrial(trial.number, {name: self._text(name, value) for name, value in trial.params.items()})
+        return trial.number, {name: self._text(name, value) for name, value in trial.params.items()}
 
     def ask_later(self, values: Mapping[str, str]) -> None:
         """Queues values: `ask` returns them before any new ones."""

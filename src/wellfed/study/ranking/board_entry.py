@@ -13,7 +13,7 @@ from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.repeats import Noise
-from wellfed.study.row import Row
+from wellfed.study.row import OF_WHOLE_TRAININGS, Row
 from wellfed.study.study_files import SearchFile, SweepFile
 
 EntryStatus = Literal[Status, "complete", "pruned", "pending"]
@@ -22,16 +22,11 @@ ORDER = (
     *("killed", "interrupted", "running", "pending"),
 )
 """Statuses of entries in order; without a rank, ends caused by the settings come before ends from outside."""
-_OF_LAST_TRIAL = (
-    *("predicted_peak_gib", "attempt", "error", "exit_code", "stderr"),
-    *("folder", "started_at", "device", "code", "host", "machine"),
-)
-"""Fields of the last trial that belong to a point's figures."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One point. Figures are None where they were not measured; those of several runs are means over them."""
+    """One point."""
 
     point: str
     values: Mapping[str, str]
@@ -40,7 +35,7 @@ class Entry:
     status: EntryStatus
     """End of its last trial; ``pending``: none has ended yet."""
     row: Row
-    """Last trial of the point; without one an empty row."""
+    """Last trial of the point; without one an empty row. Its figures are means over the runs that count."""
     rank: int | None = None
     """1 = best. Entries of one rank tie; None without a figure that ranks."""
     tie: Literal["", "=", "?"] = ""
@@ -49,7 +44,6 @@ class Entry:
     """Figure of the study's objective, which ranks."""
     ci95: tuple[float, float] | None = None
     """95 % interval of the score."""
-    samples_per_s: float | None = None
     runs: int = 0
     """Measurements that the score is the mean of: the trial, and those that confirm it."""
     of_best: float | None = None
@@ -58,15 +52,6 @@ class Entry:
     """Factor by which it is better than the point that has ``loader=baseline`` and equals this one in all else."""
     of_baseline_ci95: tuple[float, float] | None = None
     """None: one of the two has no interval or was measured once, or this is the baseline."""
-    readiness_frac: float | None = None
-    ceiling_frac: float | None = None
-    """Rate over the rate of the same steps on batches that are on the device."""
-    peak_memory_gib: float | None = None
-    """The highest of its runs."""
-    energy_per_sample_j: float | None = None
-    util_pct: float | None = None
-    confirms_failed: tuple[str, ...] = ()
-    """Statuses of the runs that should have confirmed it and gave no score."""
     on_front: bool = False
     """No other point is as good with less memory, or better with as little (`Objective.against_memory`)."""
     curve: tuple[CurvePoint, ...] = ()
@@ -80,6 +65,12 @@ class Entry:
         return "" if self.rank is None else f"{self.rank}{self.tie}"
 
     @property
+    def ceiling_frac(self) -> float | None:
+        """Rate over the rate of the same steps on batches that are on the device."""
+        rate, ceiling = self.row.samples_per_s, self.row.ceiling_samples_per_s
+        return rate / ceiling if rate and ceiling else None
+
+    @property
     def seconds(self) -> float | None:
         """Duration of its last trial; None: none has ended yet."""
         return None if self.status == "pending" else self.row.seconds
@@ -91,8 +82,9 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all figures of a timed trial by name, those of its last trial included."""
+        row = {name: value for name, value in vars(self.row).items() if name not in OF_WHOLE_TRAININGS}
         own = {name: value for name, value in vars(self).items() if name not in ("row", "curve")}
-        return {**own, "seconds": self.seconds, **{name: getattr(self.row, name) for name in _OF_LAST_TRIAL}}
+        return {**row, **own, "ceiling_frac": self.ceiling_frac, "seconds": self.seconds}
 
 
 def pending(point: GridPoint) -> Entry:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from wellfed.study import repeats
 from wellfed.study.learning_curve import CurvePoint, read_curve
@@ -21,6 +22,9 @@ from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of
 from wellfed.units import counted, show_percent
+
+_MEANS = ("samples_per_s", "ceiling_samples_per_s", "readiness_frac", "energy_per_sample_j", "util_pct")
+"""Figures of a point that are means over its runs; of its memory the highest counts."""
 
 
 def board_of(folder: Path) -> Leaderboard:
@@ -67,12 +71,9 @@ def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[Cu
 
 def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> list[str]:
     """Returns a note if ranked entries ran with another version of the code than the last command."""
-    codes = sorted({entry.row.code for entry in ranked})
-    if not set(codes) - {file.code}:
-        return []
-    if len(codes) > 1:
-        return [f"Trials ran with {len(codes)} versions of the code ({'; '.join(codes)}): a difference may be theirs."]
-    return [f"All figures are of the code {codes[0]}; the last command had {file.code}."]
+    codes = {entry.row.code for entry in ranked}
+    listed = f"{'; '.join(sorted(codes))}; the last command had {file.code}"
+    return [f"Trials ran with other versions of the code: {listed}."] if codes - {file.code} else []
 
 
 def _point_of(file: SearchFile, row: Row) -> GridPoint:
@@ -153,7 +154,7 @@ def _entry(
     entry, trial = pending(point), found.latest.get(point.id)
     if trial is None:
         return entry
-    entry = replace(entry, status=trial.status, row=trial, peak_memory_gib=trial.peak_memory_gib)
+    entry = replace(entry, status=trial.status, row=trial)
     if not rows:
         return replace(entry, why=_why_unranked(trial, objective))
 
@@ -162,23 +163,14 @@ def _entry(
         return fmean(known) if known else None
 
     score, ci95 = repeats.mean_with_interval([_run(row, objective) for row in rows], noise)
-    rate, ceiling = mean("samples_per_s"), mean("ceiling_samples_per_s")
+    means: dict[str, Any] = {name: mean(name) for name in _MEANS}
+    peak = max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None)
     return replace(
         entry,
+        row=replace(trial, peak_memory_gib=peak, **means),
         score=score,
         ci95=ci95,
-        samples_per_s=rate,
         runs=len(rows),
-        readiness_frac=mean("readiness_frac"),
-        ceiling_frac=rate / ceiling if rate and ceiling else None,
-        peak_memory_gib=max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None),
-        energy_per_sample_j=mean("energy_per_sample_j"),
-        util_pct=mean("util_pct"),
-        confirms_failed=tuple(
-            row.status if row.status != "ok" else f"ok, but without {objective.a_noun}"
-            for row in found.confirms(point.id)
-            if row.status != "ok" or objective(row) is None
-        ),
         why="",
     )
 
@@ -216,9 +208,9 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
     vertical = objective.against_memory
     baselines = baselines_of({entry.point: entry.values for entry in ranked})
     places = {
-        entry.point: (vertical.goodness(figure), -entry.peak_memory_gib)
+        entry.point: (vertical.goodness(figure), -entry.row.peak_memory_gib)
         for entry in ranked
-        if (figure := vertical(entry)) is not None and entry.peak_memory_gib is not None
+        if (figure := vertical(entry.row)) is not None and entry.row.peak_memory_gib is not None
     }
     front: list[tuple[float, float]] = []
     for place in sorted(set(places.values()), reverse=True):
@@ -273,13 +265,4 @@ def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise 
         )
     if any(entry.tie == "?" for entry in entries) and objective.is_interval_known:
         notes.append("A rank with '?' has no interval: too few steps were measured to tell it from its neighbours.")
-    notes += [
-        f"{entry.point}: {counted(len(entry.confirms_failed), 'run')} that should have confirmed it gave no "
-        f"{objective.noun} ({', '.join(entry.confirms_failed)})."
-        for entry in entries
-        if entry.confirms_failed
-    ]
-    silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
-    if silent:
-        notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
     return [*notes, *found.left_out_notes((entry.point for entry in entries), "sweep")]

@@ -58,9 +58,9 @@ def tie_text(board: Leaderboard, entry: Entry) -> str | None:
     second, least, less = PEAK_MEMORY, "needs the least memory", "need less memory"
     if board.objective is PEAK_MEMORY:
         second, least, less = SAMPLES_PER_S, "is the fastest", "be faster"
-    known = [(second.goodness(figure), other) for other in tied if (figure := second(other)) is not None]
+    known = [(second.goodness(figure), other) for other in tied if (figure := second(other.row)) is not None]
     goodness, best = max(known, default=(0.0, entry), key=lambda each: (each[0], each[1].point))
-    mine, its = second(entry), second(best)
+    mine, its = second(entry.row), second(best.row)
     if mine is None or its is None or goodness <= second.goodness(mine):
         return f"{tied_with}; none is known to {less}."
     shown = f"{second.show(its, _unit(board))} instead of {second.show(mine, _unit(board))}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,8 @@ _MOST_REPEATS = 200
 """Known points that Optuna may ask for in a row before the space counts as tried."""
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A point to be tried."""
-
-    number: int
-    """Number of the trial."""
-    point: GridPoint
+Proposal = tuple[int, GridPoint]
+"""Number of a trial and the point to be tried."""
 
 
 class GridPoints:
@@ -38,12 +32,12 @@ class GridPoints:
         numbers = {row.point: row.trial for row in ledger.found.latest.values() if row.trial is not None}
         taken = set(numbers.values())
         free = (number for number in count() if number not in taken)
-        proposals = [Proposal(numbers[each.id] if each.id in numbers else next(free), each) for each in points]
-        for proposal in proposals:
-            if proposal.point.id not in ledger.found.latest:  # it may have ended just when the search was killed
-                ledger.adopt(proposal.point, proposal.number)
+        proposals = [(numbers[each.id] if each.id in numbers else next(free), each) for each in points]
+        for number, point in proposals:
+            if point.id not in ledger.found.latest:  # it may have ended just when the search was killed
+                ledger.adopt(point, number)
         missing = set(ledger.missing([point.id for point in points]))
-        self._left = [proposal for proposal in proposals if proposal.point.id in missing]
+        self._left = [(number, point) for number, point in proposals if point.id in missing]
         self._left.reverse()
 
     @property
@@ -114,14 +108,14 @@ class AskedPoints:
         if not self.has_more:
             return None
         for _ in range(_MOST_REPEATS):
-            asked = self._study.ask()
-            point = point_of(asked.values, self._fixed)
+            asked, values = self._study.ask()
+            point = point_of(values, self._fixed)
             if not self._is_taken(point.id):
                 self._again.discard(point.id)
-                self._running[point.id] = asked.number
-                return Proposal(next(self._numbers), point)
+                self._running[point.id] = asked
+                return next(self._numbers), point
             row = self._ledger.latest.get(point.id)
-            self._study.end(asked.number, *(("failed", None) if row is None else (row.outcome, row.value)))
+            self._study.end(asked, *(("failed", None) if row is None else (row.outcome, row.value)))
         self._is_tried = True
         return None
 

@@ -37,8 +37,6 @@ from wellfed.units import counted
 
 _PREPARE_S = 3600
 """Seconds that data and model of a whole training may take."""
-_HOPELESS = 5
-"""Trials of a sampler that may fail before one has ended well."""
 
 
 def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
@@ -206,12 +204,12 @@ class SearchStudy(MultirunStudy):
 
     def _trial(self, proposal: Proposal, points: Points, trials: Trials) -> Trial | None:
         """Returns the trial of a proposal; None if it does not compose, which is its row."""
-        point = proposal.point
+        number, point = proposal
         if (error := trials.compose(point)) is not None:
-            self._ended(trials.refuse(point, error, proposal.number), points, trials)
+            self._ended(trials.refuse(point, error, number), points, trials)
             return None
         asks = self.config.search.pruner is not SearchPruner.none
-        trial = trials.trial(point.id, number=proposal.number, is_timed=False, may_be_pruned=asks)
+        trial = trials.trial(point.id, number=number, is_timed=False, may_be_pruned=asks)
         del trials.ready[point.id]  # a long search does not keep all configurations
         self._begun.add(trial.key)
         self.screen.began(trial.row)
@@ -236,8 +234,6 @@ class SearchStudy(MultirunStudy):
                 f"validation gives no {self.screen.objective.name}, so no training can be ranked. It gives: "
                 f"{names}. Name one: trainer.best_metric=<name> trainer.best_mode=min, with another search.name."
             )
-        elif not self.is_grid and len(rows) >= _HOPELESS and all(each.outcome == "failed" for each in rows):
-            self._is_hopeless = f"all of the first {len(rows)} trials failed, the last with: {message or row.status}"
 
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 import signal
 import tempfile
@@ -28,7 +27,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
-from wellfed.record.entries import RunRecord, differences
+from wellfed.record.entries import RunRecord
 from wellfed.study.board import step_table
 from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
@@ -70,7 +69,7 @@ def tune(composed: Composed[TuneRunConfig]) -> int:
 
 def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     """Returns the tune that a command asks for, checked."""
-    start = _start(composed)
+    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **config_folders(typed_arguments()))
     config = start.config
     if not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
@@ -100,21 +99,6 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     asked, around = composed.config.tune, TuneMachine(facts.cpu_quota_cores, on_gpu)
     search = Walk(asked.max_trials, 60 * asked.max_minutes, around)
     return TuneStudy(folder, screen, composed.config, start, file, experiment, search, stop=stop)
-
-
-def _start(composed: Composed[Any]) -> Composed[RunConfig]:
-    """Returns what `python src/train.py` would run.
-
-    Raises:
-        ConfigError: that is another configuration than the one composed for the tune.
-    """
-    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **config_folders(typed_arguments()))
-    here = {key: value for key, value in composed.resolved.items() if key != "tune"}
-    if found := differences(start.resolved, here):
-        knob, there, own = found[0]
-        problem = f"is {own} by the primary configuration of tune, and {there} by train.yaml, which trials are made by."
-        raise ConfigError.of(knob, problem, f"Write it into train.yaml, or type {knob}={own}.")
-    return start
 
 
 def _machine() -> MachineFacts:
@@ -179,7 +163,6 @@ class TuneStudy(Study):
                 of_all = of_trials(self.start.overrides, self.start.config)
                 self.trials = trials = Trials(kept, self.screen, compose_point)
                 self.measured = TuneTrials(of_all, trials, executor)
-                trials.report_kept("sweep", but=[self.measured.point(()).id])
                 self._run_steps(self.measured)
                 self._comparison = self._compare(self.measured)
 
@@ -259,10 +242,6 @@ class TuneStudy(Study):
         """Writes and shows what was found; returns the exit code."""
         search, comparison, measured = self.search, self._comparison, self.measured
         assert measured is not None
-        if (too_little := self._too_little()) is not None:
-            self.interrupted()
-            self.screen.say(f"Stopped. {too_little}")
-            return EXIT_FAILED
         gain = None if comparison is None else comparison.gain
         result = search.best if comparison is None or comparison.result_holds else search.steps[0]
         assert result is not None
@@ -281,19 +260,6 @@ class TuneStudy(Study):
         )
         step_table.show(self.screen.console, self.file)
         return EXIT_FAILED if written.has_failed else EXIT_OK
-
-    def _too_little(self) -> str | None:
-        """Returns a message if the budget ended with the start's trial."""
-        minutes, took_s = self.config.tune.max_minutes, self.search.spent_seconds
-        around_s = self.search.used_seconds - took_s
-        if len(self.search.steps) > 1 or 2 * took_s + around_s <= 60 * minutes:
-            return None
-        enough = math.ceil((6 * took_s + around_s) / 60)  # half a dozen trials
-        return (
-            f"tune.max_minutes={minutes:g} leaves no time for a trial beside that of the start, which took "
-            f"{show_duration(took_s)} after {show_duration(around_s)} of preparing: nothing was tried. Set "
-            f"tune.max_minutes={enough}."
-        )
 
     def _heading(self, row: Row, gain: TuneGain | None) -> str:
         """Returns the heading of the experiment; ``gain`` is that of their content, None = they hold the start."""
