@@ -128,7 +128,7 @@ def in_a_terminal(job: Callable[[screen.Terminal], None], *, columns: int = 80, 
 def start(console: screen.Terminal, plan: RunPlan, folder: Path) -> None:
     screen.show_start(console, "recsys", None)
     screen.show_plan(console, "recsys", plan, ["854 users, 524 items", "2 files can't be read."], 17346)
-    screen.show_folder(console, folder)
+    console.print(f"folder  {folder}", soft_wrap=True)
 
 
 def lines_of(sent: str) -> list[str]:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from wellfed.config.compose import Composed
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.schema import Accelerator, RunConfig
-from wellfed.data.backend_benchmark import TrialStep
+from wellfed.data.backend_benchmark import TrialStep, build_first_batches, time_backends, time_step
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.generators import seed_everything
@@ -101,26 +101,36 @@ class Planner:
             ConfigError: the configuration is impossible here; a DoesNotFit if it exceeds the card.
         """
         rough = self.rough()
-        estimate = self._budget_estimate(rough)
+        estimate = None if rough.device.memory_gib is None else self.estimate(rough)
         parts = self._for_loader(rough, estimate)
-        first = self._first_batches(loaders.LoaderTrial(self.config, rough, parts, rank))
-        return self._fitted(estimate, first)
+        return self._fitted(estimate, self._first_batches(rough, parts, rank))
 
-    def _first_batches(self, trial: loaders.LoaderTrial) -> FirstBatches | None:
+    def _first_batches(self, rough: RunPlan, parts: RunObjects, rank: int) -> FirstBatches | None:
         """Returns the time to build a batch and, if the choice of a loader depends on them, of a step and of each
-        loader beside steps."""
-        loading = LoaderPlanner(self.config, self.choices, self.facts, self.data, self.device.on_gpu)
-        found = trial.build()
-        if found is None or not replace(loading, first=found).needs_step:
+        loader beside steps. None if nothing depends on it, or if no batch can be built."""
+        config, data, first = self.config, parts.data.train, loaders.first_builder(self.config, rough)
+        if first is None:
+            return None
+        make = loaders.trial_loaders(config, parts, rank)
+        found = parts.first_batches or build_first_batches(make, first, data)
+        if found is None:
+            return None
+        if rank > 0:  # rank 0 checks host memory for all ranks, since free memory changes while the others start
+            found = replace(found, batch_bytes=0)
+        loading = LoaderPlanner(config, self.choices, self.facts, self.data, self.device.on_gpu)
+        if not replace(loading, first=found).needs_step:
             return found
 
         def beside(step: TrialStep | None) -> FirstBatches:
-            return trial.beside(step, found, lambda known: replace(loading, first=known).to_time())
+            timed = found if step is None else time_step(make, first, found, step, data)
+            candidates = replace(loading, first=timed).to_time()
+            settings = [loaders.loader_settings(config, section) for section in candidates]
+            return time_backends(make, settings, timed, step, on_gpu=rough.on_gpu, data=data)
 
         model_bytes = 3 * self.model.parameter_bytes + self.model.optimizer_state_bytes
         if model_bytes > HOST_SHARE * self.facts.ram_available_gib * GIB:
             return beside(None)
-        return beside_steps(self.config, trial.plan, trial.objects, beside)
+        return beside_steps(config, rough, parts, beside)
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Returns footprints for the precision and loader of a plan, up to the samples that one device could get."""
@@ -135,9 +145,6 @@ class Planner:
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         return plan_run(self.config, self.choices, self.facts, self.device, self.data, model or self.model, **known)
-
-    def _budget_estimate(self, rough: RunPlan) -> Footprints | None:
-        return None if rough.device.memory_gib is None else self.estimate(rough)
 
     def _for_loader(self, rough: RunPlan, estimate: Footprints | None) -> RunObjects:
         """Returns the parts with data whose batches have the same content as in training."""

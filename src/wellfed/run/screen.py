@@ -93,23 +93,6 @@ def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
         console.print(line, soft_wrap=True)
 
 
-def show_resume(console: Terminal, checkpoint: Path, step: int) -> None:
-    """Shows from which checkpoint training resumes."""
-    console.print(f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", soft_wrap=True)
-
-
-def show_restart(console: Terminal, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
-    """Shows from which checkpoint training restarts after running out of memory, and with which changes."""
-    where = f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
-    with_what = f" with {changes}" if changes else ""
-    console.print(f"{because}\n{where}{with_what}", soft_wrap=True)
-
-
-def show_folder(console: Terminal, folder: Path) -> None:
-    """Shows the run folder, which is permanent once training has begun."""
-    console.print(f"folder  {folder}", soft_wrap=True)
-
-
 def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str], num_train: int | None) -> None:
     """Shows the plan in a few lines, or all of it with its reasons where `PLAN_FLAG` was typed.
 

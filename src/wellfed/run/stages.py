@@ -30,7 +30,7 @@ from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
 from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
-from wellfed.run.passes.passes import Measure, Passes
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.following import SharedRun
@@ -107,7 +107,7 @@ class Run:
             if self._is_trial:
                 self._started()
                 books.ceiling(passes.ceiling.warm_up())
-                passes.measure(Measure(start.composed.config.sweep.trial_steps), start.stop, self._started)
+                passes.measure(start.composed.config.sweep.trial_steps, start.stop, self._started)
                 usage.stop()
                 return
             restarts, began_s = Restarts(self._folder, checkpoint, self._others.all_gather), books.journal.time_s()
@@ -172,7 +172,11 @@ class Run:
             because=str(needed),
             changes=needed.changes,
         )
-        screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
+        where = (
+            f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
+        )
+        with_what = f" with {show_changes(needed.changes)}" if needed.changes else ""
+        self._console.print(f"{needed}\n{where}{with_what}", soft_wrap=True)
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
@@ -212,12 +216,12 @@ class Run:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be used; it is passed over for %s of step %d.", other, checkpoint.name, step)
         self._books.journal.event("resume", step=step, checkpoint=str(checkpoint))
-        screen.show_resume(self._console, checkpoint, step)
+        self._console.print(f"Resuming {target.folder} at step {step} ({checkpoint.name})", soft_wrap=True)
         return checkpoint
 
     def _started(self) -> None:
         if not self._has_trained and not self._is_trial:
-            screen.show_folder(self._console, self._folder)
+            self._console.print(f"folder  {self._folder}", soft_wrap=True)
         self._has_trained = True
         self._others.met()
 

@@ -30,7 +30,7 @@ from wellfed.plan.run_plan import DataFacts, OwnLoader
 from wellfed.run.objects import assemble
 from wellfed.run.objects.datasets import data_facts, is_lightning_module, with_derived, with_loader
 from wellfed.run.objects.evaluation import eval_device_prefetch, eval_settings, make_eval_loader
-from wellfed.run.objects.loaders import LoaderTrial, make_train_loader, one_off_settings
+from wellfed.run.objects.loaders import first_builder, look_at_first_batches, make_train_loader, one_off_settings
 from wellfed.run.objects.models import model_facts, sparse_layers
 from wellfed.run.objects.optimizers import make_optimizer, make_schedule, try_schedule
 from wellfed.run.objects.run_objects import RunObjects
@@ -100,7 +100,9 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
     plan = planned(given, LAPTOP, data=facts, choices=choices)
     parts = RunObjects(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
     began_s = time.monotonic()
-    assert LoaderTrial(given, plan, parts).build() is None
+    first = first_builder(given, plan)
+    assert first is not None
+    assert look_at_first_batches(given, first, parts) is None
     with (
         closing(make_train_loader(given, one_off_settings(given, plan), parts.data)) as loader,
         pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),

@@ -159,20 +159,6 @@ def test_where_all_ranks_were_stopped_or_are_silent_none_is_to_blame(exchanges, 
     assert exchanges[0].reason(STOPPED) is None
 
 
-def test_a_rank_may_open_as_many_files_as_the_others_need():
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert hard == resource.RLIM_INFINITY or hard > 300
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        store.allow_open_files(300)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
-        store.allow_open_files(200)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_composed_configuration_is_the_same_elsewhere():
     composed = compose(["workload=forecast", "trainer.max_steps=3"])
     there = pickle.loads(pickle.dumps(composed))

@@ -310,30 +310,14 @@ def derived_overrides(earlier: RunRecord) -> list[str]:
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Returns the earlier overrides that no later one replaces, then the later ones.
 
-    Overrides with secrets can't be replayed, since secrets are not recorded. An override that is a secret as a whole is
-    left out and named, since the run may not need it.
-
-    Raises:
-        ConfigError: an override that held a secret beside other values was not typed again.
+    Overrides with secrets can't be replayed, since secrets are not recorded. They are left out and named.
     """
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
-    kept, left_out, faults = list[str](), list[str](), list[Fault]()
-    for text in earlier:
-        key, value = key_value(text)
-        if key in replaced:
-            continue
-        if SECRET_SHOWN not in (value or ""):
-            kept.append(quoted(text))
-        elif unquoted(value) == SECRET_SHOWN:
-            left_out.append(key)
-        else:
-            problem = "holds a secret, and secrets are not written down."
-            faults.append(Fault(text, problem, f"Type it again with its secret: {text.partition('=')[0]}=..."))
-    if faults:
-        raise ConfigError(faults)
+    kept = [text for text in earlier if key_value(text)[0] not in replaced]
+    left_out = [key_value(text)[0] for text in kept if SECRET_SHOWN in text]
     if left_out:
         print(f"Left out, since secrets are not written down: {', '.join(left_out)}. Type them again.", file=sys.stderr)
-    return [*kept, *later]
+    return [*(quoted(text) for text in kept if SECRET_SHOWN not in text), *later]
 
 
 def _read(folder: Path, where: str) -> RunRecord:

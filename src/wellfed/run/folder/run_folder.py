@@ -90,14 +90,10 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
     return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
 
 
-def keep_log_of_rank(folder_of_run: Path, rank: int, *, is_gone: bool = False) -> Path:
-    """Moves the log of another rank beside the run's log, and returns its path. A live rank continues writing to it."""
-    own, kept = _of_rank(folder_of_run, rank), folder_of_run / f"train.rank{rank}.log"
-    with suppress(OSError):  # there is none, or the rank has moved it itself
-        (own / "train.log").replace(kept)
-    if is_gone:
-        shutil.rmtree(own, ignore_errors=True)
-    return kept
+def keep_log_of_rank(folder_of_run: Path, rank: int) -> None:
+    """Moves the log of another rank beside the run's log. The rank continues writing to it."""
+    with suppress(OSError):  # there is none
+        (_of_rank(folder_of_run, rank) / "train.log").replace(folder_of_run / f"train.rank{rank}.log")
 
 
 def keep_readings_of_node(folder: Path, folder_of_run: Path, node: int) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.backend_benchmark import (
-    TrialStep,
     build_first_batches,
     copied,
-    time_backends,
-    time_step,
 )
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.loader_parts import RepeatedBatches, loader_of
@@ -110,40 +106,6 @@ def make_train_loader(
     )
 
 
-@dataclass(frozen=True)
-class LoaderTrial:
-    """The first batches of a run's training data, to measure them before the plan is final."""
-
-    config: RunConfig
-    plan: RunPlan
-    """The plan without these measurements."""
-    objects: RunObjects
-    rank: int = 0
-
-    def build(self) -> FirstBatches | None:
-        """Measures the time to build a batch; None if nothing depends on it, or if it can't be built."""
-        first = first_builder(self.config, self.plan)
-        if first is None:
-            return None
-        found = self.objects.first_batches or build_first_batches(self._make, first, self.objects.data.train)
-        # Only rank 0 checks host memory, for all ranks, since free memory changes while the others start.
-        return found if found is None or self.rank == 0 else replace(found, batch_bytes=0)
-
-    def beside(
-        self, step: TrialStep | None, found: FirstBatches, to_time: Callable[[FirstBatches], list[LoaderSection]]
-    ) -> FirstBatches:
-        """Measures the step, and then the candidates of ``to_time`` beside it."""
-        data, first = self.objects.data.train, first_builder(self.config, self.plan)
-        if step is not None and first is not None:
-            found = time_step(self._make, first, found, step, data)
-        plans = [loader_settings(self.config, section) for section in to_time(found)]
-        return time_backends(self._make, plans, found, step, on_gpu=self.plan.on_gpu, data=data)
-
-    @cached_property
-    def _make(self) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
-        return _trial_loaders(self.config, self.objects, self.rank)
-
-
 def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     """Returns the settings that build the first batches before training; None where nothing depends on them."""
     names = plan.loader.candidates
@@ -156,10 +118,10 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: RunObjects) -> FirstBatches | None:
     """Returns size and build time of a first batch; None if it can't be built."""
-    return build_first_batches(_trial_loaders(config, objects), first, objects.data.train)
+    return build_first_batches(trial_loaders(config, objects), first, objects.data.train)
 
 
-def _trial_loaders(
+def trial_loaders(
     config: RunConfig, objects: RunObjects, rank: int = 0
 ) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
     """Returns a function that makes a loader of a copy of the training data, by its settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,8 @@ _MOST_EXAMINED = 200
 """Maximum number of batches examined after a non-finite loss."""
 
 
-@dataclass(frozen=True)
-class Measure:
-    """Limits of a training that is only timed."""
-
-    steps: int
-    """Maximum number of steps, without the warm-up."""
-    within: float = 0.02
-    """Sufficient precision: half the 95 % interval of samples/s over the rate."""
+_PRECISE = 0.02
+"""Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
 
 
 class Passes:
@@ -170,16 +164,20 @@ class Passes:
                 self.ranks.record_latest()  # with those of ranks that have ended
             raise
 
-    def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
+    def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
-        Batches loaded during a slow first step would hide a slow loader."""
+        Batches loaded during a slow first step would hide a slow loader.
+
+        Args:
+            most_steps: maximum number of steps, without the warm-up.
+        """
         clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
         callbacks = [
             *self._callbacks(Clock(clock, self._books.journal.steps, warmup_steps=warmup), on_start),
-            StopWhenMeasured(self._books.journal.summary, measure.within),
+            StopWhenMeasured(self._books.journal.summary, _PRECISE),
         ]
         last = [StopAtStepEnd(stop, lambda trainer: None)]
-        steps = warmup + measure.steps
+        steps = warmup + most_steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         self.ranks.begin()
         with self._learner.measuring(), self._books.wall.running():

@@ -237,7 +237,6 @@ class Exchange:
         if self._store is not None:
             return
         launch, come_s = self.launch, COME_S if come_s is None else come_s
-        stores.allow_open_files(4 * launch.world_size + 1024)
         if launch.rank == 0:
             self._store = stores.serve()
             self._ask("set", _ENDS, "\n")

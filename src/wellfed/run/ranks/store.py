@@ -25,17 +25,6 @@ _ADDRESS = "wellfed"
 _CONNECT_S = 5.0
 
 
-def allow_open_files(wanted: int) -> None:
-    """Raises this process's limit of open files as far as allowed, for stores and Gloo's groups."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def serve() -> Any:
     """Returns a store that this process serves."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
