@@ -12,7 +12,7 @@ import pytest
 from tests.kit.few import few, slow
 from wellfed import project
 from wellfed.config.entry import main
-from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
+from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, Fault
 
 REPO = project.configs().parent
 
@@ -56,7 +56,7 @@ sys.exit(run())
         slow(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
         slow(["sweep", "gpu=42gb"], 2, "gpu=42gb"),
         slow(["tune", "--force", "--cfg", "job"], 0, "replace: true"),
-        slow(["train", "--force"], 2, "--force: is no flag"),
+        slow(["train", "--force"], 2, "unrecognized arguments: --force"),
         slow(["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
         slow(["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],
@@ -95,7 +95,7 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
         slow("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
         slow("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
         slow("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
-        slow("evaluate.py", [], 2, "logs: there is no run in it yet. python src/train.py makes one."),
+        slow("evaluate.py", [], 2, "logs: there is no run in logs yet. python src/train.py makes one."),
         (
             "evaluate.py",
             ["checkpoint=a b (x)=y/it's.ckpt"],
@@ -178,17 +178,6 @@ def test_many_runs_can_not_resume_or_rerun_one(capsys, tmp_path, name, flags):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_resume_in_many_runs():
-    jobs = Jobs()
-    assert main("train", jobs, sweep("seed=3,4", "resume=null", "rerun=null")) == 0
-    assert len(jobs.seen) == 2
-
-
-def test_what_is_shown_is_expanded_too(capsys):
-    assert main("train", Jobs(), ["--cfg", "job"], expand=lambda overrides, _: ["seed=77", *overrides]) == 0
-    assert "seed: 77" in capsys.readouterr().out
-
-
 def test_expand_may_refuse(capsys):
     def expand(overrides, compose):
         raise ConfigError([Fault("resume=x", "is no run folder.", "Name one.")])
@@ -213,38 +202,6 @@ def test_the_traceback_on_request(capsys, monkeypatch):
     assert "Traceback" in shown
     assert "MissingConfigException" in shown
     assert "gpu=42gb: there is no option 42gb." in shown
-
-
-def test_the_traceback_as_typed(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(REPO / "src" / "train.py"), "gpu=42gb"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "HYDRA_FULL_ERROR": "1"},
-    )
-    assert done.returncode == 2
-    assert "Traceback (most recent call last):" in done.stderr
-    assert "gpu=42gb: there is no option 42gb." in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [None, *map(slow, ("0", "1"))])
-@pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
-def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
-    if value is not None:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", value)
-    show = ["sh", "-c", "echo ${HYDRA_FULL_ERROR-None}"]
-    seen = []
-
-    def job(composed):
-        seen.append(subprocess.run(show, capture_output=True, text=True).stdout)
-        return 0
-
-    main("train", job, flags)
-    job(None)
-    assert set(seen) == {f"{value}\n"}
-    assert len(seen) == (1 if flags else 2)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +242,11 @@ def test_version_and_unknown_flags(capsys):
         main("train", Jobs(), ["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith("Hydra 1.")
-    assert main("train", Jobs(), ["--no-such-flag"]) == 2
-    assert "--no-such-flag: is no flag" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        main("train", Jobs(), ["-x"])
-    assert stop.value.code == 2
+    for unknown in ("--lr", "-x"):
+        with pytest.raises(SystemExit) as stop:
+            main("train", Jobs(), [unknown])
+        assert stop.value.code == 2
+        assert f"unrecognized arguments: {unknown}" in capsys.readouterr().err
 
 
 def test_shell_completion(capsys, monkeypatch):
@@ -361,16 +318,6 @@ def test_one_bad_point_does_not_hide_the_rest(capsys):
     assert main("train", jobs, sweep("trainer.devices=0,-1")) == 1
 
 
-def test_one_job_without_data_does_not_hide_the_rest(capsys):
-    def job(composed):
-        if composed.config.seed == 3:
-            raise DataError("nothing there")
-        return 0
-
-    assert main("train", job, sweep("seed=3,4")) == 0
-    assert "nothing there" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("points", "words"),
     [
@@ -397,28 +344,9 @@ def test_a_signal_ends_a_multirun_not_only_its_job(tmp_path):
     assert seen == [1, 2]
 
 
-def test_help_of_a_multirun_starts_nothing(capsys):
-    assert main("train", lambda composed: 1 / 0, ["-m", "--help"]) == 0
-    assert "Choose options" in capsys.readouterr().out
-
-
 def test_ctrl_c_while_composing_is_130_without_a_traceback(monkeypatch, capsys):
     def interrupted(overrides, compose):
         raise KeyboardInterrupt
 
     assert main("train", lambda composed: 0, [], expand=interrupted) == 130
     assert capsys.readouterr().err == ""
-
-
-def test_flags_as_argparse_has_them_lead_to_overrides(capsys):
-    argv = ["--batch_size", "64", "--workload=recsys", "--learning-rate", "-1e-3", "--fp16", "trainer.max_step=3"]
-    assert main("train", lambda composed: pytest.fail("called"), argv) == 2
-    told = capsys.readouterr().err.splitlines()[1:]
-    offered = [line.rpartition("dashes. ")[2] for line in told]
-    assert [line.partition(". ")[0].rstrip(".") for line in offered] == [
-        "Write workload.effective_batch_size=64",
-        "Write workload=recsys",
-        "Write workload.optimizer.lr=-1e-3",
-        "Write gpu.precision=16-mixed",
-    ]
-    assert told[0].startswith("  - --batch_size 64: is no flag")

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.config_loader import ConfigLoader
@@ -218,63 +217,6 @@ print(sorted({"torch", "lightning", "numpy", "pandas", "wandb", "rich", "wellfed
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(TRAIN.parent)}
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-OF_A_FILE = ["workload=recsys", "loader=baseline", "trainer.max_steps=7", "workload.optimizer.lr=0.1"]
-LATER_POINTS = {
-    "other values": (["workload=recsys", "loader=baseline", "trainer.max_steps=9", "workload.optimizer.lr=1e-3"], True),
-    "the same": (OF_A_FILE, True),
-    "an interpolation": ([*OF_A_FILE[:2], "trainer.max_steps=${seed}", "workload.optimizer.lr='${seed}'"], True),
-    "another kind of value": ([*OF_A_FILE[:3], "workload.optimizer.lr='a text'"], True),
-    "a list": ([*OF_A_FILE[:3], "workload.optimizer.lr=[1,2]"], False),
-    "nothing": ([*OF_A_FILE[:2], "trainer.max_steps=null", OF_A_FILE[3]], False),
-    "another option": (["workload=recsys", "loader=auto", *OF_A_FILE[2:]], False),
-    "one more": ([*OF_A_FILE, "seed=3"], False),
-    "one less": (OF_A_FILE[:3], False),
-    "added": ([*OF_A_FILE[:3], "++workload.optimizer.lr=0.2"], False),
-    "another order": ([*OF_A_FILE[:2], OF_A_FILE[3], OF_A_FILE[2]], False),
-}
-
-
-@pytest.mark.parametrize(("later", "is_made_from_the_first"), LATER_POINTS.values(), ids=LATER_POINTS)
-def test_a_later_point_is_as_hydra_composes_it(
-    later: list[str], is_made_from_the_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader, master = opened()
-    first = OmegaConf.to_yaml(loader.load_sweep_config(master, OF_A_FILE))
-    composed = list[list[str]]()
-    hydras: Any = type(loader).__base__
-    load = hydras.load_sweep_config
-
-    def counted(self: ConfigLoader, master: DictConfig, overrides: list[str]) -> Any:
-        composed.append(overrides)
-        return load(self, master, overrides)
-
-    monkeypatch.setattr(hydras, "load_sweep_config", counted)
-    made = loader.load_sweep_config(master, later)
-    assert bool(composed) != is_made_from_the_first
-    as_hydra = open_hydra().config_loader.load_sweep_config(master, later)  # the first point of this loader
-    assert made == as_hydra
-    assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(as_hydra)
-    assert OmegaConf.to_yaml(loader.load_sweep_config(master, OF_A_FILE)) == first
-
-
-@pytest.mark.parametrize(
-    ("first", "later"),
-    [
-        (
-            ["workload.optimizer.lr=1", "workload.optimizer={lr:2}"],
-            ["workload.optimizer.lr=3", "workload.optimizer={lr:2}"],
-        ),
-        (["trainer.max_steps=1", "trainer.max_steps=2"], ["trainer.max_steps=3", "trainer.max_steps=2"]),
-        (["trainer.max_steps=1", "trainer.max_steps=2"], ["trainer.max_steps=1", "trainer.max_steps=4"]),
-    ],
-)
-def test_a_later_point_whose_overrides_meet_is_as_hydra_composes_it(first: list[str], later: list[str]) -> None:
-    loader, master = opened()
-    loader.load_sweep_config(master, first)
-    made = loader.load_sweep_config(master, later)
-    assert made == open_hydra().config_loader.load_sweep_config(master, later)
 
 
 def test_a_value_that_a_knob_refuses_is_refused_at_a_later_point() -> None:

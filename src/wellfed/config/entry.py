@@ -9,7 +9,7 @@ import sys
 import textwrap
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,10 @@ import wellfed.process  # noqa: F401  reads them before torch may narrow them
 from wellfed import project
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
-from wellfed.config.faults.explain_refusal import ours_for
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra, command_line_parser, repository_of, show
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
-from wellfed.config.knobs import entries, in_order
-from wellfed.config.schema import RunConfig
+from wellfed.config.knobs import in_order
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 from wellfed.process import STOPS, exit_code_of, without_collections
 from wellfed.units import show_text
@@ -59,15 +57,12 @@ def main(
             argument composes overrides with the folders of this command line.
         not_many: why ``-m`` is refused, and what to type instead; empty = ``-m`` is allowed.
     """
-    arguments, foreign = split_flags(typed_arguments() if argv is None else argv)
-    args = command_line_parser().parse_intermixed_args(arguments)
+    args = command_line_parser().parse_intermixed_args(typed_arguments() if argv is None else argv)
     if args.config_name is not None:
         config_name = args.config_name
     asks_help = args.help or args.hydra_help
     only_shows = asks_help or args.info or args.shell_completion
     try:
-        if foreign:
-            raise ConfigError(_flag_faults(foreign))
         if args.experimental_rerun is not None:
             raise ConfigError.of("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
@@ -88,36 +83,6 @@ def main(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return job(composed)
-
-
-def split_flags(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Splits off flags that Hydra lacks; returns the other arguments, and for each such flag the override to type.
-
-    ``--lr 0.1`` and ``--lr=0.1`` become ``lr=0.1``; a flag without a value becomes ``true``.
-    """
-    known = command_line_parser()._option_string_actions
-    left, flags, rest = list[str](), dict[str, str](), list(argv)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if word == "--" or not word.startswith("--") or any(one.startswith(name) for one in known):
-            left.append(word)
-            continue
-        if not equals and rest and "=" not in rest[0] and not rest[0].startswith("--"):
-            value = rest.pop(0)
-            word = f"{word} {value}"
-        flags[word] = f"{name[2:].replace('-', '_')}={value or 'true'}"
-    return left, flags
-
-
-def _flag_faults(flags: Mapping[str, str]) -> list[Fault]:
-    faults = []
-    for typed, override in flags.items():
-        name, _, value = override.partition("=")
-        ours, note = ours_for(name, value, entries(RunConfig))
-        problem = "is no flag: knobs are set by name=value, without dashes."
-        faults.append(Fault(typed, problem, f"Write {ours or override}. {note}".rstrip()))
-    return faults
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:

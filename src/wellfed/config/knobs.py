@@ -36,9 +36,10 @@ class Range:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Returns whether ``value`` lies within; NaN and infinity never do."""
+        """Returns whether ``value`` is a number within; NaN and infinity never are."""
         return (
-            math.isfinite(value)
+            isinstance(value, (int, float))
+            and math.isfinite(value)
             and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
@@ -157,6 +158,15 @@ def entries(schema_type: type) -> Mapping[str, Knob]:
 def all_knobs(schema_type: type) -> list[str]:
     """Returns dotted names of all knobs of a schema, without the groups."""
     return [name for name, entry in entries(schema_type).items() if not entry.is_group]
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields dotted name and value of each entry of nested mappings; an empty mapping is a value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def in_order(names: Iterable[str]) -> list[str]:

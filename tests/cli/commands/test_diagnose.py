@@ -52,10 +52,10 @@ def test_findings_as_json_and_nothing_else(runs: Path, capsys: pytest.CaptureFix
 def test_what_is_no_run_is_told_with_what_there_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diagnose", "2026-01-01_00-00-00_aaab"]) == 2
     error = capsys.readouterr().err
-    assert "is neither a folder nor the name of a run in logs/*/runs. Did you mean 2026-01-01_00-00-00_aaaa?" in error
+    assert "is neither the folder nor the name of a run in logs. Did you mean 2026-01-01_00-00-00_aaaa?" in error
     assert error.index("bbbb") < error.rindex("aaaa")  # the newest first
     assert cli.main(["diagnose", str(runs)]) == 2
-    assert "is a folder without run.json, so no run's" in capsys.readouterr().err
+    assert "is neither the folder nor the name of a run" in capsys.readouterr().err
 
 
 def test_a_record_of_another_schema_is_told_as_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_where_there_are_no_runs_the_first_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["diagnose"]) == 2
-    assert "logs: there is no run in it yet. python src/train.py makes one." in capsys.readouterr().err
+    assert "logs: there is no run in logs yet. python src/train.py makes one." in capsys.readouterr().err
 
 
 def test_a_csv_of_curves_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

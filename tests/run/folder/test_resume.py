@@ -124,9 +124,9 @@ def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, c
     assert expand(["resume=mine", "paths.log_dir=far"])[-1] == "resume=far/recsys/runs/mine"
     assert far.is_dir()
     found = message(expand, ["rerun=2026"])
-    assert "rerun=2026: begins 2 names. Write more of one: " in found
+    assert "rerun=2026: may be any of 2 folders. Write one: " in found
     found = message(expand, ["resume=min"])
-    assert "resume=min: is neither a folder nor the name of a run in logs/*/runs." in found
+    assert "resume=min: is neither the folder nor the name of a run in logs." in found
 
 
 def test_resume_and_rerun_together_are_left_to_the_rules(tmp_path):

@@ -64,7 +64,7 @@ def test_a_run_is_named_as_for_commands(
     for name in ("last", "2026-02"):
         assert torch.equal(load_model(name).model[0].weight, last)
         assert "2026-02-01_00-00-00_bbbb" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="2026: begins 2 names"):
+    with pytest.raises(ConfigError, match="2026: may be any of 2 folders"):
         load_model("2026")
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -14,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from wellfed.config.build import TARGET
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.target_faults import check_imported, check_static
-from wellfed.config.knobs import OPEN_NODES, Knob, entries, without_none
+from wellfed.config.knobs import OPEN_NODES, Knob, entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import Fault
@@ -22,7 +21,6 @@ from wellfed.extras import absence, install, is_installed
 
 LOGGERS = ("tensorboard", "mlflow")
 """Knobs of the group logger, each named after its package and its extra."""
-_DOTTED = re.compile(r"\w+(?:\.\w+)*")
 
 
 class _Hole(NamedTuple):
@@ -34,14 +32,13 @@ class _Hole(NamedTuple):
     """Whether the schema has the knob. If not (``+gpu.foo=1``), it is removed instead of filled."""
 
 
-def examine(job: DictConfig, uncertain: Collection[str] = (), *, imports: bool = False) -> tuple[Any, list[Fault]]:
-    """Returns the typed form of a composed configuration (without its ``hydra`` node), and all its faults.
+def examine(job: DictConfig, *, imports: bool = False) -> tuple[Any, list[Fault]]:
+    """Returns the typed form of a composed configuration (without its ``hydra`` node), and its faults.
 
-    The typed form is usable only if there are no faults.
+    Rules and targets are checked if all values are there. Else the typed form has defaults in their place.
 
     Args:
         job: typed by a schema; not modified.
-        uncertain: knobs already reported as wrong; faults that mention them are left out.
         imports: whether to check the arguments of targets too, which imports them (torch included).
     """
     schema_type = OmegaConf.get_type(job)
@@ -49,22 +46,17 @@ def examine(job: DictConfig, uncertain: Collection[str] = (), *, imports: bool =
         way_out = "List '- run_schema' first in the defaults of the primary config."
         return None, [Fault("configuration", "has no schema.", way_out)]
     holes = list(_holes(job, schema_type))
-    doubted = {*uncertain, *(hole.dotted for hole in holes)}
     if holes:
         job = copy.deepcopy(job)
     for hole in holes:
         _fill(job, hole, entries(schema_type))
     config: Any = OmegaConf.to_object(job)
-    later = rule_faults(config)
+    if holes:
+        return config, [hole.fault for hole in holes]
+    faults = rule_faults(config)
     if isinstance(config, RunConfig):
-        later += [*check_static(config), *(check_imported(config) if imports else ()), *absent_packages(config)]
-    faults = [hole.fault for hole in holes if not _mentions(hole.fault, uncertain)]
-    return config, faults + [fault for fault in later if not _mentions(fault, doubted)]
-
-
-def _mentions(fault: Fault, names: Collection[str]) -> bool:
-    mentioned = _DOTTED.findall(str(fault))
-    return any(word == name or word.startswith(f"{name}.") for word in mentioned for name in names)
+        faults += [*check_static(config), *(check_imported(config) if imports else ()), *absent_packages(config)]
+    return config, faults
 
 
 def _fill(job: DictConfig, hole: _Hole, knobs: Mapping[str, Knob]) -> None:
@@ -100,31 +92,11 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         if reason:
             text = f"{dotted}={child._value()}"
             yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", "Name a knob that is set."))
-        elif knob and not child._is_missing() and not _fits(node, key, knob.annotation):
-            text = f"{dotted}={child}".replace("'", "")
-            yield _Hole(dotted, Fault(text, f"must be {knob.must_be}.", f"{dotted}: {knob.text}"))
         elif child._is_missing():
             way_out = f"Set {dotted}=<value>" + (f": {knob.text}" if knob else ".")
             yield _Hole(dotted, Fault(dotted, "has no value (???), and must have one.", way_out))
         elif isinstance(child, (DictConfig, ListConfig)):
             yield from _holes(child, schema_type, dotted)
-
-
-def _fits(node: Any, key: Any, annotation: Any) -> bool:
-    """Returns whether a value has its type. OmegaConf itself accepts lists within lists, and interpolated values."""
-    try:
-        value = node[key]
-    except OmegaConfBaseException:
-        return True  # reported separately: an entry that can't be resolved
-    if annotation is Any or (value is None and without_none(annotation) is not annotation):
-        return True
-    annotation = without_none(annotation)
-    if get_origin(annotation) is list:
-        (inner,) = get_args(annotation)
-        return isinstance(value, ListConfig) and all(_fits(value, index, inner) for index in range(len(value)))
-    if is_dataclass(annotation):
-        return OmegaConf.get_type(value) is annotation
-    return isinstance(value, annotation) or (annotation is float and isinstance(value, int))
 
 
 def why_unresolved(node: Any, key: Any) -> str:

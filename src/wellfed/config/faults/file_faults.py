@@ -15,27 +15,26 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.explain_refusal import explain
-from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, load_file, put_empty
-from wellfed.errors import Fault
+from wellfed.config.hydra_internals import CachingConfigRepository, load_file
+from wellfed.config.knobs import leaves
+from wellfed.errors import ConfigError, Fault
 
 _UNREADABLE = (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionError, OmegaConfBaseException)
 
 
-class ForgivingRepository(CachingConfigRepository):
-    """A config repository that notes unreadable files and treats them as empty."""
-
-    def __init__(self, delegate: IConfigRepository) -> None:
-        super().__init__(delegate)
-        self.unreadable: dict[str, Fault] = {}
-        """Config path, e.g. ``gpu/24gb``, -> fault of the file."""
+class NamingRepository(CachingConfigRepository):
+    """A config repository whose errors name the file."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Returns the file, an empty one if it is unreadable, or None if there is no such file."""
+        """Returns the file, or None if there is no such file.
+
+        Raises:
+            ConfigError: it is unreadable.
+        """
         try:
             return super().load_config(config_path)
         except _UNREADABLE as error:
-            self.unreadable[config_path] = _unreadable(self.file_of(config_path), error)
-        return put_empty(self, config_path)
+            raise ConfigError([_unreadable(self.file_of(config_path), error)]) from error
 
     def file_of(self, config_path: str) -> Path:
         """Returns the path of a file in the search path, or the bare name of a schema."""
@@ -54,48 +53,37 @@ def show_file(path: Path) -> str:
 
 
 def merge_files(
-    loader: ConfigLoader, defaults: list[ResultDefault], repo: ForgivingRepository
-) -> tuple[DictConfig, list[tuple[str, Fault]]]:
-    """Merges all chosen files as Hydra would; returns the result, and (dotted name, fault) of refused entries."""
+    loader: ConfigLoader, defaults: list[ResultDefault], repo: NamingRepository
+) -> tuple[DictConfig, list[Fault]]:
+    """Merges all chosen files as Hydra would; returns the result, and the faults of refused entries."""
     cfg = OmegaConf.create()
-    refused: list[tuple[str, Fault]] = []
+    refused: list[Fault] = []
     for default in defaults:
-        if str(default.config_path) in repo.unreadable:
-            continue  # reported already; its package is unknown
+        file = repo.file_of(str(default.config_path))
         try:
             config: Any = load_file(loader, repo, default)
         except (ConfigCompositionException, ValueError) as error:
-            path = str(default.config_path)
-            refused.append((path, Fault(show_file(repo.file_of(path)), f"{error}".splitlines()[0], "")))
+            refused.append(Fault(show_file(file), f"{error}".splitlines()[0], ""))
             continue
         try:
             cfg.merge_with(config)
         except (OmegaConfBaseException, ValueError, TypeError):
-            refused += _merge_by_key(cfg, config, repo.file_of(str(default.config_path)), default.package or "")
+            refused += _merge_by_key(cfg, config, file, default.package or "")
     return cfg, refused
 
 
-def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Iterator[tuple[str, Fault]]:
+def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Iterator[Fault]:
     schema_type = OmegaConf.get_type(cfg) or dict
     root = yaml.compose(file.read_text(encoding="utf-8")) if file.is_file() else None
     lines = dict(_key_lines(root, "" if package == "_global_" else package))
-    for dotted, value in _leaves(config):
+    for dotted, value in leaves(OmegaConf.to_container(config)):
         try:
             OmegaConf.update(cfg, dotted, value, merge=True)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             line = f":{lines[dotted]}" if dotted in lines else ""
             text = "null" if value is None else str(value)
             text = text if len(text) <= 60 else f"{text[:57]}..."
-            yield dotted, Fault(f"{show_file(file)}{line}: {dotted}={text}", *explain(schema_type, dotted, error))
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
-        for key in node:  # a number if the file has a number as key
-            name = str(key)
-            yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
-    else:
-        yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+            yield Fault(f"{show_file(file)}{line}: {dotted}={text}", *explain(schema_type, dotted, error))
 
 
 def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellfed import project
 from wellfed.config.compose import Composed, unchecked_values
 from wellfed.config.files.option_file import Value, check_name, comment_lines, typed, write_files, yaml_lines
+from wellfed.config.knobs import leaves
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
 from wellfed.record.entries import filled_in
@@ -55,10 +56,10 @@ def write_experiment(
     # The choices alone may break a rule that the typed overrides satisfy.
     options = [*searched, *(f"{group}={option}" for group, option in chosen.items())]
     plain = unchecked_values(options, config_dir=config_dir, extra_dirs=extra_dirs)
-    unchanged = dict(_leaves(plain))
+    unchanged = dict(leaves(plain))
     values = {
         dotted: Value(value, "as given")
-        for dotted, value in _leaves(composed.resolved)
+        for dotted, value in leaves(composed.resolved)
         if dotted.split(".")[0] not in _KNOBS_LEFT_OUT
         and value != SECRET_SHOWN
         and not (dotted in unchanged and unchanged[dotted] == value)
@@ -69,11 +70,3 @@ def write_experiment(
     way_out = "Free space or make its folder writable."
     write_files({path: "\n".join(lines) + "\n"}, typed(flag, name), way_out, may_replace=lambda path: replaces)
     return path
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

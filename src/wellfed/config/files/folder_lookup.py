@@ -41,14 +41,7 @@ class FolderKind:
         return f"{self.noun}es" if self.noun.endswith("ch") else f"{self.noun}s"
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Returns all such folders, newest first; unreadable ones are included, but not an unreadable log dir."""
-        try:
-            os.listdir(log_dir)
-        except PermissionError as error:
-            problem = f"can't be looked into: {error.strerror}."
-            raise ConfigError.of(str(log_dir), problem, "Name another: --log-dir.") from error
-        except (OSError, ValueError):  # there is none
-            return []
+        """Returns all such folders, newest first."""
         found = [path for path in log_dir.glob(f"*/{self.plural}/*") if self.is_in(path)]
         return sorted(sorted(found), key=self.time, reverse=True)
 
@@ -61,13 +54,8 @@ class FolderKind:
         return ""
 
     def is_in(self, folder: Path) -> bool:
-        """Returns whether a folder is of this kind. True for an unreadable folder."""
-        try:
-            return (folder / self.marker).is_file()
-        except PermissionError:
-            return True
-        except (OSError, ValueError):  # the system refuses it as a path, e.g. a name that is too long
-            return False
+        """Returns whether a folder is of this kind."""
+        return os.path.isfile(folder / self.marker)
 
 
 RUN = FolderKind("run", "run.json", command("train"))
@@ -91,19 +79,24 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
     found = [folder for _, folder in sorted(known, key=lambda one: one[0], reverse=True)]
     nouns = " or ".join(kind.noun for kind in kinds)
     named = [folder for folder in found if folder.name == asked]
+    begun = [folder for folder in found if asked and folder.name.startswith(asked)]
     if len(named) == 1:
         return named[0]
-    if not named and asked in (None, LAST) and found:
-        return _told(found[0], f"the newest {nouns}")
-    if not named and asked and (begun := [folder for folder in found if folder.name.startswith(asked)]):
-        if len(begun) == 1:
-            return _told(begun[0], f"{asked}...")
-        raise ConfigError.of(asked, f"begins {len(begun)} names.", f"Write more of one: {_listed(begun)}.")
-    if named:
-        plurals = " or ".join(kind.plural for kind in kinds)
-        listed = " or ".join(map(str, named))
-        raise ConfigError.of(str(asked), f"is the name of {len(named)} {plurals}.", f"Write its folder: {listed}.")
-    raise _not_found(asked, log_dir, kinds, found, flag)
+    if len(named) > 1 or len(begun) > 1:
+        listed = _listed(named or begun)
+        raise ConfigError.of(str(asked), f"may be any of {len(named or begun)} folders.", f"Write one: {listed}.")
+    if begun or (found and asked in (None, LAST)):
+        folder = (begun or found)[0]
+        print(show_text(f"Taking {f'{asked}...' if begun else f'the newest {nouns}'}: {folder}"), file=sys.stderr)
+        return folder
+    if not found:
+        elsewhere = f"{kinds[0].first_command} makes one. If there is one in another folder: write it, or {flag}."
+        where = str(log_dir) if asked in (None, LAST) else str(asked) or "''"
+        raise ConfigError.of(where, f"there is no {nouns} in {log_dir} yet.", elsewhere)
+    close = difflib.get_close_matches(str(asked), [folder.name for folder in found], n=1)
+    meant = f"Did you mean {close[0]}? " if close else ""
+    problem = f"is neither the folder nor the name of a {nouns} in {log_dir}."
+    raise ConfigError.of(asked or "''", problem, f"{meant}There are: {_listed(found)}.")
 
 
 def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Path:
@@ -111,40 +104,13 @@ def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Pat
     if asked and (asked.endswith(".ckpt") or (os.path.isfile(asked) and Path(asked).name != RUN.marker)):
         return Path(asked)
     folder = find(asked, log_dir, RUN, flag=flag)
-    places = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", LAST)]
-    if (found := next(filter(Path.is_file, places), None)) is None:
-        raise ConfigError.of(
-            str(folder), "has no checkpoint.", "Name another run, or a file of its checkpoints folder."
-        )
+    found = next((path for name in ("best", LAST) if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()), None)
+    if found is None:
+        way_out = "Name another run, or a file of its checkpoints folder."
+        raise ConfigError.of(str(folder), "has no checkpoint.", way_out)
     return found
-
-
-def _told(folder: Path, what: str) -> Path:
-    print(show_text(f"Taking {what}: {folder}"), file=sys.stderr)
-    return folder
 
 
 def _listed(folders: list[Path]) -> str:
     more = f" and {len(folders) - _LISTED} more" if len(folders) > _LISTED else ""
     return f"{', '.join(map(str, folders[:_LISTED]))}{more}"
-
-
-def _not_found(
-    asked: str | None, log_dir: Path, kinds: tuple[FolderKind, ...], known: list[Path], flag: str
-) -> ConfigError:
-    nouns, plurals = (" or ".join(words) for words in zip(*((kind.noun, kind.plural) for kind in kinds), strict=True))
-    makes_one = f"{kinds[0].first_command} makes one. {plurals.capitalize()} elsewhere: write the folder, or {flag}."
-    if asked in (None, LAST):
-        return ConfigError.of(str(log_dir), f"there is no {nouns} in it yet.", makes_one)
-    assert asked is not None
-    if asked and os.path.isdir(asked):
-        markers = " or ".join(kind.marker for kind in kinds)
-        problem = f"is a folder without {markers}, so no {nouns}'s."
-    else:
-        places = " or ".join(f"{log_dir}/*/{kind.plural}" for kind in kinds)
-        problem = f"is neither a folder nor the name of a {nouns} in {places}."
-    if not known:
-        return ConfigError.of(asked or "''", problem, f"There is no {nouns} in {log_dir} yet: {makes_one}")
-    close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    return ConfigError.of(asked or "''", problem, f"{meant}There are: {_listed(known)}.")
