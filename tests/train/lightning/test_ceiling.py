@@ -1,7 +1,6 @@
 """The ceiling uses the card and whole batches, and restores all state."""
 
 import random
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.ceiling import CEILING_BATCHES, CachedBatches, put_back, run_ceiling, steps_alone, whole
+from wellfed.train.lightning.ceiling import CEILING_BATCHES, CachedBatches, run_ceiling, whole
 from wellfed.train.lightning.module import StepModule
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -110,26 +109,6 @@ def test_where_the_card_is_the_bottleneck_the_ceiling_is_the_rate(tmp_path: Path
     assert fake_cuda.driver.violations() == []
 
 
-@pytest.mark.slow
-@pytest.mark.simulated(cards=1, kernel_us=200, timeout_s=120)
-def test_a_starved_run_is_well_below_it_and_before_a_fit_it_is_the_same(tmp_path: Path) -> None:
-    class Slow(tiny.TinyData):
-        def fetch(self, indices: Tensor, rng: Any) -> dict[str, Tensor]:
-            time.sleep(0.2)
-            return super().fetch(indices, rng)
-
-    options, data = tiny.options(accelerator="gpu"), Slow(64 * 8)
-    module = tiny.module(model=ManyKernels(), micro=64)
-    batches = list(islice(tiny.loader(64, data), 4))
-    before = run_ceiling(module, batches, options, 20, tmp_path)
-    rate = measured(module, tiny.loader(64, data), tmp_path, 12).samples_per_s
-    after = run_ceiling(module, batches, options, 20, tmp_path)
-    assert before is not None
-    assert after is not None
-    assert after.samples_per_s > 3 * rate
-    assert before.samples_per_s == pytest.approx(after.samples_per_s, rel=0.4)  # that of launches alone is far higher
-
-
 # -- what it leaves as it was ------------------------------------------------------------------------------------------
 
 
@@ -180,20 +159,6 @@ def test_so_they_are_where_it_fails(tmp_path: Path) -> None:
     assert generators() == drawn
     assert module.plain.micro.size == 32
     assert events == []
-
-
-def test_layers_that_the_first_batch_makes_are_left_alone() -> None:
-    class Lazy(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.bias = nn.LazyLinear(2), nn.Parameter(torch.zeros(2))
-
-    module = Lazy()
-    with put_back(module):
-        module.layer(torch.ones(1, 3))
-        module.bias.data += 1
-    assert module.layer.weight.shape == (2, 3)
-    assert module.bias.tolist() == [0, 0]
 
 
 # -- a user's LightningModule ------------------------------------------------------------------------------------------
@@ -249,46 +214,3 @@ def test_of_a_users_module_nothing_is_called_but_its_steps(tmp_path: Path) -> No
     assert module.model.calls == 0
     assert torch.equal(tiny.weights(module), weights)
     assert [name for name in vars(module) if name.startswith(("on_", "configure", "transfer"))] == []
-
-
-@pytest.mark.parametrize("is_set_up", [False, True])
-def test_a_module_is_set_up_once(is_set_up: bool) -> None:
-    calls: list[str] = []
-
-    class Late(pl.LightningModule):
-        def setup(self, stage: str) -> None:
-            calls.append(stage)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-
-    module = Late()
-    with steps_alone(module, is_set_up=is_set_up):
-        module.setup("fit")
-    assert calls == ([] if is_set_up else ["fit"])
-    module.setup("fit")
-    assert calls[-1:] == ["fit"]
-
-
-def optimizer_forms() -> list[tuple[Any, int]]:
-    first, second = (torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1) for _ in range(2))
-    schedule = torch.optim.lr_scheduler.ConstantLR(first)
-    both = {"optimizer": first, "lr_scheduler": schedule}
-    return [(first, 1), ([first, second], 2), ([first], 1), (([first, second], [schedule]), 2), (both, 1), ((both,), 1)]
-
-
-@pytest.mark.parametrize("form", range(6))
-def test_every_form_of_configured_optimizers_goes_on_without_its_schedulers(form: int) -> None:
-    configured, count = optimizer_forms()[form]
-
-    class Forms(pl.LightningModule):
-        def configure_optimizers(self) -> Any:
-            return configured
-
-    module = Forms()
-    with steps_alone(module, is_set_up=True):
-        found = module.configure_optimizers()
-    found = found if isinstance(found, (list, tuple)) else [found]
-    assert len(found) == count
-    assert all(isinstance(one, torch.optim.Optimizer) for one in found)
-    assert module.configure_optimizers() is configured

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kit import tiny
-from wellfed.train.lightning.hooks import IN_STEP, hooks_of, overrides
+from wellfed.train.lightning.hooks import IN_STEP, hooks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -71,20 +71,3 @@ def test_a_callback_may_change_gradients(tmp_path: Path) -> None:
 def test_hooks_of_a_callback_are_those_that_it_has() -> None:
     assert hooks_of(Zeroes(), IN_STEP) == ["on_before_optimizer_step"]
     assert hooks_of(pl.Callback()) == []
-
-
-class LightningModule(pl.LightningModule):
-    """A user's base class, named as Lightning's."""
-
-    def setup(self, stage: str) -> None:
-        pass
-
-
-class Derived(LightningModule):
-    """A module without methods of its own."""
-
-
-def test_methods_of_a_users_base_class_with_lightnings_name_are_overridden() -> None:
-    assert overrides(Derived(), "setup")
-    assert not overrides(Derived(), "configure_model")
-    assert not overrides(pl.LightningDataModule(), "setup")

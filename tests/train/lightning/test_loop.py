@@ -228,37 +228,6 @@ def test_what_a_callback_logs_is_kept(tmp_path: Path) -> None:
     assert set(logged[0]) == {"at_start", "at_end", "at_end_step", "at_end_epoch"}
 
 
-class Subclass(tiny.StepModule):
-    pass
-
-
-def test_a_module_with_hooks_of_its_own_is_left_to_lightnings_loop(tmp_path: Path) -> None:
-    direct, module, expected = Direct(), tiny.module(), tiny.module()
-    module.__class__ = Subclass
-    tiny.fit(module, tmp_path, [direct], max_steps=4)
-    assert direct.was == [False] * 4
-    tiny.fit(expected, tmp_path, max_steps=4)
-    assert torch.equal(tiny.weights(module), tiny.weights(expected))
-
-
-def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path: Path) -> None:
-    module = tiny.module()
-    module.plain.make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        plugins=[scaled()],
-        max_steps=1,
-        gradient_clip_val=0.5,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        trainer.fit(module, tiny.loader())
-
-
 class InOrder(IterableDataset[Any]):
     """A stream of the samples of `tiny.TinyData`, of unknown length."""
 

@@ -10,9 +10,7 @@ import torch
 from tests.kit import tiny
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
-from wellfed.data.eval_loader import EvalLoader
 from wellfed.observe.timing.step_clock import StepClock
-from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.prefetch import no_room, prefetched
 
@@ -87,16 +85,3 @@ def test_a_card_with_room_for_two_batches(tmp_path: Path) -> None:
     assert 16 in changes
     assert not all(seen.on_card)
     assert not fake_cuda.driver.violations()
-
-
-@pytest.mark.simulated(cards=1, mib=100, slowdown=2)
-def test_an_evaluation_without_room_for_batches_ahead_changes_nothing_for_the_training(tmp_path: Path) -> None:
-    events: list[tuple[str, dict[str, Any]]] = []
-    module = tiny.module(on_event=lambda kind, **facts: events.append((kind, facts)))
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.5)  # batches of 32 MiB
-    evaluated = EvalLoader(Large(), 32, seed=1)
-    with prefetched(evaluated, module, torch.device("cuda", 0), 3, is_training=False) as val:
-        trainer = lit.make_trainer(tiny.options(accelerator="gpu", max_steps=2, validate_every_steps=2), [], tmp_path)
-        lit.fit(trainer, module, TimedLoader(tiny.loader(), StepClock()), val, None)
-    assert not events

@@ -72,27 +72,6 @@ def test_what_is_broken_shows_before_the_first_step(tmp_path: Path) -> None:
     assert caught.value.__notes__[-1] == "in the test batches that are tried before training"
 
 
-class FewAreTooFew:
-    """An evaluation that can't compute its metrics from a few batches."""
-
-    best_metric, best_mode, with_loss = "auroc", "max", False
-
-    def reset(self) -> None:
-        pass
-
-    def update(self, model: Any, batch: Any) -> None:
-        pass
-
-    def compute(self) -> dict[str, float]:
-        raise ValueError("only one class present")
-
-
-def test_what_needs_the_whole_split_names_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="only one class") as caught:
-        trained(tmp_path, [SanityCheck({"val": few}, lambda *_: None)], tiny.module(evaluation=FewAreTooFew()))
-    assert "trainer.sanity_batches=0 tries none" in caught.value.__notes__[-1]
-
-
 def test_a_run_that_goes_on_has_been_through_it(tmp_path: Path) -> None:
     trainer = tiny.fit(tiny.module(), tmp_path, max_steps=4)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -157,9 +136,3 @@ def test_a_guest_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert module.asked == other.asked
     assert rows == other_rows
     assert module.calls == other.calls | {"val": other.calls["val"] + 1}
-
-
-def test_a_guest_that_is_broken_shows_it_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="no such entry") as caught:
-        guest_trained(tmp_path, 1, "val")
-    assert caught.value.__notes__ == ["in the val batches that are tried before training"]

@@ -31,28 +31,6 @@ def test_weights_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert (tiny.weights(fresh) == tiny.weights(trained)).all()
 
 
-class Graph(tiny.TinyModel):
-    """A model with sparse buffers."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        super().__init__()
-        self.register_buffer("adjacency", torch.eye(tiny.WIDTH).to_sparse())
-        self.register_buffer("compressed", torch.eye(tiny.WIDTH).to_sparse_csr())
-
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.net(torch.sparse.mm(self.adjacency, batch["x"].T).T)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_model_with_sparse_buffers_trains_and_goes_on(tmp_path: Path) -> None:
-    tiny.fit(tiny.module(model=Graph()), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
-    resumed, whole = tiny.module(model=Graph()), tiny.module(model=Graph())
-    tiny.fit(resumed, tmp_path, checkpoint=tmp_path / "last.ckpt", max_steps=4)
-    tiny.fit(whole, tmp_path, max_steps=4)
-    assert torch.equal(tiny.weights(resumed), tiny.weights(whole))
-
-
 class WithObjects(tiny.TinyModel):
     """A model whose own state has a plain part and an object."""
 
@@ -128,14 +106,6 @@ def test_each_hook_reaches_each_callback_in_order(tmp_path: Path) -> None:
         trainer.save_checkpoint(tmp_path / "any.ckpt")
     assert together == alone
     assert {hook for _, hook in together} == set(HOOKS)
-
-
-def test_an_error_within_a_step_is_told_to_all(tmp_path: Path) -> None:
-    heard: list[tuple[str, str]] = []
-    broken = tiny.module(fail=lambda size, call: ValueError("broken"))
-    with pytest.raises(ValueError, match="broken"):
-        tiny.fit(broken, tmp_path, [Hears("first", heard), Hears("second", heard)])
-    assert heard[-2:] == [("first", "broken"), ("second", "broken")]
 
 
 @pytest.mark.parametrize(

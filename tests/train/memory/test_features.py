@@ -95,11 +95,6 @@ def test_a_frozen_encoder_stays_in_eval_mode(encoder):
     assert not any(part.training for part in encoder.modules())
 
 
-def test_no_rows_are_refused():
-    with pytest.raises(ValueError, match="0 rows"):
-        hold(Features(0, 0, lambda indices: indices), "cache", CPU)
-
-
 @pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
 def test_a_blank_source_gives_rows_of_the_same_kind_and_computes_one(encoder, mode):
     indices = torch.tensor([0, NUM_ROWS - 1])
@@ -163,23 +158,3 @@ def test_what_left_the_device_is_asked_of_the_data_again():
         source = room.moved(hold(features, "cache", CPU), features, mode, CPU)
         assert isinstance(source, room.Computed)
         assert source.rows(torch.tensor([1])).tolist() == [[1, 2, 3, 4]]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["cache_host", "dynamic"])
-def test_a_blank_source_of_rows_that_overlap_takes_nothing_of_a_gpu(mode):
-    device = torch.device("cuda")
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    assert isinstance(blank(windows(torch.arange(2.0**18)), mode, device), room.Computed)
-    assert torch.cuda.max_memory_allocated() == before
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
-def test_on_a_gpu_the_datas_rows_arrive_there(mode):
-    device = torch.device("cuda")
-    source = hold(of_data(windows(torch.arange(10.0))), mode, device)
-    rows = source.rows(torch.tensor([6, 0], device=device))
-    assert rows.device.type == "cuda"
-    assert rows.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]

@@ -69,23 +69,6 @@ def test_a_large_buffer_that_stays_as_it_is_has_no_copy() -> None:
     assert model.constant[0] == 1
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("size", [3, LARGE])
-def test_sparse_buffers_are_put_back(size: int) -> None:
-    model = nn.Module()
-    eye = torch.sparse.spdiags(torch.ones(1, size), torch.tensor([0]), (size, size))
-    model.register_buffer("rows", eye)
-    model.register_buffer("compressed", eye.to_sparse_csr())
-    start = StepStart(model, CPU)
-    for _ in range(3):
-        start.take()
-        model.rows *= 2
-        start.restore()
-    start.take()
-    assert model.rows.coalesce().values()[0] == 1
-    assert model.compressed.values()[0] == 1
-
-
 def drawn() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 

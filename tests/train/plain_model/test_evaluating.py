@@ -82,30 +82,3 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), None)
         weights.append(tiny.weights(module))
     assert torch.equal(*weights)
-
-
-class Wide(tiny.TinyModel):
-    """A model that needs a mebibyte per sample for a moment."""
-
-    def forward(self, batch: Any) -> Any:
-        scratch = torch.zeros(len(batch["x"]), 2**18, device=batch["x"].device)
-        return super().forward(batch) + scratch[:, :1]
-
-
-@pytest.mark.simulated(cards=1, mib=40)
-def test_a_card_that_is_too_small_for_a_batch(tmp_path: Path) -> None:
-    found, events = [], []
-    for room in (40, 20):
-        torch.cuda.set_per_process_memory_fraction(room / 40)
-        torch.manual_seed(3)
-        module = tiny.module(
-            model=Wide(), evaluation=Mae(), on_event=lambda kind, **facts: events.append((kind, facts))
-        )
-        figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
-        trainer = lit.make_trainer(tiny.options(accelerator="gpu"), [figures], tmp_path)
-        trainer.validate(module, tiny.eval_loader(32), verbose=False)
-        found.append(figures.latest["val/mae"])
-        torch.cuda.empty_cache()
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
-    assert [kind for kind, _ in events] == ["oom", "step_down"]
-    assert events[1][1]["evaluation_batch"] == 16

@@ -87,16 +87,6 @@ def test_torchmetrics_need_no_wrapper(model: Classes) -> None:
     assert alone["MulticlassAccuracy"] == found[0]["accuracy"]
 
 
-def test_one_that_is_no_number_is_left_out_with_a_warning(model: Classes, caplog: pytest.LogCaptureFixture) -> None:
-    import torchmetrics
-
-    metrics = seen(SplitMetrics(model, torchmetrics.classification.MulticlassConfusionMatrix(CLASSES)), [0, 70])
-    assert set(metrics.compute()) == {"loss", "right"} == set(metrics.compute())
-    assert [record.message for record in caplog.records] == [
-        "The metric MulticlassConfusionMatrix is no number but of shape (3, 3): left out."
-    ]
-
-
 def test_a_loss_without_predictions_is_a_fault(model: Classes) -> None:
     metrics = SplitMetrics(tiny.TinyModel(), collection())
     with pytest.raises(ConfigError, match=r"TinyModel.loss gives no predictions.*LossOutput\(loss, predictions"):
@@ -160,14 +150,6 @@ def test_the_loss_stands_beside_an_evaluation_of_the_workloads_own(tmp_path: Pat
     figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
     lit.make_trainer(tiny.options(), [figures], tmp_path).validate(module, tiny.eval_loader(32), verbose=False)
     assert set(figures.latest) == {"val/loss", "val/rmse", "val/mean"}
-
-
-def test_its_own_figure_goes_before(model: Classes) -> None:
-    class Own(Evaluated):
-        def compute(self) -> dict[str, float]:
-            return {"loss": 7.0}
-
-    assert seen(SplitMetrics(model, Own()), [0, 70]).compute()["loss"] == 7
 
 
 def test_a_split_of_another_kind_has_no_loss_if_its_evaluation_says_so(model: Classes) -> None:

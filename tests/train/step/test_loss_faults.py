@@ -77,11 +77,6 @@ def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
     assert {name: float(value) for name, value in metrics.items()} == {"accuracy": 0.5, "error": 0.25, "hits": 3}
 
 
-def test_no_metrics_may_be_none() -> None:
-    model = Model(lambda each, scores: LossOutput(each.mean(), None))  # type: ignore[arg-type]
-    assert Loss(model, "none", lambda message: None)(batch()).metrics == {}
-
-
 @pytest.mark.simulated
 @pytest.mark.parametrize("value", [0.5, 1, torch.tensor(0.5), torch.tensor([0.5])])
 def test_a_metric_of_the_host_is_moved_to_the_device_of_the_loss(value: Any) -> None:

@@ -82,28 +82,6 @@ def test_a_layout_without_a_shared_first_dimension_is_trained_and_timed(tmp_path
     assert (results[0] - results[1]).norm() / results[0].norm() < 1e-5
 
 
-class FlatBatches:
-    """The same as an iterable."""
-
-    split, weight = Flat.split, Flat.weight
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Any:
-        data = Flat()
-        return (data.fetch(torch.arange(8 * number, 8 * number + 8), None) for number in range(4))
-
-
-def test_an_iterable_of_such_batches_too(tmp_path: Path) -> None:
-    from wellfed.data.settings import LoaderSettings
-    from wellfed.data.train_loader import train_loader
-
-    loader = train_loader(FlatBatches(), batch_size=8, seed=1, settings=LoaderSettings())
-    trainer = tiny.fit(flat_module(1000, FlatBatches()), tmp_path, batches=loader, max_steps=4)
-    assert trainer.global_step == 4
-
-
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,18 +136,6 @@ def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(tmp_path: Path, a
             assert set(data.asked) == {"cpu"}
     assert synchronised[0] - synchronised[1] < 12  # 22 micro-batches
     assert not fake_cuda.driver.violations()
-
-
-def test_weights_asked_for_other_micro_batches_are_asked_anew() -> None:
-    data = Weighted()
-    batch = data.fetch(torch.arange(8), tiny.SampleRng(1, 0))
-    delivery, prepare = Delivery(batch, 0, 0, 8), Preparation(data, 1)
-    prepare.weigh(delivery, [4, 4])
-    assert delivery.weights == ([4, 4], [3, 3])
-    data.asked.clear()
-    assert prepare.weights(delivery, prepare.split(batch, [4, 4]), [4, 4]) == [3, 3]
-    assert data.asked == []
-    assert prepare.weights(delivery, prepare.split(batch, [1, 7]), [1, 7]) == [0, 6]
 
 
 def test_a_part_of_no_samples_counts_nothing() -> None:

@@ -70,14 +70,3 @@ def test_an_optimizer_that_asks_often_cant_be_scaled():
     precision, optimizer = scaled(torch.optim.LBFGS)
     with pytest.raises(TypeError, match="LBFGS can't be used with gpu.precision=16-mixed"):
         precision.scaled_step(optimizer, lambda: torch.zeros(()))
-
-
-def test_an_error_before_the_first_loss_is_told_as_what_it_is():
-    """Nothing is scaled by then, and the scaler not set up."""
-    precision, optimizer = scaled(torch.optim.SGD)
-
-    def gradients():
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        precision.scaled_step(optimizer, gradients)

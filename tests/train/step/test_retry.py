@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -178,27 +177,6 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "memory.features=dynamic (" not in text  # that was tried
 
 
-def test_features_that_find_no_room_on_the_host_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wellfed.train.memory import features
-
-    def no_host_memory(*_: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
-
-    monkeypatch.setattr(features, "HostTable", no_host_memory)
-    events = Notes()
-    module = with_features(lambda size, call: out_of_memory() if call in (40, 41) else None, "cache", events)
-    tiny.fit(module, tmp_path, max_steps=4)
-    changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
-    assert changes == ["memory.checkpoint_activations=true", "memory.features=dynamic"]
-    assert torch.equal(tiny.weights(module), tiny.weights(with_calm_features(tmp_path)))
-
-
-def with_calm_features(tmp_path: Path) -> StepModule:
-    module = with_features(None, "cache")
-    tiny.fit(module, tmp_path, max_steps=4)
-    return module
-
-
 SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
 
 
@@ -221,31 +199,6 @@ def test_of_host_memory_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryExhausted, match="a machine with more memory") as caught:
         tiny.fit(tiny.module(fail=lambda size, call: MemoryError("no room"), micro=2), tmp_path, max_steps=4)
     assert caught.value.kind == "host_oom"
-
-
-class NoRoomForCopies(StepStart):
-    """Has no room for the copy of a buffer when the third step begins."""
-
-    calls = 0
-
-    def take(self) -> None:
-        self.calls += 1
-        super().take()
-        if self.calls == 3:
-            self.is_taken = False
-            raise out_of_memory()
-
-
-def test_a_start_that_could_not_be_kept_is_none_to_go_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wellfed.train.step import train_step
-
-    calm = fresh(None, 16)
-    tiny.fit(calm, tmp_path, [Halves(after_step=2)], max_steps=6)
-    monkeypatch.setattr(train_step, "StepStart", NoRoomForCopies)
-    disturbed = fresh(None, 16)
-    tiny.fit(disturbed, tmp_path, max_steps=6)
-    assert disturbed.plain.micro.tried == [16, 8]
-    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
 @pytest.mark.simulated
@@ -285,34 +238,11 @@ class Fails(torch.optim.SGD):
         return loss
 
 
-class Halves(pl.Callback):
-    """Smaller micro-batches by hand."""
-
-    def __init__(self, after_step: int) -> None:
-        self._after_step = after_step
-
-    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-        if trainer.global_step == self._after_step:
-            module.plain.micro.step_down()
-
-
 def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = None, **more: Any) -> StepModule:
     module = tiny.module(on_event=events, dropout=0.2, **more)
     module.plain.make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
     tiny.fit(module, tmp_path, callbacks, max_steps=8)
     return module
-
-
-def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: Path) -> None:
-    """Gradients of the first of two micro-batches; on a card the allocator then has their memory to give away."""
-    left: list[bool] = []
-
-    def on_event(kind: str, **_: Any) -> None:
-        left.append(any(weight.grad is not None for weight in module.parameters()))
-
-    module = tiny.module(micro=16, fail=lambda size, call: out_of_memory() if call == 2 else None, on_event=on_event)
-    tiny.fit(module, tmp_path, max_steps=2)
-    assert left == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,14 +8,11 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from tests.kit import streams, tiny
-from tests.kit.gloo_ranks import join, leave, of_ranks
-from wellfed.data.streams.stream_ranks import StepsOfRanks
+from tests.kit import tiny
 from wellfed.observe.timing.readiness import StepSummary, summarise
-from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning.callbacks.clock import BareBatches, Clock, StopWhenMeasured, TimedLoader
 
@@ -183,73 +179,6 @@ def test_a_step_that_was_repeated_counts_what_its_attempts_took(tmp_path: Path) 
     assert all(row.forward_ms is not None and row.forward_ms < 60 * row.num_micro + 3 for row in rows)
 
 
-class Scaler(torch.amp.GradScaler):
-    """A scaler that pauses when it unscales gradients."""
-
-    def __init__(self, clock: MadeClock) -> None:
-        super().__init__("cpu")
-        self.clock = clock
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        self.clock.pause()
-        super().unscale_(optimizer)
-
-
-class InFloat16(pl.Callback):
-    """Float16 on a CPU, where options would take bfloat16."""
-
-    def __init__(self, clock: MadeClock) -> None:
-        self.precision = MixedPrecision("16-mixed", "cpu", Scaler(clock))
-
-    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        trainer.strategy._precision_plugin = self.precision
-
-
-class Overflowing(tiny.TinyModel):
-    """A model with infinite gradients, and a finite loss, in each third step."""
-
-    def loss(self, batch: dict[str, Tensor]) -> Any:
-        found = super().loss(batch)
-        factor = torch.inf if self.calls % 3 == 0 else 1.0
-        found.loss.register_hook(lambda gradient: gradient * factor)
-        return found
-
-
-@pytest.mark.parametrize("on_nan", ["raise", "skip"])
-def test_unscaling_and_skipped_steps_are_the_optimizers(tmp_path: Path, on_nan: str) -> None:
-    clock = MadeClock()
-    rows = timed(
-        tmp_path,
-        model=Overflowing(),
-        callbacks=[InFloat16(clock)],
-        now_s=clock,
-        of_module={"micro": 32, "on_nan": on_nan},
-        max_steps=9,
-    )
-    assert len(rows) == 9
-    for row in rows:
-        assert row.optimizer_ms is not None
-        assert 60 <= row.optimizer_ms < 63
-        assert row.compute_ms - row.optimizer_ms < 3
-
-
-def test_an_optimizer_that_asks_for_gradients_again_is_timed_by_phases(tmp_path: Path) -> None:
-    clock = MadeClock()
-    rows = timed(
-        tmp_path,
-        model=SlowModel(clock),
-        now_s=clock,
-        of_module={"optimizer": torch.optim.LBFGS, "micro": 32},
-        max_steps=2,
-    )
-    for row in rows:
-        assert row.forward_ms is not None
-        assert row.backward_ms is not None
-        assert row.forward_ms >= 2 * 60  # several evaluations
-        assert 0 < row.backward_ms < 10
-        assert row.forward_ms + row.backward_ms + (row.optimizer_ms or 0) <= row.compute_ms
-
-
 def test_a_users_own_module_gets_bare_batches() -> None:
     clock = StepClock()
     first = next(iter(TimedLoader(tiny.loader(), clock, unwrap=True)))
@@ -296,24 +225,9 @@ def test_it_ends_where_the_rate_is_known_but_not_before_40_steps() -> None:
     assert stopped_at(summary)[0] == pytest.approx(40, abs=1)
 
 
-def test_the_warm_up_does_not_count() -> None:
-    end, _ = stopped_at(lambda step: None if step <= 30 else summary(step - 30))
-    assert 70 <= end <= 75
-
-
-def test_it_goes_on_until_the_interval_is_narrow() -> None:
-    end, _ = stopped_at(lambda step: summary(step, half_frac=0.05 if step < 400 else 0.015))
-    assert 400 <= end <= 500
-
-
 @pytest.mark.parametrize(("half_frac", "ends"), [(0.0199, True), (0.0201, False), (None, False)])
 def test_known_means_within_2_percent(half_frac: float | None, ends: bool) -> None:
     assert bool(stopped_at(lambda step: summary(step, half_frac))[0]) is ends
-
-
-def test_no_rate_is_never_known() -> None:
-    assert stopped_at(lambda step: summary(step, 0.0, rate=0.0))[0] == 0
-    assert stopped_at(lambda step: None)[0] == 0
 
 
 def test_several_ranks_run_all_the_steps_and_none_looks() -> None:
@@ -326,41 +240,3 @@ def test_it_looks_the_more_rarely_the_further_on() -> None:
     assert len(looks) < 40
     gaps = [later - earlier for earlier, later in pairwise(looks[1:])]
     assert gaps == sorted(gaps)
-
-
-def test_a_training_ends_there(tmp_path: Path) -> None:
-    trainer = tiny.fit(tiny.module(), tmp_path, [StopWhenMeasured(lambda: summary(40), 0.02)])
-    assert trainer.global_step == 1
-
-
-class OneSlow(streams.Sharded):
-    """A stream of which the second shard is slow."""
-
-    def shard(self, index: int, count: int) -> Any:
-        numbers = self.numbers[index::count]
-        return streams.Waiting(numbers) if index else streams.Sharded(numbers)
-
-
-def _steps_of_one(number: int, folder: Path) -> None:
-    join(number, folder)
-    own = streams.loader_of(OneSlow(range(320)), batch_size=16, rank=number, world_size=2)
-    clock = StepClock()
-    for one in TimedLoader(StepsOfRanks(own), clock):
-        clock.copied()
-        for phase in (FORWARD, BACKWARD, OPTIMIZER):
-            clock.mark((phase, clock.now_s()))
-        clock.end(step=one.index, samples=16, micro_batch=8, num_micro=1)
-    leave(number, folder, clock.rows())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_rank_that_waits_for_the_stream_of_another_does_not_wait_for_its_own(tmp_path: Path) -> None:
-    quick, slow = (summarise(rows) for rows in of_ranks(_steps_of_one, tmp_path))
-    assert quick is not None
-    assert slow is not None
-    assert slow.steps == quick.steps == 20
-    assert slow.wait_frac > 0.6  # 16 ms a step
-    assert quick.wait_frac < 0.4
-    assert quick.backward_frac is not None
-    assert quick.backward_frac > 0.4
-    assert quick.host_frac < 0.4

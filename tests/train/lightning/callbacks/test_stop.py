@@ -20,9 +20,8 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.callbacks.stop import StopAtStepEnd, ranks_agree_now
+from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
-from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.plain_model.scheduling import Scheduling
 
@@ -141,23 +140,6 @@ def test_outside_a_step_a_signal_raises_at_once_and_handlers_come_back() -> None
     with StopRequest().listening(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_sample_that_fails_loses_no_step(tmp_path: Path) -> None:
-    class FailsAtFetch(tiny.TinyData):
-        fetched = 0
-
-        def fetch(self, indices: Any, rng: Any) -> Any:
-            self.fetched += 1
-            if self.fetched >= 3:
-                raise ValueError("damaged")
-            return super().fetch(indices, rng)
-
-    request, saved_at = StopRequest(), []
-    at_end = StopAtStepEnd(request, lambda trainer: saved_at.append(trainer.global_step))
-    with request.listening(), pytest.raises(DataError):
-        tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=FailsAtFetch()))
-    assert saved_at == [2]
 
 
 def fails(hook: str, step: int) -> pl.Callback:
@@ -363,56 +345,6 @@ def test_nothing_is_saved_while_callbacks_see_the_end_of_a_validation_or_an_epoc
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
-def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    class FailsHalfWay(torch.optim.SGD):
-        """An optimizer that changes a weight, then raises."""
-
-        def step(self, closure: Any = None) -> Any:
-            loss = closure() if closure is not None else None
-            with torch.no_grad():
-                self.param_groups[0]["params"][0].add_(1.0)
-            if saves_trainer[0].global_step == 2:
-                raise KeyError("half way")
-            return loss
-
-    saves_trainer: list[Any] = []
-
-    class Remember(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-            saves_trainer.append(trainer)
-
-    saves = tiny.checkpoints(tmp_path)
-    callbacks = [Remember(), saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
-    with pytest.raises(KeyError):
-        tiny.fit(tiny.module(optimizer=FailsHalfWay), tmp_path, callbacks)
-    assert not list(tmp_path.glob("*.ckpt"))
-
-
-class RaisesLater(torch.optim.lr_scheduler.LambdaLR):
-    """A scheduler that raises in its step after the third."""
-
-    def step(self, *_: Any) -> None:
-        if self.last_epoch == 2:
-            raise KeyError("no rate")
-        super().step()
-
-
-@pytest.mark.parametrize("kind", [StepModule, tiny.Lightnings])
-def test_a_step_whose_scheduler_failed_is_saved(tmp_path: Path, kind: type) -> None:
-    """A schedule that is shorter than the training would otherwise lose its last steps."""
-    saves = tiny.checkpoints(tmp_path)
-    scheduling = Scheduling(partial(RaisesLater, lr_lambda=lambda step: 1 / (1 + step)), "step", None)
-    module = tiny.module(scheduling=scheduling)
-    with pytest.raises(KeyError):
-        tiny.fit(
-            module if kind is StepModule else tiny.Lightnings(module),
-            tmp_path,
-            [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)],
-        )
-    (saved,) = tmp_path.glob("*.ckpt")
-    assert torch.load(saved, weights_only=True)["global_step"] == 3
-
-
 @pytest.mark.parametrize("where", ["the save", "what comes before it"])
 def test_an_error_of_the_save_does_not_hide_what_came_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
@@ -427,26 +359,3 @@ def test_an_error_of_the_save_does_not_hide_what_came_first(
     with pytest.raises(KeyError):
         tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_end", 2), at_stop], batches=loader)
     assert "The state after step 2 could not be saved: can't pickle this" in caplog.text
-
-
-class StepsByHand(tiny.Lightnings):
-    """A module with one optimizer step in its first batch, and two in each later one."""
-
-    def __init__(self) -> None:
-        super().__init__(tiny.module())
-        self.automatic_optimization = False
-
-    def training_step(self, delivery: Any, batch_idx: int) -> None:
-        for _ in range(1 if self.global_step == 0 else 2):
-            self.optimizers().step()
-
-
-def test_ranks_compare_after_each_tenth_batch_of_manual_optimization(tmp_path: Path) -> None:
-    turns = []
-
-    class Notes(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-            turns.append(ranks_agree_now(trainer))
-
-    tiny.fit(StepsByHand(), tmp_path, [Notes()], max_steps=40)
-    assert [batch for batch, is_turn in enumerate(turns, 1) if is_turn] == [10, 20]

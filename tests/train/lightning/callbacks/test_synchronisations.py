@@ -82,13 +82,6 @@ def test_a_callback_of_the_users_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("max_steps", [1, 2])
-def test_a_training_that_ends_before_tells_nothing(tmp_path: Path, max_steps: int) -> None:
-    assert found_in(tmp_path, Asking(), max_steps=max_steps) == []
-    assert torch.cuda.get_sync_debug_mode() == 0
-
-
-@pytest.mark.simulated
 def test_a_step_that_fails_leaves_the_mode_off(tmp_path: Path) -> None:
     shown = warnings.showwarning
     watch = Synchronisations(lambda found: None)
@@ -162,30 +155,6 @@ def test_other_warnings_and_those_of_our_threads_go_their_way(card: SimpleNamesp
     assert shown == ["look out"] * 2
     assert told == [[{"place": f"{HERE}:{wait.__code__.co_firstlineno + 2}", "per_step": 1}]]
     assert (warnings.filters, warnings.showwarning) == (filters, before)
-
-
-def test_a_validation_in_between_is_not_looked_at(card: SimpleNamespace, shown: list[str]) -> None:
-    told: list[Any] = []
-    watch = Synchronisations(told.append)
-    watch.on_validation_start(None, None)  # type: ignore[arg-type]
-    watch.on_validation_end(None, None)  # type: ignore[arg-type]
-    assert card.mode == 0  # the sanity check comes before training
-    steps(watch, 2, lambda: wait() if card.mode else None)
-    watch.on_validation_start(None, None)  # type: ignore[arg-type]
-    assert card.mode == 0
-    watch.on_validation_end(None, None)  # type: ignore[arg-type]
-    assert card.mode == 1
-    steps(watch, 1, wait)
-    assert told[0][0]["per_step"] == 1
-    watch.on_validation_end(None, None)  # type: ignore[arg-type]
-    assert card.mode == 0
-
-
-def test_whoever_watches_already_is_left_alone(card: SimpleNamespace) -> None:
-    told: list[Any] = []
-    card.mode = 1
-    steps(Synchronisations(told.append), 6)
-    assert (card.mode, told) == (1, [])
 
 
 def frames(*files: str) -> Any:

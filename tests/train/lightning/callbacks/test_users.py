@@ -8,10 +8,8 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
-    ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
-    TQDMProgressBar,
 )
 
 from tests.kit import tiny
@@ -141,23 +139,6 @@ def test_an_average_is_validated_kept_and_left_in_the_module(tmp_path: Path) -> 
     assert latest["val/loss"] == pytest.approx(sum(losses) / tiny.NUM_SAMPLES)
 
 
-def test_an_average_is_not_saved_as_the_weights_after_a_failed_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full when the training ends, and has space again when the callbacks have ended it."""
-    save, failures = pl.Trainer.save_checkpoint, [OSError(28, "No space left on device")]
-
-    def full_for_a_while(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
-        if self.global_step == 9 and "last" in path.name and failures:
-            raise failures.pop()
-        save(self, path, *rest, **more)
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_for_a_while)
-    trained(tmp_path, [EMAWeightAveraging(decay=0.5)], save_every=7)
-    assert not failures
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 7
-
-
 def test_training_goes_on_from_the_weights_where_they_are_averaged_no_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,13 +147,6 @@ def test_training_goes_on_from_the_weights_where_they_are_averaged_no_longer(
     _, plain, _ = trained(tmp_path / "plain", [])
     assert torch.equal(tiny.weights(resumed), tiny.weights(plain))
     assert "from here on they are not" in caplog.text
-
-
-def test_lightnings_own_checkpoints_and_bars_may_be_among_them(tmp_path: Path) -> None:
-    own = ModelCheckpoint(tmp_path / "own", monitor="val/loss", filename="{step}", save_top_k=1)
-    bar = TQDMProgressBar(refresh_rate=0)
-    trained(tmp_path, [own, bar], max_epochs=2)
-    assert [path.name for path in (tmp_path / "own").glob("*.ckpt")] == ["step=6.ckpt"]
 
 
 def test_of_a_timed_training_a_callback_hears_the_steps_alone(tmp_path: Path) -> None:
@@ -210,11 +184,3 @@ def test_callbacks_that_do_not_do_here_what_they_promise_are_refused(
     trainer = make_user_trainer(tiny.options(max_steps=2), [], tmp_path, loggers=[])
     with pytest.raises(ConfigError, match=f"configure_callbacks.*{way_out}"):
         trainer.fit(module, tiny.loader())
-
-
-@pytest.mark.guests
-def test_a_callback_of_the_other_distribution_is_told() -> None:
-    other = pytest.importorskip("pytorch_lightning")
-    problem, way_out = fault_of_callback(other.Callback(), "auto") or ("", "")
-    assert "pytorch_lightning" in problem
-    assert "import lightning.pytorch as pl" in way_out

@@ -101,16 +101,6 @@ def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) ->
     assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
 
 
-def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
-    first = tiny.checkpoints(tmp_path / "one")
-    tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
-    first.validated_at_end(0.1, 2)
-    second = tiny.checkpoints(tmp_path / "two")
-    tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "one" / "last.ckpt", max_steps=3)
-    second.validated_at_end(0.2, 3)
-    assert step_of(tmp_path / "two" / "best.ckpt") == 3
-
-
 def test_best_is_of_the_step_that_was_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callback = tiny.checkpoints(tmp_path, every_steps=2)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=2)
@@ -126,18 +116,6 @@ def test_best_is_of_the_step_that_was_validated(tmp_path: Path, monkeypatch: pyt
     callback.validated_at_end(0.1, 5)  # of weights that are in no file
     assert not (tmp_path / "best.ckpt").exists()
     callback.validated_at_end(0.1, 2)
-    assert step_of(tmp_path / "best.ckpt") == 2
-
-
-def test_a_run_with_nothing_left_to_train_finds_the_step_in_the_file(tmp_path: Path) -> None:
-    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
-    again = tiny.checkpoints(tmp_path)
-    again.validated_at_end(0.1, 3)
-    assert not (tmp_path / "best.ckpt").exists()
-    again.validated_at_end(0.1, 2)
-    assert step_of(tmp_path / "best.ckpt") == 2
-    (tmp_path / "last.ckpt").write_bytes(b"damaged")
-    tiny.checkpoints(tmp_path).validated_at_end(0.01, 2)
     assert step_of(tmp_path / "best.ckpt") == 2
 
 
@@ -179,14 +157,6 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path: Path, loss_too
     if on_nan == "raise":
         resumed = tiny.fit(tiny.module(), tmp_path, checkpoint=tmp_path / "last.ckpt", max_steps=6)
         assert resumed.global_step == 6
-
-
-def test_the_losses_that_are_known_to_be_finite_narrow_the_steps_down(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    callback = tiny.checkpoints(tmp_path, every_steps=5, finite_step=lambda: 3)
-    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 5") as caught:
-        tiny.fit(tiny.module(model=Breaks(True)), tmp_path, [callback])
-    assert caught.value.__notes__ == ["No checkpoint had been written by then."]
 
 
 def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
@@ -293,6 +263,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps([told, saved]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("fails", ["write", "rename"])
 def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fails: str) -> None:
@@ -310,15 +281,6 @@ def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fail
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-def test_an_error_that_is_not_the_disks_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("can't pickle this")
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", broken)
-    with pytest.raises(RuntimeError, match="can't pickle"):
-        tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
-
-
 def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:
     writer_error = RuntimeError(
         "[enforce fail at inline_container.cc:862] . PytorchStreamWriter failed writing file data/0"
@@ -328,27 +290,6 @@ def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:
     outer.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     assert is_disk_error(outer)
     assert not is_disk_error(RuntimeError("shapes differ"))
-
-
-class LosesCard(pl.Callback):
-    """A callback that acts while a checkpoint is put together, before its tensors are written."""
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: Any) -> None:
-        while trainer.global_step == 4:
-            try:
-                torch.ones(1, device="cuda").add_(1)
-            except RuntimeError:
-                return
-
-
-@pytest.mark.simulated(lost_after=5000)
-def test_a_card_that_is_lost_meanwhile_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    callbacks = [LosesCard(), tiny.checkpoints(tmp_path, every_steps=2)]
-    with pytest.raises(RuntimeError, match="unspecified launch failure") as raised:
-        tiny.fit(tiny.module(), tmp_path, callbacks, accelerator="gpu")
-    assert not is_disk_error(raised.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
-    assert step_of(tmp_path / "last.ckpt") == 2
 
 
 class Odd(pl.LightningModule):

@@ -71,12 +71,6 @@ def test_objects_are_left_out_and_named():
     assert len(left_out) == 6  # and the key
 
 
-def test_what_the_user_calls_safe_is_kept():
-    thing = Thing()
-    with torch.serialization.safe_globals([Thing]):
-        assert plain({"thing": thing}, {}) == {"thing": thing}
-
-
 def test_one_line_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     writer = PlainCheckpointIO()
     with caplog.at_level(logging.WARNING):

@@ -73,6 +73,7 @@ def test_each_rank_goes_on_with_its_own_generators(tmp_path: Path) -> None:
     assert [one + two for one, two in zip(first, second, strict=True)] == unbroken
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_means_of_an_epoch_cover_all_of_it_after_a_resume_within(tmp_path: Path) -> None:
     _run(tmp_path, "unbroken", 3, None)
@@ -81,6 +82,7 @@ def test_means_of_an_epoch_cover_all_of_it_after_a_resume_within(tmp_path: Path)
     assert second == pytest.approx(unbroken, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_ranks_that_join_at_a_resume_draw_their_own_numbers(tmp_path: Path) -> None:
     (unbroken,) = _run(tmp_path, "unbroken", 5, None, world_size=1)

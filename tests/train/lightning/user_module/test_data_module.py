@@ -126,21 +126,3 @@ def test_a_trainer_and_its_data_know_each_other():
     sets, trainer = Sets(), pl.Trainer(logger=False, enable_checkpointing=False)
     DataModuleCallback(sets).setup(trainer, pl.LightningModule(), "fit")
     assert (sets.trainer, trainer.datamodule) == (trainer, sets)
-
-
-@pytest.mark.guests
-def test_the_other_distribution_of_lightning():
-    other = pytest.importorskip("pytorch_lightning")
-
-    class Other(other.LightningDataModule):
-        def setup(self, stage):
-            self.rows = ROWS
-
-        def train_dataloader(self):
-            return DataLoader(self.rows, 2)
-
-    sets = Other()
-    assert datasets_of(sets).train.batch_size == 2
-    trainer = pl.Trainer(logger=False, enable_checkpointing=False)
-    DataModuleCallback(sets).setup(trainer, pl.LightningModule(), "fit")
-    assert trainer.datamodule is sets
