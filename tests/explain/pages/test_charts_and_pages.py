@@ -68,7 +68,7 @@ def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
         curves=[curve([0.0, NAN, 63.2712]), curve([1, 2, 3], low=np.zeros(3), high=np.ones(3), kind="area")],
         levels=[LevelLine("most", 75.0, "bad", "dashed", "75 %")],
         spans=[Stretch(2.0, 4.0, "validate")],
-        notes=[Note(5.0, 50.0, "<b>", "bad", until=7.0), Note(5.0, NAN, "nowhere")],
+        notes=[Note(5.0, 50.0, "<b>", "bad"), Note(5.0, NAN, "nowhere")],
         told='<b> & "quoted"\x1b',
     )
     page = Page(str(chart.html))
@@ -76,7 +76,7 @@ def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
     assert [one[5] for one in found["c"]] == [[0, None, 63.3], [1, 2, 3]]
     assert found["l"] == [[75, "bad", "dashed", "75 %"]]
     assert found["s"] == [[2, 4, "validate"]]
-    assert found["n"] == [[5.0, 50.0, "<b>", "bad", "above", 7.0]]
+    assert found["n"] == [[5.0, 50.0, "<b>", "bad", "above"]]
     assert ("aria-label", '<b> & "quoted"\\x1b') in page.attributes
 
 

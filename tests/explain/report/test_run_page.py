@@ -74,7 +74,7 @@ def test_pictures_tell_what_they_show(tmp_path: Path) -> None:
         [
             ({"steps": 0, "has_telemetry": False}, 1),
             ({"steps": 0, "has_telemetry": False, "memory": {}, "machine": {}, "plan": {}, "status": "failed"}, 0),
-            ({"steps": 1}, 4),
+            ({"steps": 1}, 5),
             ({"steps": 200, "has_telemetry": False}, 4),
             ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 5),
             ({"gpus": 8, "period_s": 1.0, "steps": 400}, 14),
@@ -127,7 +127,7 @@ def test_a_run_on_the_cpu_has_no_pictures_of_the_gpus_that_others_use(tmp_path: 
     given = Evidence.read(tmp_path)
     drawn = run_pictures.pictures(given, tmp_path)
     assert [one.title for one in drawn["utilisation"]] == ["CPU"]
-    assert (drawn["beside_utilisation"], drawn["small_memory"], given.telemetry.gpus) == ([], [], [])
+    assert (drawn["beside_utilisation"], given.telemetry.gpus) == ([], [])
     assert all(chart.told.startswith("Host memory") for one in drawn["memory"] for chart in one.charts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.observe.timing.step_clock import COMPUTE_PHASES, MOST_APART
+from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import RunRecord, TimeEntry, WallEntry
 from wellfed.units import show_percent
@@ -34,31 +34,6 @@ def show_phases(time: TimeEntry | None) -> str:
     """Returns the shares as text: ``forward 30 %, backward 45 %, optimizer 8 %``; empty if unknown."""
     shares = phase_shares(time).items()
     return ", ".join(f"{name} {show_percent(share)}" for name, share in shares if name != OTHER or share >= _LEAST_FRAC)
-
-
-def phases_ms(steps: Mapping[str, Series]) -> dict[str, Series]:
-    """Returns the milliseconds of each phase and of other compute, by step, ``nan`` where unknown; empty without any.
-
-    On a GPU they are the device's, which times one step in a few. Between two of them, at most `MOST_APART` steps
-    apart, the shares are interpolated. ``steps``: columns of steps.csv. Those of a GPU have a time to copy.
-    """
-    compute_ms = np.nan_to_num(steps.get("compute_ms", np.empty(0)))
-    on_gpu = bool(np.isfinite(steps.get("copy_ms", np.empty(0))).any())
-    columns = {name: steps.get(f"device_{name}_ms" if on_gpu else f"{name}_ms") for name in COMPUTE_PHASES}
-    timed = [column for column in columns.values() if column is not None and len(column) == len(compute_ms)]
-    if len(timed) < len(COMPUTE_PHASES):
-        return {}
-    is_known = np.isfinite(np.sum(timed, axis=0)) & (compute_ms > 0)
-    known, every = np.flatnonzero(is_known), np.arange(len(compute_ms))
-    if not len(known):
-        return {}
-    if on_gpu:
-        after = np.searchsorted(known, every).clip(1, max(1, len(known) - 1))
-        before, after = known[after - 1], known[after.clip(max=len(known) - 1)]
-        is_known |= (before < every) & (every < after) & (after - before <= MOST_APART)
-    shares = [np.interp(every, known, column[known] / compute_ms[known]) for column in timed]
-    found = {name: np.where(is_known, share * compute_ms, np.nan) for name, share in zip(columns, shares, strict=True)}
-    return {**found, OTHER: np.maximum(0.0, compute_ms - np.sum(list(found.values()), axis=0))}
 
 
 def is_after_resume(record: RunRecord, table: Mapping[str, Series], by: str = "step") -> npt.NDArray[np.bool_]:
@@ -121,11 +96,6 @@ class StepTimes:
     def warmup_ms(self) -> Series:
         """Milliseconds of each warm-up step."""
         return self.all_ms[self.is_warmup] if len(self.all_ms) else self.all_ms
-
-    @cached_property
-    def all_phases_ms(self) -> Mapping[str, Series]:
-        """Milliseconds of compute of each step by phase, warm-up included; see `phases_ms`."""
-        return phases_ms(self.all)
 
     @property
     def gap_ms(self) -> Series:

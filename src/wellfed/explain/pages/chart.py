@@ -96,8 +96,6 @@ class Note:
     text: str
     colour: Colour = "ink"
     where: Literal["above", "right", "on"] = "above"
-    until: float | None = None
-    """Where a ruler ends that begins at `x`; None: no ruler."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +223,7 @@ def _payload(chart: Chart) -> str:
         "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
         "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
         "n": [
-            [one.x, one.y, show_text(one.text), one.colour, one.where, one.until]
-            for one in chart.notes
-            if math.isfinite(one.y)
+            [one.x, one.y, show_text(one.text), one.colour, one.where] for one in chart.notes if math.isfinite(one.y)
         ],
     }
     text = json.dumps(found, separators=(",", ":"), allow_nan=False)

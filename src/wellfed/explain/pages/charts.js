@@ -76,16 +76,10 @@
       c.fillStyle = css(colour);
       c.fillRect(across(begin), top + height - STRIP * dpr, Math.max(dpr, across(end) - across(begin)), STRIP * dpr);
     }
-    for (const [x, y, text, colour, where, until] of chart.n) {
+    for (const [x, y, text, colour, where] of chart.n) {
       c.strokeStyle = c.fillStyle = css(colour);
       c.textAlign = where == "right" ? "left" : "center"; c.textBaseline = where == "above" ? "bottom" : "middle";
-      const middle = until == null ? x : (x + until) / 2;
-      c.fillText(text, across(middle) + (where == "right" ? 6 * dpr : 0), up(y) - (where == "above" ? 4 * dpr : 0));
-      if (until == null) continue;
-      c.lineWidth = 1.5 * dpr;
-      c.beginPath();
-      for (const end of [x, until]) { c.moveTo(across(end), up(y) - 4 * dpr); c.lineTo(across(end), up(y) + 4 * dpr); }
-      c.moveTo(across(x), up(y)); c.lineTo(across(until), up(y)); c.stroke();
+      c.fillText(text, across(x) + (where == "right" ? 6 * dpr : 0), up(y) - (where == "above" ? 4 * dpr : 0));
     }
     c.restore();
   };

@@ -62,7 +62,7 @@ def _heat_map(board: Leaderboard) -> HeatMap | None:
 def _memory_picture(board: Leaderboard) -> PagePicture | None:
     """Returns all points with both figures; None if no point has both.
 
-    Intervals are lines; the Pareto front is joined and labelled with ranks, and is listed as text.
+    The Pareto front is joined and labelled with ranks, and is listed as text.
     """
     vertical = board.objective.against_memory
     assert isinstance(board.file, SweepFile)
@@ -77,19 +77,12 @@ def _memory_picture(board: Leaderboard) -> PagePicture | None:
     factor, unit = (1.0, "GiB") if max(peak for peak, _, _ in shown) >= 1 else (1024.0, "MiB")
     front = sorted(((peak, height, entry) for peak, height, entry in shown if entry.on_front), key=lambda at: at[0])
     others = [(peak, height) for peak, height, entry in shown if not entry.on_front]
-    intervals = [
-        point
-        for peak, _, entry in shown
-        if entry.ci95 is not None and vertical is board.objective
-        for point in ((peak, entry.ci95[0]), (peak, entry.ci95[1]), (peak, np.nan))
-    ]
     # A step: between two points of the front nothing was measured.
     joined = [point for (a, y, _), (b, *_) in pairwise(front) for point in ((a, y), (b, y))]
     points: list[tuple[str, Colour, Kind, list[tuple[float, float]]]] = [
         ("on the Pareto front", "accent", "dots", [(peak, height) for peak, height, _ in front]),
         ("other points", "soft", "dots", others),
         ("", "accent", "line", joined),
-        ("95 % intervals", "soft", "line", intervals),
     ]
     curves = [
         ChartCurve(name, colour, factor * x, y, kind=kind, is_strong=False)

@@ -1,4 +1,4 @@
-"""Draws what the machine did: utilisation and its swing, memory, CPUs, each GPU and rank, power and clocks."""
+"""Draws what the machine did: utilisation and its swing, memory, CPUs, each GPU and rank."""
 
 from __future__ import annotations
 
@@ -6,34 +6,28 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.rank_rules import ms_of, waits_for_others_ms
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import (
     SERIES,
-    Axis,
     Bar,
-    Chart,
     ChartCurve,
     Colour,
     Key,
     LevelLine,
-    Note,
     PagePicture,
-    Stretch,
     Stroke,
     bars,
 )
-from wellfed.explain.report.pictures.picture_parts import PERIODS, TimeAxis, binned, of_gpus, of_host, of_many
+from wellfed.explain.report.pictures.picture_parts import TimeAxis, binned, of_gpus, of_host, of_many
 from wellfed.explain.report.pictures.step_time_picture import PARTS
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
 from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import MemoryEntry, RankEntry
 from wellfed.units import show_duration, show_gib, show_ms, show_percent
 
-_RULED_FRAC = 1 / 16
-"""Shortest period drawn over the whole run, as a share of the time."""
 _HEIGHT, _LEAST_HEIGHT = 130, 44
 """Pixels of one curve, and of each of many."""
 
@@ -51,62 +45,28 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     curves = {gpu: curve for gpu, curve in curves.items() if gpu in kept}
     swings = {gpu: one for gpu, one in evidence.swings.of_gpus.items() if gpu in curves and one.depth >= LEAST_DEPTH}
     deepest = max(swings, key=lambda gpu: swings[gpu].depth, default=None)
-    is_short = deepest is not None and swings[deepest].period_s < _RULED_FRAC * axis.span_s
     height = max(_LEAST_HEIGHT, _HEIGHT // len(curves))
     charts = []
     for gpu, (at_s, values) in curves.items():
         who = f"GPU {gpu}"
         told = f"{who}: mean {values.mean():.3g} %, from {values.min():.3g} to {values.max():.3g}"
-        levels, notes = list[LevelLine](), list[Note]()
+        levels = []
         if gpu == deepest:
             swing = swings[gpu]
-            levels = _swing_levels(swing)
-            notes = [] if is_short else [_ruler(at_s, values, swing)]
-            period = show_duration(swing.period_s)
-            told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {period}"
+            levels = [
+                LevelLine(name, level, "bad", "dashed", f"{level:.0f} %")
+                for name, level in (("levels of its swing", swing.low), ("", swing.high))
+            ]
+            told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {show_duration(swing.period_s)}"
         curve = binned(at_s, values, what, "accent")
         about = f"{what[0].upper()}{what[1:]} over time. {told}."
         shown = {"title": who * (len(curves) > 1), "is_labelled": gpu == list(curves)[-1], "height": height}
-        top = 120.0 if notes else 100.0
-        charts.append(axis.chart("%", [curve], top, about, levels=levels, notes=notes, **shown))
+        charts.append(axis.chart("%", [curve], 100.0, about, levels=levels, **shown))
     caption = of_many(max(len(at_s) for at_s, _ in curves.values()), "reading")
     if num_gpus > len(curves):
         caption = f"The {len(curves)} of {num_gpus:,} GPUs that were idle most. {caption}".rstrip()
-    yield PagePicture("Utilisation", charts, caption=caption)
-    if is_short and deepest is not None:
-        yield _latest(deepest, *curves[deepest], swings[deepest])
-
-
-def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture:
-    """Draws the last periods of a swing that is too short for the picture of the whole run."""
-    latest = at_s >= at_s[-1] - PERIODS * swing.period_s
-    at_s, values = at_s[latest], values[latest]
-    on = f" of GPU {gpu}" if gpu else ""
-    chart = Chart(
-        unit="%",
-        axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
-        curves=[binned(at_s, values, "utilisation", "accent")],
-        top=120.0,
-        told=f"The last {PERIODS} periods of the swing{on}, each of {show_duration(swing.period_s)}.",
-        levels=_swing_levels(swing),
-        notes=[_ruler(at_s, values, swing)],
-    )
-    return PagePicture(f"The last {PERIODS} periods{on}", [chart])
-
-
-def _swing_levels(swing: Swing) -> list[LevelLine]:
-    named_levels = (("levels of its swing", swing.low), ("", swing.high))
-    return [LevelLine(name, level, "bad", "dashed", f"{level:.0f} %") for name, level in named_levels]
-
-
-def _ruler(at_s: Series, values: Series, swing: Swing) -> Note:
-    """Returns a ruler over a real period in the middle."""
-    middle = (swing.low + swing.high) / 2
-    rises = at_s[1:][(values[1:] >= middle) & (values[:-1] < middle)]
-    begin_s = float(rises[len(rises) // 2]) if len(rises) else float(at_s[0])
-    begin_s = min(begin_s, float(at_s[-1]) - swing.period_s)
-    until_s = begin_s + swing.period_s
-    return Note(begin_s, swing.high + 9, show_duration(swing.period_s), "bad", until=until_s)
+    swings_text = evidence.swings.describe_utilisation() if deepest is not None else None
+    yield PagePicture("Utilisation", charts, caption=" ".join(filter(None, [caption, swings_text])))
 
 
 _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
@@ -116,11 +76,8 @@ _HOST_LOADS: Mapping[str, tuple[str, Colour]] = {
     "iowait_pct": ("waiting for a disk", "checkpoint"),
 }
 """Figures of the host in percent of a core, with their names and colours."""
-_CARD = {"power_w": ("Power", "W"), "temp_c": ("Temperature", "°C"), "sm_clock_mhz": ("Clock", "MHz")}
 _RANK_PARTS: Mapping[str, Colour] = {**PARTS, "others": "bad"}
 """Parts of a rank's step with their colours, as in the pictures of steps."""
-_LIMITS: Mapping[str, Colour] = {"power_limited": "one", "heat_limited": "bad"}
-"""Flags of readings in which the clock was held down."""
 
 
 def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
@@ -140,39 +97,6 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     about = f"Cores at work over time, on average: {', '.join(told)}."
     chart = axis.chart("cores", curves, max(cores or 1.0, 1.05 * highest), about, levels=levels, height=110)
     yield PagePicture("CPU", [chart])
-
-
-def card(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """Draws power, temperature and clock of the GPUs, and when limits held the clock down."""
-    for column, (title, unit) in _CARD.items():
-        found = of_gpus(evidence, column)
-        curves = over_gpus(found, title.lower())
-        highest = max((float(values.max()) for _, values in found.values()), default=0.0)
-        if not curves or highest <= 0:
-            continue
-        spans, held = list(axis.strip), []
-        if column == "sm_clock_mhz":
-            held = [(flag, colour, _stretches(evidence, flag)) for flag, colour in _LIMITS.items()]
-            spans = [Stretch(*edges, colour) for _, colour, stretches in held for edges in stretches] or spans
-        caption = "; ".join(f"{flag.replace('_', ' ')} below" for flag, _, stretches in held if stretches)
-        told = f"{title} of the GPUs over time, at most {highest:.0f} {unit}."
-        chart = axis.chart(unit, curves, 1.05 * highest, told, spans=spans, height=80)
-        yield PagePicture(title, [chart], caption=f"Strip: {caption}." if caption else "")
-
-
-def _stretches(evidence: Evidence, flag: str) -> list[tuple[float, float]]:
-    """Returns when a limit held the clock of any GPU down; a reading covers the time since the one before."""
-    found = []
-    for at_s, values in of_gpus(evidence, flag).values():
-        began_s = np.concatenate([at_s[:1], at_s[:-1]])
-        found += [(a, b) for a, b in zip(began_s[values > 0].tolist(), at_s[values > 0].tolist(), strict=True)]
-    joined: list[tuple[float, float]] = []
-    for begin_s, end_s in sorted(found):
-        if joined and begin_s <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end_s, joined[-1][1]))
-        else:
-            joined.append((begin_s, end_s))
-    return joined
 
 
 def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[ChartCurve]:

@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_tables import PHASES, Series
+from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Kind, Stretch
 from wellfed.observe.telemetry.series import HOST
 from wellfed.units import counted, show_duration
 
-PERIODS = 6
-"""Periods drawn of a swing that is too short for the picture of the whole run."""
 MOST = 300
 """Maximum points of a curve in a picture; more are indistinguishable."""
 _GAP = 6
@@ -167,7 +165,7 @@ def _spans(evidence: Evidence, least_s: float) -> dict[Pause, list[tuple[float, 
     """Returns the stretches of each phase; short ones are widened to be visible, and close ones joined."""
     found: dict[Pause, list[tuple[float, float]]] = {}
     for phase in PAUSES:
-        for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
+        for span in sorted(_known(evidence, phase)):
             short_s = max(0.0, least_s - (span[1] - span[0])) / 2
             begin_s, end_s = span[0] - short_s, span[1] + short_s
             stretches = found.setdefault(phase, [])
@@ -189,18 +187,6 @@ def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
         if usual_s is None:
             return []
     return [(at_s - (usual_s or 0.0), at_s) for at_s in ended_s]
-
-
-def _watched(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
-    """Returns stretches from readings, each of which covers the time since the one before, up to the mean length."""
-    curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
-    at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
-    if len(at_s) != len(phases):
-        return []
-    at_s, phases = (column[np.isfinite(at_s) & np.isfinite(phases)] for column in (at_s, phases))
-    usual_s = _usual_s(evidence, phase) or np.inf
-    places = np.flatnonzero(phases == PHASES.index(phase)).tolist()
-    return [(float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])) for place in places]
 
 
 def _usual_s(evidence: Evidence, phase: str) -> float | None:

@@ -15,7 +15,6 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.pages.chart import Axis, Bar, Chart, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.report.pictures.machine_pictures import (
-    card,
     cpus,
     memory,
     ranks_side_by_side,
@@ -37,7 +36,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
     """Returns the pictures of a run by their section, and ``axis``, the time axis of the linked ones.
 
-    Pictures of ``beside_`` a section stand with its lines, those of ``small_`` beside each other.
+    Pictures of ``beside_`` a section stand with its lines.
     """
     axis = TimeAxis.of(evidence)
     has_gpus = not evidence.record.is_on_cpu and not evidence.watched.keys() <= {HOST}
@@ -50,7 +49,6 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "time": [*step_time(evidence, axis), *ranks_side_by_side(evidence)],
         "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
-        "small_memory": list(card(evidence, axis)),
         "metrics": list(metrics(evidence, axis)),
         "files": list(own_pictures(evidence.record, folder)),
     }

@@ -64,20 +64,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 
 
 def parts_of(evidence: Evidence) -> dict[str, Series]:
-    """Returns the milliseconds of each kind of time in all steps, warm-up included, without kinds that have no figure.
-
-    Compute is divided among its phases in the steps where they are known.
-    """
-    found: dict[str, Series] = {}
-    for name in PARTS:
-        column = evidence.all_steps.get(f"{name}_ms", np.empty(0))
-        if np.isfinite(column).any():
-            found[name] = np.nan_to_num(column)
-        if name == "compute" and (phases := evidence.steps.all_phases_ms):
-            found[name] = np.where(np.isfinite(phases[OTHER]), 0.0, found[name])
-            found |= {phase: np.nan_to_num(ms) for phase, ms in phases.items()}
-            found = {kind: ms for kind, ms in found.items() if kind not in (name, OTHER) or ms.any()}
-    return found
+    """Returns the milliseconds of each kind of time in all steps, without kinds that have no figure."""
+    columns = {name: evidence.all_steps.get(f"{name}_ms", np.empty(0)) for name in PARTS}
+    return {name: np.nan_to_num(column) for name, column in columns.items() if np.isfinite(column).any()}
 
 
 def colour_of(name: str) -> Colour:
