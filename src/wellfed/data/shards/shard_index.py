@@ -41,8 +41,6 @@ class ShardIndex:
     """Index of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
     """Offset and size in bytes of each part, [N] each; size -1 = the sample lacks the part."""
-    num_dotted: int = 0
-    """Members that end like a part but are not one, such as ``a.2.wav``: a key ends at the first dot."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -69,33 +67,25 @@ def index_shards(paths: Sequence[Path], parts: Sequence[str], cache_dir: str | P
     """
     keys: list[str] = []
     shards: list[Ints] = []
-    places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
-    stamps, num_dotted = [], 0
+    tables: list[Ints] = []
+    stamps = []
     for number, path in enumerate(paths):
-        stamps.append(stamp(_seen(path)))
-        found = _of_shard(path, cache_dir)
-        places_of = {part: found.places_of(part) for part in parts}
-        has_any_N = np.zeros(len(found.keys), bool)
-        for _, size_N in places_of.values():
-            has_any_N |= size_N >= 0
-        rows = np.flatnonzero(has_any_N)
-        num_dotted += found.num_dotted(parts)
-        keys += [found.keys[row] for row in rows]
+        try:
+            stamps.append(stamp(path.stat()))
+        except OSError as error:
+            raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
+        keys_of_shard, table_N = _of_shard(path, parts, cache_dir)
+        rows = np.flatnonzero((table_N[:, :, 1] >= 0).any(axis=1))
+        keys += [keys_of_shard[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))
-        for part, (offset_N, size_N) in places_of.items():
-            places[part].append((offset_N[rows], size_N[rows]))
+        tables.append(table_N[rows])
     if not keys:
         ends = " or ".join(f".{part}" for part in parts)
         problem = f"no member of {counted(len(paths), 'shard')} ends in {ends} (from the first dot of its name on)"
         raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
-    return ShardIndex(
-        tuple(paths),
-        tuple(stamps),
-        tuple(keys),
-        np.concatenate(shards),
-        {part: _joined(pieces) for part, pieces in places.items()},
-        num_dotted,
-    )
+    table_N = np.concatenate(tables)
+    places = {part: (table_N[:, column, 0].copy(), table_N[:, column, 1].copy()) for column, part in enumerate(parts)}
+    return ShardIndex(tuple(paths), tuple(stamps), tuple(keys), np.concatenate(shards), places)
 
 
 def stamp(seen: os.stat_result) -> tuple[int, int]:
@@ -103,75 +93,36 @@ def stamp(seen: os.stat_result) -> tuple[int, int]:
     return seen.st_size, seen.st_mtime_ns
 
 
-def _seen(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
-
-
-def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    offsets, sizes = zip(*pieces, strict=True)
-    return np.concatenate(offsets), np.concatenate(sizes)
-
-
-# -- one shard ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """The samples of one file with M members."""
-
-    keys: list[str]
-    parts: list[str]
-    """Distinct parts; names with further dots may each have their own part."""
-    table: Ints
-    """[M, 4]: index in ``keys``, index in ``parts``, offset, size."""
-
-    def num_dotted(self, parts: Sequence[str]) -> int:
-        """Returns the number of members whose part ends in ``.<part>`` for one of ``parts``."""
-        dotted = [number for number, part in enumerate(self.parts) if "." in part and part.rpartition(".")[2] in parts]
-        return int(np.isin(self.table[:, 1], dotted).sum())
-
-    def places_of(self, part: str) -> tuple[Ints, Ints]:
-        """Returns offset and size of a part for each key; size -1 = the sample lacks it."""
-        offset_N, size_N = np.full(len(self.keys), -1, np.int64), np.full(len(self.keys), -1, np.int64)
-        if part in self.parts:
-            mine = self.table[self.table[:, 1] == self.parts.index(part)]
-            offset_N[mine[:, 0]], size_N[mine[:, 0]] = mine[:, 2], mine[:, 3]
-        return offset_N, size_N
-
-
-def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
-    folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
+def _of_shard(path: Path, parts: Sequence[str], cache_dir: str | Path) -> tuple[list[str], Ints]:
+    """Returns the keys of a file, and offset and size of each part, ``[N, parts, 2]``; size -1 = lacking."""
+    folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store_members(path, folder))
     texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"))
+    members = np.load(folder / "members.npy")
+    table_N = np.full((len(texts["keys"]), len(parts), 2), -1, np.int64)
+    for column, part in enumerate(parts):
+        if part in texts["parts"]:
+            mine = members[members[:, 1] == texts["parts"].index(part)]
+            table_N[mine[:, 0], column] = mine[:, 2:]
+    return texts["keys"], table_N
 
 
-def _store(shard: _Shard, folder: Path) -> None:
-    texts = {"keys": shard.keys, "parts": shard.parts}
-    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # ASCII, so that any name can be written
-    np.save(folder / "members.npy", shard.table)
-
-
-def _read(path: Path) -> _Shard:
+def _store_members(path: Path, folder: Path) -> None:
+    """Writes the index of a tar file: keys and parts by name, and for each member key, part, offset and size."""
     keys: list[str] = []
     parts: dict[str, int] = {}
     found: list[tuple[int, int, int, int]] = []
-    there: set[str] = set()
     for member in members(path):
-        split = split_name(member.name)
-        if split is None:  # belongs to no sample: hidden files, README
+        if (split := split_name(member.name)) is None:  # belongs to no sample: hidden files, README
             continue
         key, part = split
         if not keys or key != keys[-1]:
             keys.append(key)
-            there.clear()
-        if part in there:
-            raise DataError(f"{path}: {member.name!r} comes twice in one sample. Make the shard again.")
-        there.add(part)
         found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
-    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4))
+    if len({each[:2] for each in found}) < len(found):
+        raise DataError(f"{path}: a sample has two members of one suffix. Make the shard again.")
+    # ASCII, so that any name can be written
+    (folder / "texts.json").write_text(json.dumps({"keys": keys, "parts": list(parts)}), encoding="utf-8")
+    np.save(folder / "members.npy", np.array(found, np.int64).reshape(-1, 4))
 
 
 def split_name(name: str) -> tuple[str, str] | None:

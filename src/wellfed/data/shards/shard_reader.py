@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ class ShardReader:
         self._files = np.full(len(index.paths), -1)
         """File descriptor of each shard, -1 = not open."""
         self._process = os.getpid()
-        self._opening = Lock()
 
     def sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the bytes of each sample's part, -1 if the sample lacks it."""
@@ -77,14 +75,11 @@ class ShardReader:
     def _opened(self, shards: NDArray[np.int64]) -> list[int]:
         """Returns the file descriptor of each sample's shard. Each process opens each file once."""
         if self._process != os.getpid():  # a forked process opens its own files
-            # After a fork the old lock may stay locked for ever, if another thread held it.
-            self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
+            self._files, self._process = np.full(len(self.index.paths), -1), os.getpid()
         found = self._files[shards]
         if len(found) and found.min() < 0:
-            with self._opening:
-                for shard in np.unique(shards[found < 0]).tolist():
-                    if self._files[shard] < 0:
-                        self._files[shard] = self._open(shard)
+            for shard in np.unique(shards[found < 0]).tolist():
+                self._files[shard] = self._open(shard)
             found = self._files[shards]
         descriptors: list[int] = found.tolist()
         return descriptors
@@ -94,9 +89,8 @@ class ShardReader:
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError as error:
-            way_out = "It was there a while ago."
-            if error.errno == errno.EMFILE:
-                way_out = "Make fewer and larger shards, or allow more open files: ulimit -n 65536"
+            way_out = "Make fewer and larger shards, or allow more open files: ulimit -n 65536"
+            way_out = way_out if error.errno == errno.EMFILE else "It was there a while ago."
             raise DataError(f"{path} can't be read: {error.strerror}. {way_out}") from error
         if stamp(os.fstat(file)) != self.index.stamps[shard]:
             os.close(file)
@@ -111,7 +105,8 @@ class ShardReader:
 
     def __del__(self) -> None:
         if self._process == os.getpid():
-            close(self._files[self._files >= 0].tolist())
+            for file in self._files[self._files >= 0].tolist():
+                os.close(file)
 
 
 def _rows_of(table: Bytes) -> Iterable[Bytes | memoryview]:
@@ -129,12 +124,3 @@ def read_into(file: int, into: Bytes | memoryview, offset: int) -> int:
         found = os.preadv(file, (memoryview(into).cast("B")[count:],), offset + count)  # type: ignore[arg-type]
         count += found
     return count
-
-
-def close(descriptors: Sequence[int]) -> None:
-    """Closes files; ignores files already closed."""
-    for descriptor in descriptors:
-        try:
-            os.close(descriptor)
-        except OSError:
-            continue

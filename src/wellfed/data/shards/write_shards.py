@@ -27,8 +27,6 @@ class Written:
     classes: tuple[str, ...]
     num_samples: int
     num_bytes: int
-    num_skipped: int
-    """Files that were left out: with another suffix, empty, in no class, or in a folder whose name begins with _."""
 
 
 def write_shards(
@@ -59,7 +57,7 @@ def write_shards(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             problem = "is not empty, and shards of two packings would be read as one set."
             raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
-        files_of, num_skipped = _files(source, suffixes)
+        files_of = _files(source, suffixes)
         most = max(map(len, files_of.values()))
         if num is not None and not 1 <= num <= most:
             problem = f"is not between 1 and the {counted(most, 'file')} in {source}."
@@ -85,29 +83,28 @@ def write_shards(
     except OSError as error:
         problem = f"{error.filename or out} can't be read or written: {error.strerror or error}"
         raise DataError(f"{problem}. Check rights and free space, or name another folder.") from error
-    return Written(tuple(sorted(out.rglob("*.tar"))), classes, total, num_bytes, num_skipped)
+    return Written(tuple(sorted(out.rglob("*.tar"))), classes, total, num_bytes)
 
 
-def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[str, Path]]], int]:
-    """Returns class and path of each file by split, and the number of files that are left out."""
+def _files(source: Path, suffixes: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
+    """Returns class and path of each file by split.
+
+    Leaves out files with another suffix, empty, in no class, or in a folder whose name begins with _.
+    """
     if not source.is_dir():
         problem = "is no folder" if source.exists() else "does not exist"
         raise DataError(f"{source} {problem}. Name the folder that holds a folder for each class.")
     found: dict[str, list[tuple[str, Path]]] = {}
-    num_skipped = 0
     for split, folder in splits_of(source).items():
         for path in files_below(folder):
             name = class_of(path.relative_to(folder))
             is_wanted = path.suffix.lower() in suffixes and path.is_file() and path.stat().st_size
             if name is not None and is_wanted and not name.startswith("_"):
                 found.setdefault(split, []).append((name, path))
-            else:
-                num_skipped += path.name not in LISTS
     if not found:
         wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
-        others = f" ({counted(num_skipped, 'other file')} left out)" if num_skipped else ""
-        raise DataError(f"{source} has no {wanted} in folders of classes (<class>/...){others}.")
-    return found, num_skipped
+        raise DataError(f"{source} has no {wanted} in folders of classes (<class>/...).")
+    return found
 
 
 def _shares(
