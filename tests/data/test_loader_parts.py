@@ -13,7 +13,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -22,8 +21,6 @@ from wellfed.contract import Datasets
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams import stream
-from wellfed.data.streams.stream_loader import EvalStream, StreamReading
 from wellfed.data.train_loader import train_loader
 from wellfed.errors import ConfigError
 
@@ -199,12 +196,6 @@ def test_several_loaders_of_a_split_are_refused(several):
         without_loaders(Datasets(Numbers(), val=two), 1)
 
 
-def test_no_loader_is_no_split():
-    assert without_loaders(Datasets(Numbers(), val=[], test=None), 1).val is None
-    with pytest.raises(ConfigError, match="gives nothing to train on"):
-        without_loaders(Datasets(None), 1)
-
-
 def test_an_evaluation_sees_what_the_sampler_chooses_once():
     found = parts(sampler=SubsetRandomSampler([4, 9, 2]), batch_size=2)
     loader = EvalLoader(found.dataset, 2, seed=1, sampled=found.sampled)
@@ -213,16 +204,6 @@ def test_an_evaluation_sees_what_the_sampler_chooses_once():
     assert sorted(flat(passes[0])) == [2, 4, 9]
     dropped = EvalLoader(Numbers(), 8, seed=1, drop_last=True)
     assert [delivery.total for delivery in dropped] == [8, 8]
-
-
-def test_an_evaluation_as_the_loader_has_it():
-    own = stream.Stream(DataLoader(Numbers(), batch_size=8))
-    loader = EvalStream(StreamReading(own, LoaderSettings(), batch_size=99, seed=1), limit_batches=2)
-    assert len(loader) == 2
-    assert [(one.batch.tolist(), one.total, one.index) for one in loader] == [
-        (list(range(8)), 8, 0),
-        (list(range(8, 16)), 8, 1),
-    ]
 
 
 class Opened(Numbers):
@@ -241,18 +222,3 @@ def test_workers_are_begun_as_the_loader_says():
     settings = LoaderSettings(backend="processes", num_workers=1, prefetch_factor=1)
     assert steps(found, settings=settings) == [[[[0, 1], [1, 1], [2, 1], [3, 1]]]]
     assert steps(found) == [[[[0, 0], [1, 0], [2, 0], [3, 0]]]]
-
-
-def test_subsets_of_a_data_set_are_data_sets():
-    found = take_apart(DataLoader(Subset(Numbers(), [3, 4, 5]), batch_size=2), "train", 1)
-    assert steps(found) == [[[3, 4], [5]]]
-
-
-def test_collate_and_batch_size_of_an_evaluation_are_the_splits_own():
-    other = Datasets(
-        DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers()
-    )
-    found = without_loaders(replace(other, eval_batch_size=7), 1)
-    assert found.collate is negative
-    assert found.eval_batch_size == {"val": 3, "test": 7}
-    assert found.eval_collate == {"val": torch.utils.data.default_collate, "test": None}

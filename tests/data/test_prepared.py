@@ -138,24 +138,6 @@ def test_two_processes_at_once_build_it_once(tmp_path: Path, source: Path, proce
     assert log.read_text() == "begun\n"
 
 
-def test_who_waits_long_says_so(
-    tmp_path: Path, source: Path, processes: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: Any
-):
-    one = processes(tmp_path, source, tmp_path / "log")
-    assert line(one) == "building"
-    monkeypatch.setattr(module, "SILENT_WAIT_S", 0.05)
-
-    def tell(*words: Any, **options: Any) -> None:
-        print(*words)
-        go_on(one)
-
-    monkeypatch.setattr(module, "print", tell, raising=False)
-    build = Builder()
-    folder = prepared(tmp_path, "images", [source], {}, build)
-    assert build.calls == 0
-    assert capfd.readouterr().out == f"Another process prepares {folder}; waiting for it.\n"
-
-
 # -- what leaves nothing --------------------------------------------------------------------------------------------
 
 
@@ -183,16 +165,6 @@ def test_a_build_that_raises_leaves_nothing(error: BaseException, tmp_path: Path
     assert [path.name for path in (tmp_path / "images").iterdir()] == [f"{digest([source], {})}.lock"]
 
 
-def test_an_error_of_the_users_files_stays_what_it_is(tmp_path: Path, source: Path):
-    """Pillow's errors about pictures are OSErrors without a file."""
-
-    def build(folder: Path) -> None:
-        raise OSError("image file is truncated")
-
-    with pytest.raises(OSError, match="image file is truncated"):
-        prepared(tmp_path / "cache", "pictures", [source], {}, build)
-
-
 def test_a_source_that_changes_meanwhile_is_told(tmp_path: Path, source: Path):
     def build(folder: Path) -> None:
         source.write_text("more and more")
@@ -205,12 +177,6 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path: Path, source: Path):
 def test_a_missing_source_is_told(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.csv: No such file or directory.*workload\.data\.path"):
         prepared(tmp_path, "images", [tmp_path / "gone.csv"], {}, Builder())
-
-
-@pytest.mark.parametrize("kind", ["", "Images", "../images", "a b", "1"])
-def test_a_kind_is_a_name(kind: str, tmp_path: Path):
-    with pytest.raises(ValueError, match="lower-case name"):
-        prepared(tmp_path, kind, [], {}, Builder())
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------
@@ -252,42 +218,6 @@ def test_a_full_disk_is_told_and_left_clean(full_disk: Path, source: Path):
     ):
         prepared(full_disk, "images", [source], {}, Builder(pixels=b"x" * 2**20))
     assert not [path for path in (full_disk / "images").iterdir() if path.is_dir()]
-
-
-def test_a_writer_that_hides_what_was_wrong_is_told_too(full_disk: Path, source: Path):
-    def build(folder: Path) -> None:
-        raise RuntimeError("unexpected position")  # as torch.save has it
-
-    with pytest.raises(DataError, match="no room for the prepared images"):
-        prepared(full_disk, "images", [source], {}, build)
-
-
-@pytest.fixture
-def read_only(tmp_path: Path, source: Path) -> Iterator[Path]:
-    """A mount, as rights don't keep root out."""
-    place = tmp_path / "cache"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    prepared(place, "images", [source], {}, Builder())
-    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
-
-
-def test_a_read_only_cache_gives_what_it_has(read_only: Path, source: Path):
-    build = Builder()
-    assert (prepared(read_only, "images", [source], {}, build) / "pixels").read_bytes() == b"abc"
-    assert build.calls == 0
-    with pytest.raises(DataError, match=r"can't be written there \(Read-only file system\)\. Set paths\.cache_dir to"):
-        prepared(read_only, "images", [source], {"other": 1}, build)
-
-
-@pytest.mark.parametrize("inside", [".", "below"])
-def test_a_file_in_the_place_of_the_cache_is_told(inside: str, tmp_path: Path, source: Path):
-    with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
-        prepared(source / inside, "images", [source], {}, Builder())
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])

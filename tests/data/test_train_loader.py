@@ -8,8 +8,6 @@ from torch.utils.data import Dataset
 
 from tests.kit import sets
 from tests.kit.few import few
-from wellfed.batches import BuildTime
-from wellfed.data.backends.batch_request import BuiltBatch
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
@@ -86,10 +84,6 @@ def test_samples_that_draw_from_global_generators_are_the_same(expected, plan):
     assert deliveries(loader(sets.Global(), plan)) == expected[sets.Global]
 
 
-def test_threads_that_finish_out_of_order_deliver_in_order(expected):
-    assert deliveries(loader(sets.Slow(), THREADS[3])) == expected[sets.Fetching]
-
-
 @pytest.mark.parametrize("plan", [INLINE, THREADS[3], PROCESSES[0]], ids=named)
 def test_data_that_writes_to_its_indices_changes_no_order(expected, plan):
     made = loader(sets.Writing(), plan)
@@ -105,12 +99,6 @@ def test_the_trainings_own_generators_are_left_alone():
     torch.manual_seed(5)
     deliveries(loader(sets.Global()))
     assert torch.rand(3).equal(before)
-
-
-def test_gpus_are_not_seeded_again_with_each_sample(monkeypatch):
-    for name in ("manual_seed", "manual_seed_all"):
-        monkeypatch.setattr(torch.cuda, name, lambda seed: pytest.fail("seeded the GPUs"))
-    deliveries(loader(sets.Global()))
 
 
 @pytest.mark.parametrize("plan", [INLINE, THREADS[3], TORCH[0]], ids=named)
@@ -133,21 +121,6 @@ def test_resumed_at_any_batch_it_goes_on_as_if_never_stopped(expected, plan):
             seen += [flat(delivery) for delivery in second]
         second.close()
         assert seen == expected[kind]
-
-
-@pytest.mark.parametrize("plan", [PROCESSES[4], TORCH[2]], ids=named)
-def test_workers_that_live_on_serve_any_stretch(expected, plan):
-    made = loader(sets.Fetching(), plan)
-    stopped = iter(made)
-    seen = [flat(next(stopped)), flat(next(stopped))]
-    del stopped  # four batches of the epoch are on their way
-    assert made.state_dict() == {"epoch": 0, "batch": 2}
-    made.load_state_dict({"epoch": 1, "batch": 3})
-    assert [flat(delivery) for delivery in made] == expected[sets.Fetching][9:]
-    made.load_state_dict({"epoch": 0, "batch": 2})
-    seen += [flat(delivery) for delivery in made]
-    made.close()
-    assert seen == expected[sets.Fetching][:6]
 
 
 def test_closing_ends_the_worker_processes_and_iterating_starts_them_anew(expected):
@@ -322,10 +295,3 @@ def test_each_batch_says_what_building_it_took(plan):
             assert took.wall_ms > 0.99 * took.cpu_ms
             assert took.wall_ms > 9.9
             assert (took.cpu_ms > 9.9) is is_busy
-
-
-def test_a_batch_in_pinned_memory_keeps_what_it_took():
-    took = BuildTime(2.0, 1.0)
-    built = BuiltBatch(None, took=took)
-    assert built.pin_memory().took == took
-    assert pickle.loads(pickle.dumps(built)).took == took

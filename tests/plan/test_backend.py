@@ -109,15 +109,6 @@ def test_the_backend_by_measured_times(found, loader, data, expected):
     assert (chosen.value, chosen.source) == (expected, "measured")
 
 
-def test_the_times_are_in_the_plan():
-    because = backend(trial(2.5, inline=2.6, threads=0.2, processes=1.6)).because
-    assert because == "faster in a trial (2.7 ms a step, 5.1 ms without workers, 4.1 ms with 2 workers)"
-    because = backend(trial(inline=2.0, threads=1.9, failed=("processes",))).because
-    assert because == "as fast in a trial, within noise (4 ms a step, 3.9 ms with 2 threads); processes failed"
-    assert "0.046 ms" in backend(trial(0.046)).because
-    assert "310 ms" in backend(trial(310), data=ITEMS).because
-
-
 def test_without_first_batches_the_plan_says_that_a_run_measures():
     plan = planned(config(), machine(cores=2.0), data=ITEMS)
     assert (plan.loader.backend, plan.loader.num_workers) == ("processes", 2)
@@ -150,18 +141,6 @@ def test_as_many_workers_as_the_finding_would_advise(option, build_ms, step_ms, 
     assert count >= min(run.workers_advised, 4 if option == "balanced" else 16)
 
 
-def test_what_was_set_or_has_no_choice_is_not_a_measurement():
-    found = trial(inline=9.0, threads=0.1, processes=0.1)
-    for loader, data, value, source in (
-        ({"backend": Backend.inline}, FETCH, "inline", "set"),
-        ({"num_workers": 0}, FETCH, "inline", "predicted"),
-        ({"num_workers": 2}, ITEMS, "processes", "predicted"),
-        ({"num_workers": 0}, ITERABLE, "inline", "predicted"),
-    ):
-        chosen = backend(found, loader, data=data)
-        assert (chosen.value, chosen.source) == (value, source)
-
-
 def test_a_timeout_takes_a_worker():
     loader = {"timeout_s": 1}
     (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
@@ -173,36 +152,6 @@ def test_a_timeout_takes_a_worker():
     assert backend(found, loader, data=ITEMS).value == "processes"
     assert planned(config(loader={**loader, "num_workers": 3}), trial=found).loader.num_workers == 3
     assert plan.warnings == ()
-
-
-def test_the_timeout_of_a_loader_option_asks_for_nobody():
-    given = config(loader={"timeout_s": 60})
-    plan = planned(given, choices={"loader": "balanced"})
-    assert (plan.loader.backend, plan.warnings) == ("inline", ())
-    assert planned(given, choices={"loader": "auto"}).loader.backend == "threads"
-
-
-@pytest.mark.parametrize(
-    ("loader", "data", "way_out"),
-    [
-        ({"backend": Backend.inline}, FETCH, "inline has no worker to wait for. Set loader.backend=threads."),
-        ({"backend": Backend.inline}, ITEMS, "inline has no worker to wait for. Set loader.backend=processes."),
-        ({"num_workers": 0}, FETCH, "inline has no worker to wait for. Set loader.num_workers=1."),
-        ({"num_workers": 0}, ITEMS, "torch has no worker to wait for. Set loader.num_workers=1."),
-        ({"num_workers": 0}, ITERABLE, "inline has no worker to wait for. Set loader.num_workers=1."),
-    ],
-)
-def test_a_timeout_without_workers_is_warned_of(loader, data, way_out):
-    (warning,) = planned(config(loader={**loader, "timeout_s": 1}), data=data).warnings
-    assert warning == f"loader.timeout_s=1 is not used: {way_out}"
-
-
-def test_skip_ids_beyond_the_data_are_named():
-    data = dataclasses.replace(FETCH, num_train=10)
-    (warning,) = planned(config(loader={"skip_ids": [3, 10, -1]}), data=data).warnings
-    assert warning == "loader.skip_ids=10,-1: no such training sample; there are 10, counted from 0."
-    (warning,) = planned(config(loader={"skip_ids": list(range(20))}), data=data).warnings
-    assert warning.startswith("loader.skip_ids=10,11,12,13,14 and 5 more: ")
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,6 @@ def test_a_table_that_leaves_no_room_moves_to_the_host():
 LITTLE_RAM = machine(card(), ram_gib=4.0)
 
 
-def test_a_table_that_host_memory_lacks_room_for_is_computed_instead():
-    frozen = {"table": 3 * GIB, "per_sample": 5 * GIB}
-    data = dataclasses.replace(TABLE, feature_bytes=3 * GIB)
-    plan = planned(config(), "8gb", LITTLE_RAM, data=data, model=MODEL, **frozen)
-    assert plan.memory.features == "dynamic"
-    assert "cache would be faster" in plan.knobs["memory.features"].because
-
-
 @pytest.mark.parametrize(("facts", "offered"), [(H200, True), (LITTLE_RAM, False)])
 def test_host_memory_is_offered_where_it_holds_the_table(facts, offered):
     data = dataclasses.replace(TABLE, feature_bytes=3 * GIB)
@@ -77,15 +69,6 @@ def test_host_memory_is_offered_where_it_holds_the_table(facts, offered):
     plan = planned(asked, "8gb", facts, data=data, model=MODEL, table=3 * GIB, per_sample=60 * MIB)
     assert [change for change in plan.remedies if change.endswith("=dynamic")]
     assert ("memory.features=cache_host" in plan.remedies) == offered
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_each_device_needs_a_table_of_its_own_in_host_memory(devices):
-    data, given = dataclasses.replace(TABLE, feature_bytes=60 * GIB), config(trainer={"devices": devices})
-    plan = planned(given, "8gb", TWO, data=data, model=MODEL, per_sample=MIB)  # 192 GiB of host memory are free
-    because = plan.knobs["memory.features"].because
-    assert plan.memory.features == ("cache_host" if devices == 1 else "dynamic")
-    assert ("and of 96.0 GiB free host memory per device" in because) == (devices == 2)
 
 
 def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
@@ -113,18 +96,6 @@ def test_a_model_that_fits_no_card_says_what_is_left():
     plan = planned(config(), "8gb", parameters=100 * GIB, model=MODEL)
     assert "one sample at a time needs" in str(plan.misfit)
     assert str(plan.misfit).endswith("Take a smaller workload.model.")
-
-
-def test_batch_norm_is_never_split():
-    model = dataclasses.replace(BLOCKS, has_batch_norm=True)
-    plan = planned(config(), "8gb", model=model, **DEEP)
-    assert (plan.memory.micro_batch, plan.memory.checkpoint_activations) == (64, True)
-    assert "without it 64 samples at a time need 7." in plan.knobs["memory.checkpoint_activations"].because
-
-
-def test_a_typed_micro_batch_is_the_one_that_was_too_large():
-    plan = planned(config(memory={"micro_batch": 64}), "8gb", **DEEP)
-    assert "without it 64 samples at a time need 7." in plan.knobs["memory.checkpoint_activations"].because
 
 
 def test_ranks_share_a_step():
@@ -179,15 +150,6 @@ def test_tight_takes_no_more_than_fits():
         assert plan.memory.checkpoint_activations is checkpointed
 
 
-def test_a_remedy_for_both_ways_to_split_fits_when_it_is_typed():
-    asked = {**WHOLE, "accumulate": 1}
-    plan = planned(config(memory=asked), "8gb", **DEEP)
-    change = next(change for change in plan.remedies if "micro_batch" in change)
-    assert change.endswith(" memory.accumulate=null")
-    size = int(change.partition("memory.micro_batch=")[2].partition(" ")[0])
-    assert planned(config(memory={**asked, "micro_batch": size, "accumulate": None}), "8gb", **DEEP).misfit is None
-
-
 def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
     plan = planned(config(gpu={"memory_gib": 0.5}), "8gb", per_sample=8 * GIB, model=MODEL)
     text = str(plan.misfit)
@@ -197,16 +159,3 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
     for size, fits in ((enough, True), (enough - 0.02, False)):
         again = planned(config(gpu={"memory_gib": size}), "8gb", per_sample=8 * GIB, model=MODEL)
         assert (again.misfit is None) == fits
-
-
-def test_the_parts_of_what_does_not_fit_add_up():
-    text = str(planned(config(memory=WHOLE), "8gb", **DEEP).misfit)
-    parts = text.partition(" GiB: ")[2].partition(". Set")[0].split(", ")
-    units = {"MiB": 2**-10, "GiB": 1}
-    total = sum(float(part.split()[-2]) * units[part.split()[-1]] for part in parts)
-    assert total == pytest.approx(planned(config(memory=WHOLE), "8gb", **DEEP).predicted_peak_gib, abs=0.1)
-
-
-def test_a_reason_that_ends_with_a_full_stop_gets_no_other():
-    plan = planned(config(), "8gb", footprints=lambda mode, checkpointed: NoEstimate("no samples."))
-    assert "The peak memory is not predicted: no samples." in plan.warnings

@@ -29,19 +29,6 @@ def test_the_way_to_the_gpu_follows_the_reason(problem, way_out):
     assert entry.way_out == way_out
 
 
-def test_cards_that_are_hidden_are_said_also_without_nvml():
-    problem = "torch finds no usable GPU with CUDA_VISIBLE_DEVICES=7"
-    (entry,) = examine(facts(nvml_problem="library not found", torch_problem=problem), WELL).missing
-    assert entry.problem == f"no NVIDIA GPU here (NVML: library not found; {problem}); training runs on the CPU."
-    assert entry.way_out == "Run: unset CUDA_VISIBLE_DEVICES"
-
-
-def test_no_torch_is_missing_also_without_a_gpu():
-    missing = examine(facts(torch_problem="torch can't be imported (No module named 'torch')"), WELL).missing
-    assert [entry.what for entry in missing] == ["torch", "gpu"]
-    assert missing[0].problem.startswith("torch can't be used: torch can't be imported (No module")
-
-
 def test_a_small_shm_names_its_size_and_the_option():
     (entry,) = examine(facts(H200, shm_gib=0.0625, shm_free_gib=0.0625), WELL).missing
     assert entry.problem.startswith("/dev/shm has 64.0 MiB")

@@ -5,12 +5,11 @@ import pytest
 from tests.kit.footprints import footprint
 from tests.kit.machines import GIB, LAPTOP
 from tests.plan.test_budget import DEEP, planned
-from tests.plan.test_decide import MODEL, config
+from tests.plan.test_decide import config
 from wellfed.plan.micro_batch import (
     MOST_PROBES,
     PLANNED_FRAC,
     needs_probe,
-    why_untried,
     with_probes,
 )
 from wellfed.plan.predict.peak import StepShape, predicted_peak
@@ -51,11 +50,6 @@ def test_what_was_predicted_stays_and_is_measured():
     assert took in entry.because
     assert " where " in entry.because.partition(took)[2]
     assert dataclasses.replace(found, memory=plan.memory) == plan
-
-
-def test_less_than_predicted_raises_nothing():
-    plan, found = probed(Truth(times=0.5))
-    assert found.memory.micro_batch == plan.memory.micro_batch
 
 
 @pytest.mark.parametrize(
@@ -110,19 +104,3 @@ def on_devices(plan, devices=1, compile="none"):
 def test_a_prediction_is_measured_on_a_card_alone():
     assert needs_probe(planned(config(), "8gb", **DEEP))
     assert not needs_probe(planned(config(), "8gb", facts=LAPTOP, **DEEP)), "trains on the CPU"
-
-
-@pytest.mark.parametrize("typed", [{"micro_batch": 3}, {"accumulate": 32}])
-def test_what_was_typed_is_not_measured(typed):
-    plan = planned(config(memory=typed), "8gb", **DEEP)
-    assert not needs_probe(plan)
-
-
-def test_the_plan_says_why_no_step_is_run():
-    plan = planned(config(), "8gb", **DEEP)
-    assert why_untried(plan, MODEL) == ""
-    assert "runs its own step" in why_untried(plan, dataclasses.replace(MODEL, is_lightning_module=True))
-    assert "each rank would measure for itself" in why_untried(on_devices(plan, 2), MODEL)
-    compiled = why_untried(on_devices(plan, compile="default"), MODEL)
-    assert compiled.startswith("gpu.compile=default would compile twice")
-    assert compiled.endswith("what it keeps for its graphs is not predicted")

@@ -55,7 +55,3 @@ def test_what_was_started_must_be_what_is_asked_for(nodes, devices, started_node
 def test_other_numbers_are_refused_with_both(asked, started, said):
     (fault,) = launch_faults(asked, started)
     assert str(fault) == said
-
-
-def test_one_machine_needs_no_launcher():
-    assert not list(launch_faults(trainer(1, 8), None))

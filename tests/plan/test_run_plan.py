@@ -41,7 +41,7 @@ def test_a_plan_as_plain_data_names_each_knob_once_and_what_out_of_memory_does_l
     }
     first, *_, last = plan.to_dict()
     assert (first, last) == ("trainer.accelerator", "memory.on_oom")
-    assert len(plan.to_dict()) == 22
+    assert len(plan.to_dict()) == 21
 
 
 def test_a_configuration_is_filled_in_with_what_was_decided():

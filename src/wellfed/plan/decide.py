@@ -102,8 +102,7 @@ def plan_run(
         plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
         if loader.device_prefetch:
             loader = loader.but(device_prefetch=by_rule(0, _SPLIT))
-    loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
-    plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
+    plan = replace(plan, loader=loader)
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))

@@ -16,9 +16,8 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, timeout_for_workers, to_time
 from wellfed.plan.loader_checks import UNSHARED, loader_faults, loader_warnings
 from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
-from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
-from wellfed.ranks import largest_share
-from wellfed.units import GIB, MIB, show_bytes, show_ms
+from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, by_rule, unless_set
+from wellfed.units import GIB, show_ms
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Maximum number of workers of a loader option."""
@@ -26,13 +25,6 @@ _MOST_WORKERS = 8
 """Maximum number of workers of other options, unless a measured step needs more."""
 _SLACK = 1.25
 """Factor on the time to build a batch, since workers disturb each other and the step."""
-PREFETCH_FACTOR = 2
-"""torch's default."""
-THREADS_PREFETCH = 8
-"""Cheap batches to build ahead. A thread builds up to half of them without waking the training thread (record
-loader_cpu)."""
-CHEAP_MS, LITTLE_BYTES = 1.0, 256 * MIB
-"""Milliseconds of build time below which batches are cheap, and bytes they may take by default."""
 DEVICE_PREFETCH = 2
 """Batches on the device before their steps: the next, and one more for a short step."""
 
@@ -54,12 +46,12 @@ class LoaderPlanner:
         asked, build_ms = self.config.loader, None if self.first is None else self.first.build_ms
         facts = {"has_fetch": self.data.has_fetch, "most_workers": self._most_readers, "build_ms": build_ms}
         if asked.backend is Backend.own and self.data.own_loader is not None:
-            return LoaderSection.of(self._as_it_came(self.data.own_loader), candidates=(), eval_workers=0, **facts)
+            return LoaderSection.of(self._as_it_came(self.data.own_loader), candidates=(), **facts)
         names = candidates(asked, self.data, self.choices)
         backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._too_large())
         num_workers = self._num_workers(backend.value)
         num_workers = replace(num_workers, because=num_workers.because + self._in_parts(num_workers.value))
-        count, builds_ahead = num_workers.value, num_workers.value > 0
+        builds_ahead = num_workers.value > 0
         decided: dict[str, Decided[Any]] = {
             "backend": backend,
             "num_workers": num_workers,
@@ -74,13 +66,13 @@ class LoaderPlanner:
             decided[knob] = unless_set(f"loader.{knob}", getattr(asked, knob), value, because)
 
         if builds_ahead:
-            decided["prefetch_factor"] = self._prefetch_factor(backend.value, count)
+            decided["prefetch_factor"] = self._prefetch_factor()
             unless_asked("timeout_s", 0, "waits for ever")
         if builds_ahead and backend.value in ("torch", "processes"):
             unless_asked("persistent_workers", True, "worker processes live on from epoch to epoch")
         if self.on_gpu:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
-        return LoaderSection.of(decided, candidates=names, eval_workers=count, **facts)
+        return LoaderSection.of(decided, candidates=names, **facts)
 
     @property
     def needs_step(self) -> bool:
@@ -105,9 +97,9 @@ class LoaderPlanner:
         return list(loader_faults(self.config, self.data, section, self._training_batches(section)))
 
     def warnings(self, section: LoaderSection) -> list[str]:
-        """Returns warnings about settings of the loader that are ignored or near a limit."""
-        asked, ready = self.config.loader.device_prefetch, self._training_batches(section)
-        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, ready))
+        """Returns warnings about settings of the loader that are ignored."""
+        asked = self.config.loader.device_prefetch
+        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section))
         if asked and self.on_gpu and section.device_prefetch == 0:
             other = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
             found.append(
@@ -115,33 +107,6 @@ class LoaderPlanner:
                 f"Set loader.num_workers=1, or {other}."
             )
         return found
-
-    def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
-        """Returns the section with the workers that fit during an evaluation, and a warning if they are fewer.
-
-        A validation runs within an epoch, while the training batches are ready too. Its batches have
-        ``workload.eval_batch_size`` samples, else ``micro_batch``, assumed as large as training samples.
-        """
-        size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
-        train = self._training_batches(section)
-        if train is None or self.first is None or not self.data.num_eval:
-            return section, []
-        of_a_step = largest_share(self.config.workload.samples_per_step, self.config.trainer.world_size)
-        both = replace(
-            train,
-            batch_bytes=math.ceil(self.first.batch_bytes * size / of_a_step),
-            num_batches=math.ceil(self.data.num_eval / size),
-            free_bytes=train.free_bytes - train.needed_bytes,
-        )
-        most = both.most_workers
-        if most == section.num_workers:
-            return section, []
-        warning = (
-            f"loader.num_workers={section.num_workers}: an evaluation has {most or 'none'} of them, since "
-            f"{train.where} has no room for more beside the batches kept ready for training "
-            f"({show_bytes(train.needed_bytes)})."
-        )
-        return replace(section, eval_workers=most), [warning]
 
     def _training_batches(self, section: LoaderSection) -> ReadyBatches | None:
         """Returns the ready batches of training's workers; None without workers, or if no batch was built."""
@@ -220,16 +185,8 @@ class LoaderPlanner:
             return Decided(min(most, of_use), f"{enough}: {why}", "measured")
         return by_rule(most, because)
 
-    def _prefetch_factor(self, backend: str, num_workers: int) -> Decided[int]:
-        asked, first = self.config.loader.prefetch_factor, self.first
-        if asked is not None:
-            return Decided(asked, as_set("loader.prefetch_factor", asked), "set")
-        if backend == "threads" and first is not None and first.build_ms < CHEAP_MS:
-            held = THREADS_PREFETCH * num_workers * first.batch_bytes
-            if held <= LITTLE_BYTES:
-                because = f"cheap batches are built several at a time; those ready take {show_bytes(held)}"
-                return Decided(THREADS_PREFETCH, because, "measured")
-        return by_rule(PREFETCH_FACTOR, "torch's default")
+    def _prefetch_factor(self) -> Decided[int]:
+        return unless_set("loader.prefetch_factor", self.config.loader.prefetch_factor, 2, "torch's default")
 
     def _device_prefetch(self, backend: str, builds_ahead: bool) -> Decided[int]:
         """Decides the number of batches copied ahead.
@@ -252,7 +209,7 @@ class LoaderPlanner:
         where, free_gib = "host memory", self.facts.ram_available_gib
         if has_processes and shm_gib is not None and shm_gib < free_gib:
             where, free_gib = "/dev/shm", shm_gib
-        factor, devices = self._prefetch_factor(backend, num_workers).value, self.config.trainer.devices
+        factor, devices = self._prefetch_factor().value, self.config.trainer.devices
         size, count = first.batch_bytes, first.num_batches
         return ReadyBatches(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
 

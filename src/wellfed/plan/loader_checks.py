@@ -34,7 +34,7 @@ def loader_faults(
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
     if ready is not None and ready.is_full:
         problem = f"the batches kept ready don't fit: {ready.describe()}."
-        yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out(has_fetch=data.has_fetch))
+        yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out)
     if asked.max_skipped and not data.is_iterable and trainer.world_size > 1:
         yield Fault(
             "loader.max_skipped",
@@ -98,13 +98,8 @@ def loader_warnings(
     facts: MachineFacts,
     data: DataFacts,
     section: LoaderSection,
-    ready: ReadyBatches | None,
 ) -> Iterator[str]:
-    """Yields warnings about settings of the loader that are ignored or near a limit.
-
-    Args:
-        ready: ready batches of its workers, if known.
-    """
+    """Yields warnings about settings of the loader that are ignored."""
     asked, devices = config.loader, config.trainer.devices
     cores = facts.cpu_quota_cores
     own_cores = max(1, int(cores / devices))
@@ -132,11 +127,6 @@ def loader_warnings(
         more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
         there = f"there are {data.num_train}, counted from 0"
         yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
-    if ready is not None and ready.is_near:
-        yield (
-            f"loader.num_workers={ready.num_workers}: little is left beside the batches kept ready: "
-            f"{ready.describe()}. {ready.way_out(has_fetch=data.has_fetch)}"
-        )
 
 
 def _stream_warnings(config: RunConfig, stream: StreamFacts, section: LoaderSection) -> Iterator[str]:

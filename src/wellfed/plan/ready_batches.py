@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from wellfed.units import GIB, show_bytes
 
 NEAR_FRAC = 0.8
-"""Share of the free memory above which fitting batches cause a warning, since other programs need memory too."""
+"""Share of the free memory to plan with, since other programs need memory too."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,6 @@ class ReadyBatches:
         return self.needed_bytes > self.free_bytes
 
     @property
-    def is_near(self) -> bool:
-        """Whether the batches fit, but leave little free."""
-        return not self.is_full and self.needed_bytes > NEAR_FRAC * self.free_bytes
-
-    @property
     def most_workers(self) -> int:
         """Maximum number of workers that leave memory for other programs; 0 if even one is too many."""
         limit_bytes = NEAR_FRAC * self.free_bytes
@@ -57,17 +52,10 @@ class ReadyBatches:
         needed, free = show_bytes(self.needed_bytes), show_bytes(self.free_bytes)
         return f"{' x '.join(factors)} = {needed}, and {self.where} has {free} free"
 
-    def way_out(self, *, has_fetch: bool) -> str:
-        """Returns overrides that need less."""
-        ways = []
-        if self.most_workers:
-            ways.append(f"loader.num_workers={self.most_workers}")
-        if self.prefetch_factor > 1 and not replace(self, prefetch_factor=1).is_full:
-            ways.append("loader.prefetch_factor=1")
-        if self.has_processes and has_fetch and self.where == "/dev/shm":
-            ways.append("loader.backend=threads")
-        ways.append("loader=baseline, which keeps none ready")
-        text = f"Set {', or '.join(ways)}."
-        if self.where == "/dev/shm":
-            text += f" A container gets more by docker run --shm-size={max(1, -(-2 * self.needed_bytes // GIB))}g."
-        return text
+    @property
+    def way_out(self) -> str:
+        """An override that needs less, and how to get more of /dev/shm."""
+        fewer = f"loader.num_workers={self.most_workers}" if self.most_workers else "loader=baseline"
+        if self.where != "/dev/shm":
+            return f"Set {fewer}."
+        return f"Set {fewer}, or start a container with --shm-size={max(1, -(-2 * self.needed_bytes // GIB))}g."

@@ -129,8 +129,6 @@ class LoaderSection(Section):
     """0 = no limit."""
     candidates: tuple[str, ...]
     """Backends that ``loader.backend=auto`` may choose by their times; the first wins a tie."""
-    eval_workers: int
-    """Workers of an evaluation per device; 0 = the training process builds the batches."""
     has_fetch: bool
     """Whether the data return whole batches."""
     most_workers: int | None
@@ -266,7 +264,6 @@ class StreamFacts:
 
     name: str
     has_length: bool = False
-    gives_batches: bool = False
     shared_by: Literal["shard", "worker info"] | None = None
     """How several workers share it; None = unknown."""
     num_shards: int | None = None
@@ -293,10 +290,6 @@ class DataFacts:
     has_fetch: bool
     stream: StreamFacts | None = None
     """None = samples have an index."""
-    num_eval: int = 0
-    """Samples of the larger of validation and test."""
-    eval_batch_size: int | None = None
-    """Larger of their batch sizes, if the data define it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False

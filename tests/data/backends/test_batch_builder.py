@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.kit import sets
 from wellfed import generators
-from wellfed.data.backends.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
+from wellfed.data.backends.batch_builder import BatchBuilder, is_of_the_machine
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.errors import DataError
 from wellfed.sample_rng import SampleRng
@@ -69,12 +69,6 @@ def test_of_whole_batches_no_sample_is_known_to_be_slow():
     assert (took.slowest_ms, took.slowest_index) == (None, None)
 
 
-def test_who_takes_an_rng():
-    assert takes_rng(sets.Fetching())
-    assert not takes_rng(sets.Global())
-    assert not takes_rng([1, 2])
-
-
 class Ragged(sets.BreakingItems):
     """Sample i is of i numbers, and number 3 is none."""
 
@@ -106,16 +100,6 @@ def test_a_sample_that_can_not_be_collated_is_named(collate, indices, parts):
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-def test_a_collate_that_fails_with_every_batch_of_several_says_where():
-    def collate(samples):
-        if len(samples) > 1:
-            raise ValueError("no more than one")
-
-    with pytest.raises(ValueError, match="no more") as caught:
-        BatchBuilder(Ragged(""), 1, collate=collate)(BatchRequest(2, 3, torch.tensor([1, 2])))
-    assert caught.value.__notes__ == ["while collating training batch 3 of epoch 2"]
-
-
 def test_an_exit_in_the_data_is_an_error_of_its_sample():
     class Exiting(sets.BreakingItems):
         def breaks(self):
@@ -126,16 +110,6 @@ def test_an_exit_in_the_data_is_an_error_of_its_sample():
     assert (lost.index, built.batch["index"].tolist()) == (2, [1, 3])
     assert lost.reason.startswith("ExitInData: sys.exit(3) (test_batch_builder.py:")
     assert str(pickle.loads(pickle.dumps(lost.cause))) == "sys.exit(3)"
-
-
-@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
-def test_an_interruption_in_the_data_stays_one(kind):
-    class Interrupted(kind):
-        def breaks(self):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        BatchBuilder(Interrupted("", 2), 1)(BatchRequest(0, 0, torch.tensor([1, 2, 3])))
 
 
 def test_what_a_machine_runs_out_of():

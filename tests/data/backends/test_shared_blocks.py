@@ -1,12 +1,9 @@
 """Batches from worker processes equal those built in place, however long they are kept; their memory is reused."""
 
 import gc
-import json
 import os
 import random
 import resource
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.data.backends.test_process_backend import ENVIRONMENT
 from tests.kit import sets
 from wellfed.data.backends import shared_blocks
 from wellfed.data.backends.process_backend import WorkerLost
@@ -181,23 +177,6 @@ def test_every_kind_of_member_arrives_as_it_was_built():
     loader.close()
 
 
-class Growing(Wide):
-    """Batches of any size."""
-
-    def fetch(self, indices, rng):
-        return {"index": indices, "values": values_of(indices), "more": torch.full((int(indices[0]) ** 2 // 4,), 7)}
-
-
-def test_batches_of_growing_size_fit():
-    loader = made(Growing(), shuffle=False)
-    for delivery in loader:
-        assert is_right(delivery.batch)
-        assert delivery.batch["more"].shape == (int(delivery.batch["index"][0]) ** 2 // 4,)
-        assert (delivery.batch["more"] == 7).all()
-    assert len(blocks_of(loader)) <= MOST
-    loader.close()
-
-
 class Cramped(Wide):
     """A worker that can't make files above 40 KB, shared memory included."""
 
@@ -253,22 +232,6 @@ def test_an_abandoned_pass_leaves_no_block_in_use():
     loader.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
-def test_a_batch_that_a_forked_process_drops_stays():
-    loader = made()
-    batches = iter(loader)
-    batch = next(batches).batch
-    child = os.fork()
-    if child == 0:
-        batches.close()
-        del batch
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert all(is_right(delivery.batch) for delivery in batches)
-    assert is_right(batch)
-    loader.close()
-
-
 STARTED = """
 import json, multiprocessing, sys
 from tests.data.backends.test_shared_blocks import PLAN, Mixed, Wide, assert_same, blocks_of, is_right, made
@@ -286,20 +249,6 @@ if __name__ == "__main__":
     mixed.close()
     print(json.dumps([len(found), all(found), num_blocks]))
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_start_empty_send_the_same(method, tmp_path):
-    script = tmp_path / "main.py"
-    script.write_text(STARTED)
-    done = subprocess.run(
-        [sys.executable, str(script), method], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    count, are_right, num_blocks = json.loads(done.stdout)
-    assert (count, are_right) == (200, True)
-    assert 0 < num_blocks <= MOST
 
 
 def collated(samples):

@@ -1,4 +1,3 @@
-
 import numpy as np
 import pytest
 
@@ -30,10 +29,6 @@ def shards(tmp_path):
 
 def indexed(folder):
     return index_shards(find_shards(folder), PARTS, folder.parent / "cache")
-
-
-
-
 
 
 def test_members_that_share_a_key_are_a_sample(shards):
@@ -105,5 +100,3 @@ def test_a_folder_without_shards_says_how_they_are_made(tmp_path):
 )
 def test_keys_end_at_the_first_dot_of_the_files_name(name, found):
     assert split_name(name) == found
-
-

@@ -57,8 +57,6 @@ def test_shards_hold_equally_many_of_mixed_classes(source, tmp_path):
     assert len(set(first)) > 1
 
 
-
-
 def test_names_that_would_be_one_key_are_kept_apart(tmp_path):
     folder = tmp_path / "wavs" / "yes"
     folder.mkdir(parents=True)
@@ -124,5 +122,3 @@ def test_lists_of_splits_come_along_and_what_is_no_class_does_not(source, tmp_pa
     written = write_shards(source, tmp_path / "out")
     assert written.classes == ("no", "up.down", "yes")
     assert (tmp_path / "out" / "testing_list.txt").read_text() == "yes/1.wav"
-
-

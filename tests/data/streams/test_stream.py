@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from tests.kit import sets, streams
 from wellfed.data.streams.stream import Stream, as_worker, is_stream
@@ -55,19 +55,6 @@ def test_how_it_is_shared_is_asked_of_the_data_itself(kind, expected):
     assert stream.shared_by == expected
     assert torch.random.get_rng_state().equal(before)
     assert torch.utils.data.get_worker_info() is None
-
-
-class Nested(IterableDataset):
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __iter__(self):
-        yield from self.inner
-
-
-def test_data_within_data_is_asked_too_and_what_raises_is_not_known():
-    assert Stream(Nested(streams.ByWorker())).shared_by == "worker info"
-    assert Stream(Nested(3)).shared_by is None
 
 
 def test_what_can_be_read_once_only_is_refused():

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import statistics
-import time
 import warnings
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from benchmarks.memory_cases import (
 from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, Features, LossOutput
-from wellfed.plan.predict import estimate
 from wellfed.plan.predict.estimate import MOST_POINTS, NEAR_FRAC, curve, measure, repeated
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
 from wellfed.plan.predict.rehearsal import Task
@@ -143,24 +141,6 @@ def test_optimizers():
     assert "LBFGS runs the passes itself" in found.reason
 
 
-class NoClosure(torch.optim.Optimizer):
-    """Its step takes nothing."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1})
-
-    def step(self):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.data.add_(parameter.grad, alpha=-group["lr"])
-
-
-def test_an_optimizer_of_ones_own():
-    found = measure(Mlp(8), task(make=lambda made: NoClosure(made.parameters())), 4)
-    assert isinstance(found, Footprint), found
-    assert found.optimizer_state == 0
-
-
 @pytest.mark.slow
 def test_precisions():
     of = {name: measure(Mlp(128), task(precision=name), 64) for name in ("32-true", "bf16-true", "16-mixed")}
@@ -214,16 +194,6 @@ class Rowed(Mlp):
         return LossOutput(functional.cross_entropy(self.layers(self.rows(batch["label"])), batch["label"]))
 
 
-class Broken(Mlp):
-    def loss(self, batch):
-        raise ValueError("no such thing\nand more")
-
-
-def test_what_fails_is_no_estimate_with_its_reason():
-    found = measure(Broken(), task(), 8)
-    assert found == NoEstimate("fake tensors can't follow the model (ValueError: no such thing)")
-
-
 @pytest.mark.parametrize("why", ["values", "sparse gradients"])
 def test_what_fake_tensors_cannot_follow_is_not_predicted(why):
     model = Looks() if why == "values" else Rowed()
@@ -258,25 +228,6 @@ def test_it_leaves_no_trace():
     assert torch.is_grad_enabled()
 
 
-class Gpt2(nn.Module):
-    def __init__(self):
-        super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        self.gpt2 = GPT2LMHeadModel(GPT2Config())
-
-    def loss(self, batch):
-        return LossOutput(self.gpt2(input_ids=batch, labels=batch, use_cache=False).loss)
-
-
-@pytest.mark.slow  # half a minute
-def test_gpt2_base_takes_seconds_and_no_memory_of_its_size():
-    began_s = time.process_time()
-    found = measure(Gpt2(), task(torch.randint(50257, (2, 256))), 64)
-    assert found.parameters == pytest.approx(124e6 * 4, rel=0.02)
-    assert time.process_time() - began_s < 30
-
-
 def measured(lines, asked):
     def point(size):
         asked.append(size)
@@ -286,22 +237,10 @@ def measured(lines, asked):
     return point
 
 
-def test_a_straight_curve_takes_three_points():
-    asked = []
-    points = curve(measured([(0, 7)], asked), 2048)
-    assert [point.micro_batch for point in points] == [1, 1024, 2048]
-    assert sorted(asked) == [1, 1024, 2048]
-
-
 def test_a_bend_is_found_where_it_is():
     points = curve(measured([(900, 0), (0, 3)], asked := []), 4096)
     assert 300 in asked
     assert len(points) <= 5
-
-
-def test_when_time_is_up_the_lines_stay_wide(monkeypatch):
-    monkeypatch.setattr(estimate, "MOST_S", 0.0)
-    assert len(curve(measured([(900, 0), (0, 3)], []), 4096)) == 3
 
 
 @given(
@@ -321,9 +260,3 @@ def test_lines_between_the_points_are_near_and_never_below(lines, samples, besid
     assert predicted >= truth
     if len(points) < MOST_POINTS:
         assert predicted - truth <= 2 * NEAR_FRAC * (beside + truth) + 1
-
-
-@pytest.mark.parametrize(("samples", "lowest", "sizes"), [(1, 1, [1]), (2, 1, [1, 2]), (1, 2, [1]), (5, 2, [2, 4, 5])])
-def test_few_samples(samples, lowest, sizes):
-    points = curve(measured([(10, 1)], []), samples, lowest=lowest)
-    assert [point.micro_batch for point in points] == sizes

@@ -58,15 +58,6 @@ def test_blocks_and_sizes_that_change():
         assert live.live == {"activations": 1024}
 
 
-def test_sparse_gradients_count_indices_and_values():
-    table = torch.nn.Embedding(1000, 4, sparse=True)
-    live = MemoryTracker()
-    with live:
-        table(torch.tensor([1, 2])).sum().backward()
-    assert live.live["activations"] == 2 * 8 + 2 * 4 * 4 - 0
-    assert table.weight.grad is not None
-
-
 def test_nothing_is_kept_alive():
     live = MemoryTracker()
     with live:

@@ -67,20 +67,6 @@ def test_a_pass_is_the_peak_of_large_ones(micro_batch, samples, gradients, activ
     assert found.parts["inputs"] == 2 * samples
 
 
-def test_beyond_the_last_point_the_line_is_extended():
-    assert at(100, 100, of=footprint([(2, 20, 0, 20), (4, 40, 0, 40)])).parts["activations"] == 1000
-    with pytest.raises(ValueError, match="micro_batch 0"):
-        at(0, 5)
-
-
-def test_below_the_first_point_its_value_is_taken():
-    assert at(1, 99, of=footprint([(2, 900, 0, 900), (4, 1800, 0, 1800)])).parts["activations"] == 900
-
-
-def test_batches_ahead_lie_on_the_device_whole():
-    assert at(8, 64, batches_ahead=2).parts["inputs"] == 3 * 64 * 2
-
-
 def test_filling_the_table_can_be_the_peak():
     found = at(1, 1, of=footprint(feature_table=500, filling=900))
     assert found.moment == "filling the feature table"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from wellfed.plan.predict.memory_tracker import MemoryTracker
-from wellfed.plan.predict.size_fit import ROUND_STEPS, SLOW_ROUND_STEPS, CudaMeter, TensorMeter, find_micro_batch
+from wellfed.plan.predict.size_fit import CudaMeter, TensorMeter, find_micro_batch
 from wellfed.plan.predict.size_search import LIMIT_FRAC
 
 WIDTH, HIDDEN = 64, 4096
@@ -88,12 +88,6 @@ def test_out_of_memory_is_a_row_and_not_the_end():
     assert any(probe.peak is None for probe in found.probes)
 
 
-def test_another_error_ends_it():
-    step = Step()
-    with pytest.raises(ZeroDivisionError):
-        find_micro_batch(lambda batch: 1 / 0, step.sample, budget_gib=1, max_size=4, meter=TensorMeter(step.resident))
-
-
 def test_utilisation_is_read_between_steps_and_ends_the_search():
     step, util = Step(), iter([40.0, None, *itertools.repeat(91.0, 100)])
     found = find(step, utilisation=lambda: next(util), target_util_pct=85, budget_gib=1.0, max_size=200)
@@ -101,24 +95,6 @@ def test_utilisation_is_read_between_steps_and_ends_the_search():
     assert found.probes[0].util_pct == 40, "a reading that fails counts for nothing"
     assert found.size == found.probes[1].size
     assert found.probes[1].util_pct == 91
-
-
-def test_without_a_reader_the_target_is_ignored_and_said():
-    found = find(Step(), target_util_pct=85, max_size=4)
-    assert "target_util_pct=85 was ignored" in found.because
-    assert found.stopped_by == "batch"
-
-
-def test_rates_are_of_rounds_between_two_looks_at_the_clock():
-    found = find(Step(), max_size=1)
-    (probe,) = found.probes
-    assert probe.samples_per_s == pytest.approx(ROUND_STEPS), "a round of steps takes one tick of a second"
-
-
-def test_each_row_is_told_when_it_is_there():
-    told = []
-    found = find(Step(), max_size=16, on_probe=told.append)
-    assert tuple(told) == found.probes
 
 
 @pytest.mark.parametrize(
@@ -129,13 +105,6 @@ def test_impossible_questions_are_refused_before_a_step(wrong):
     with pytest.raises(ValueError, match="must be above 0"):
         find(step, **wrong)
     assert step.calls == 0
-
-
-def test_a_slow_step_is_timed_by_fewer_of_them(monkeypatch):
-    monkeypatch.setattr("wellfed.plan.predict.size_fit.TIMED_S", 0.0)
-    step = Step()
-    find(step, max_size=1)
-    assert step.calls == 2 + SLOW_ROUND_STEPS, "one to warm up, one for memory, and the fewest that are timed"
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.kit.cards import GIB, Card, cards
 from tests.kit.examples import examples
-from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, Peak, Probe, search
+from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, Probe, search
 
 
 def largest_by_search(card, max_size=10**6):
@@ -40,17 +40,6 @@ def test_no_step_of_the_next_200_runs_out_of_memory(card, seed):
     """Kernels' workspaces and odd batches need some more now and then: up to 3 % here."""
     noise, size = random.Random(seed), largest_by_search(card).size
     assert all(card.needs(size, more=noise.uniform(0.99, 1.03)).total <= card.budget for _ in range(200))
-
-
-@examples(50)
-@given(cards(tells_apart=False))
-@example(FLAT_BELOW)
-def test_where_only_the_maximum_is_known_nothing_that_does_not_fit_is_chosen(card):
-    fit = largest_by_search(card)
-    assert len(card.tried) <= MAX_PROBES
-    assert fit.size in card.tried
-    assert card.fits(fit.size)
-    assert fit.size >= GOOD_FRAC * card.largest() or fit.stopped_by == "probes" or card.largest() < EXACT_BELOW
 
 
 @examples(25)
@@ -98,15 +87,3 @@ def test_the_smallest_tried_size_that_reaches_the_target_is_taken():
     assert "90 %" in fit.because
     fit = search(probe, max_size=60, budget_bytes=8 * GIB, target_util_pct=25, plateau_gain=0)
     assert fit.size == 1
-
-
-def test_a_size_above_the_line_is_halved_towards():
-    """A kernel that needs another workspace from 40 samples on."""
-
-    def probe(size):
-        peak = int(GIB + size * 0.05 * GIB + (4 * GIB if size >= 40 else 0))
-        return Probe(size, None if peak > 4 * GIB else Peak(GIB, peak, peak), size)
-
-    fit = search(probe, max_size=1000, budget_bytes=4 * GIB, plateau_gain=0)
-    assert 30 <= fit.size < 40
-    assert len(fit.probes) <= MAX_PROBES

@@ -290,8 +290,6 @@ def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
     assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
-    facts = data_facts(parts)
-    assert (facts.num_eval, facts.eval_batch_size) == (len(parts.data.test), 3)
     parts.end()
     assert parts.data_module.torn_down == ("fit", "test")
 
@@ -423,7 +421,7 @@ def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expec
     loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
     config = make_config(loader=loader)
     plan = planned(config, H200)
-    plan = replace(plan, loader=replace(plan.loader, eval_workers=num_workers))
+    plan = replace(plan, loader=replace(plan.loader, num_workers=num_workers))
     found = eval_settings(config, plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
     assert eval_device_prefetch(plan, kind()) == ahead

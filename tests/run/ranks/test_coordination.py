@@ -26,8 +26,9 @@ BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed
 def plan(num_workers, micro_batch):
     made = planned(config(), data=ITEMS)
     workers = Decided(num_workers, "what is free here", "predicted")
-    loader = replace(made.loader.but(num_workers=workers), eval_workers=num_workers)
-    return replace(made, loader=loader, memory=replace(made.memory, micro_batch=micro_batch))
+    return replace(
+        made, loader=made.loader.but(num_workers=workers), memory=replace(made.memory, micro_batch=micro_batch)
+    )
 
 
 @dataclass(frozen=True)

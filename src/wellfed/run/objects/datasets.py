@@ -176,19 +176,14 @@ def of_split(given: Any, split: str) -> Any:
 def data_facts(objects: RunObjects) -> DataFacts:
     """Returns the facts of the data that the plan uses."""
     data, features = objects.data, objects.features
-    train, *others = map(_num_samples, (data.train, data.val, data.test))
     loaders = {split: loader for split in _SPLITS if (loader := loader_of(data, split))}
     own, stream = loaders.get("train"), data.train if isinstance(data.train, Stream) else None
     return DataFacts(
-        num_train=train,
+        num_train=_num_samples(data.train),
         has_fetch=callable(getattr(data.train, "fetch", None)),
         stream=None
         if stream is None
-        else StreamFacts(
-            stream.name, stream.length is not None, stream.gives_batches, stream.shared_by, stream.num_shards
-        ),
-        num_eval=max(others),
-        eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
+        else StreamFacts(stream.name, stream.length is not None, stream.shared_by, stream.num_shards),
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
