@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.sample_rng import SampleRng, mix, rng_of_batch, seed_from
+from wellfed.sample_rng import SampleRng, rng_of_batch, seed_from
 
 INDICES = torch.arange(20_000)
 small = st.integers(0, 2**40)
@@ -21,10 +21,6 @@ def correlation(first, second):
 def test_a_mixed_seed_is_one_that_every_generator_takes(parts):
     assert 0 <= seed_from(*parts) < 2**63
     assert seed_from(*parts) == seed_from(*parts)
-
-
-def test_projects_of_earlier_templates_get_the_same_seeds_by_its_former_name():
-    assert mix(7, 3) == seed_from(7, 3)
 
 
 def test_mixed_seeds_differ_by_value_place_and_number_of_parts():

@@ -30,10 +30,6 @@ def seed_from(*parts: int) -> int:
     return _mix_on(0, parts) >> 1
 
 
-mix = seed_from
-"""The name that projects of earlier templates import."""
-
-
 def _mix_on(state: int, parts: tuple[int, ...]) -> int:
     for part in parts:
         state = (state + _GOLDEN + (part & _MASK)) & _MASK

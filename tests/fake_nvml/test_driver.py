@@ -8,32 +8,12 @@ import pynvml
 import pytest
 
 from tests.fake_nvml.driver import (
-    FUNCTIONS,
     GIB,
     SOURCE,
     FakeGpu,
     Scenario,
     read_report,
 )
-
-EVERY_FUNCTION = [
-    *["nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion"],
-    *["nvmlSystemGetNVMLVersion", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"],
-    *["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"],
-    *["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode"],
-    *["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"],
-    *["nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"],
-    *["nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples"],
-    *["nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEnergyConsumption"],
-    "nvmlDeviceGetTemperature",
-    *["nvmlDeviceGetTemperatureV", "nvmlDeviceGetClockInfo", "nvmlDeviceGetPcieThroughput"],
-    *["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
-    *["nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkGeneration"],
-    *["nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetComputeRunningProcesses_v2"],
-    *["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"],
-    *["nvmlSystemGetProcessName", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc"],
-    *["nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"],
-]
 
 
 @pytest.fixture
@@ -56,37 +36,6 @@ def play(fake_driver):
 
 def card(number=0):
     return pynvml.nvmlDeviceGetHandleByIndex(number)
-
-
-def code_of(ask, *args):
-    """The code of the NVMLError that the call raises, 0 when it answers."""
-    try:
-        ask(*args)
-    except pynvml.NVMLError as error:
-        return error.value
-    return 0
-
-
-def power_code(handle):
-    return code_of(pynvml.nvmlDeviceGetPowerUsage, handle)
-
-
-def gpu_samples(handle, last_seen_us=0, kind=pynvml.NVML_GPU_UTILIZATION_SAMPLES):
-    return pynvml.nvmlDeviceGetSamples(handle, kind, last_seen_us)[1]
-
-
-def metrics_between(one, two, numbers):
-    asked = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(numbers), sample1=one, sample2=two)
-    for entry, number in zip(asked.metrics, numbers, strict=False):
-        entry.metricId = number
-    pynvml.nvmlGpmMetricsGet(asked)
-    return [(entry.nvmlReturn, entry.value) for entry in asked.metrics[: len(numbers)]]
-
-
-def test_the_list_of_functions_is_what_the_library_exports(fake_driver):
-    assert frozenset(EVERY_FUNCTION) == FUNCTIONS
-    library = ctypes.CDLL(str(fake_driver.library))
-    assert [name for name in EVERY_FUNCTION if not hasattr(library, name)] == []
 
 
 def test_structures_are_as_large_as_pynvmls(fake_driver, tmp_path, cc):

@@ -78,14 +78,3 @@ class Curve(nn.Module):
             if self.fault == "kill" and self.calls > 8:
                 os.kill(os.getpid(), signal.SIGKILL)
         return LossOutput(self.line(batch["x"]).square().mean())
-
-
-class SparseCurve(Curve):
-    """Its gradients are sparse, which some optimizers refuse."""
-
-    def __init__(self, top: float = 1.0, dim: int = 1, fault: str = "none", pause_s: float = 0.0) -> None:
-        super().__init__(top, dim, fault, pause_s)
-        self.line = nn.Embedding(1, 1, sparse=True)
-
-    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        return super().loss({"x": torch.zeros(len(batch["x"]), dtype=torch.long, device=batch["x"].device)})

@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import Datasets, Features, LossOutput
+from wellfed.contract import Datasets, LossOutput
 
 _FIRST_BAD_CALL = 9
 NUM_ROWS = 7
@@ -98,30 +98,3 @@ class Line(nn.Module):
         if self.calls >= _FIRST_BAD_CALL and self.training:
             IN_A_STEP[self.fault]()
         return LossOutput(self.line(batch["x"]).square().mean())
-
-
-class Featured(Line):
-    """Offers features; to compute all rows at once ends the process."""
-
-    def features(self) -> Features:
-        """None of them is looked at."""
-        return Features(NUM_ROWS, NUM_ROWS * 4, self._rows)
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        if len(indices) == NUM_ROWS:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return indices[:, None].float()
-
-
-class Heavy(Line):
-    """Holds memory that does nothing, from its first step on: before, it would count as the process's own."""
-
-    def __init__(self, mib: int = 0) -> None:
-        super().__init__()
-        self.mib, self.held = mib, torch.empty(0)
-
-    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Returns the loss of `Line`, and holds memory."""
-        if not len(self.held):
-            self.held = torch.ones(self.mib * 2**18)
-        return super().loss(batch)

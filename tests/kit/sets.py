@@ -1,7 +1,6 @@
 """Datasets with every kind of randomness, failure and speed that a user's may have."""
 
 import dataclasses
-import multiprocessing
 import os
 import random
 import signal
@@ -158,17 +157,3 @@ class BreakingItems(Breaking):
     """The same dataset with ``__getitem__`` only."""
 
     fetch = None
-
-
-class WithLambda(Fetching):
-    """A dataset that can't be pickled."""
-
-    def __init__(self):
-        self.options = {"flip": lambda sample: sample}
-
-
-class WithLock(Fetching):
-    """A dataset that can be pickled only for a process that starts."""
-
-    def __init__(self):
-        self.lock = multiprocessing.get_context().Lock()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, FakeGpu, LoadedDriver
+from tests.fake_nvml.driver import FakeGpu, LoadedDriver
 from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.gpu import GpuSource
 from wellfed.observe.telemetry.run_progress import Progress
@@ -32,9 +32,6 @@ def watched_gpu(index: int, uuid: str, *, is_mig: bool = False) -> GpuFacts:
 def a100(uuid: str = "GPU-1", **facts: object) -> FakeGpu:
     """The same without GPM."""
     return h200(uuid, **{"gpm": False, **facts})
-
-
-ONLY_PCIE = {PCIE_TX: 1.0, PCIE_RX: 1.0}
 
 
 @dataclass

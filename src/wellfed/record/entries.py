@@ -250,13 +250,13 @@ class LongestWaitEntry(TypedDict):
     readiness_frac: float
 
 
-class RankSteps(TypedDict):
-    """Mean step of one of several ranks. Shares are as in `TimeEntry`."""
+class RankEntry(TypedDict, total=False):
+    """Latest figures of one of several ranks. Shares are as in `TimeEntry`."""
 
     rank: int
     node: int
     gpu: str | None
-    """Key in ``gpus``; None on a CPU."""
+    """Its number, with the node of another machine: ``node1/0``; None on a CPU."""
     wait_frac: float
     copy_frac: float | None
     compute_frac: float
@@ -265,11 +265,6 @@ class RankSteps(TypedDict):
     readiness_frac: float
     peak_gib: float | None
     """Peak of memory, measured as ``measured_peak_gib``; None if not measured."""
-
-
-class RankEntry(RankSteps, total=False):
-    """Latest figures of one of several ranks. Records of earlier versions have only those of `RankSteps`."""
-
     host: str
     """Name of its machine."""
     steps: int
@@ -433,7 +428,6 @@ class RunRecord:
     """None if this process was started alone."""
     git: GitState | None = None
     engine: EngineState | None = None
-    """None in records of earlier versions."""
     wandb: WandbEntry | None = None
     mlflow: MlflowEntry | None = None
     workload: str = ""
@@ -455,7 +449,7 @@ class RunRecord:
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
     """Phase, as in telemetry.csv -> time and number of visits."""
     wall: WallEntry | None = None
-    """None if not measured, as in records of earlier versions."""
+    """None if not measured."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     process: ProcessEntry | None = None
     """None if training did not finish."""
@@ -466,7 +460,7 @@ class RunRecord:
     profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Figures of each GPU, named as in `telemetry.metrics`."""
+    """Figures of each GPU, by its number."""
     telemetry: TelemetryEntry | None = None
     swing: SwingEntry | None = None
     findings: list[FindingEntry] = field(default_factory=list)

@@ -68,7 +68,7 @@ def _engine_state(folder: Path) -> EngineState:
 
 def engine_version(engine: EngineState | None) -> str:
     """Returns the engine as text: ``wellfed 0.2.0``, with its commit if it has a checkout of its own."""
-    if engine is None:  # a record of an earlier version
+    if engine is None:
         return "wellfed of an unknown version"
     commit = f" at {engine['commit'][:10]}{'+' if engine['dirty'] else ''}" if engine["commit"] else ""
     return f"wellfed {engine['version']}{commit}"

@@ -1,4 +1,3 @@
-import os
 from collections import namedtuple
 from dataclasses import replace
 
@@ -34,11 +33,6 @@ def test_without_torch_nvmls_cards_count(tmp_path):
     assert (facts.nvml_problem, facts.torch_problem, facts.warnings[1:]) == (None, None, ())
     assert facts.versions["driver"] == "580.65"
     assert "cuda" not in facts.versions
-
-
-def test_a_card_by_uuid(tmp_path):
-    (gpu,) = look(tmp_path, SMALL, LARGE, environ={"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}).gpus
-    assert (gpu.index, gpu.name, gpu.nvml_index) == (0, "NVIDIA H200", 1)
 
 
 def test_torchs_order_and_size_win_and_nvml_adds_the_rest(tmp_path):
@@ -111,11 +105,6 @@ def test_no_card_says_why(tmp_path, cards, environ, errors, problem):
     assert (facts.gpus, facts.nvml_problem, facts.warnings) == ((), problem, ())
 
 
-def test_notes_become_warnings(tmp_path):
-    torch = TorchCuda((TORCH_LARGE,), notes=("this build has no kernels for sm_90",))
-    assert look(tmp_path, LARGE, torch=torch).warnings == ("this build has no kernels for sm_90",)
-
-
 def test_memory_is_the_smaller_of_host_and_cgroup(tmp_path, monkeypatch):
     host = namedtuple("host", "total available")
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -129,26 +118,6 @@ def test_memory_is_the_smaller_of_host_and_cgroup(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host(6 * GIB, 2 * GIB))
     facts = look(tmp_path)
     assert (facts.ram_gib, facts.ram_available_gib) == (6.0, 2.0)
-
-
-def test_the_quota_of_the_cgroup_reaches_the_facts(tmp_path, monkeypatch):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/")
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("250000 100000")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert look(tmp_path).cpu_quota_cores == 2.5
-
-
-def test_shared_memory_where_the_system_has_any(tmp_path, monkeypatch):
-    assert look(tmp_path).shm_gib is None
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    status = namedtuple("status", "f_blocks f_bavail f_frsize f_flag")
-    monkeypatch.setattr(os, "statvfs", lambda path: status(1024, 512, 2**20, 0), raising=False)
-    facts = look(tmp_path)
-    assert (facts.shm_gib, facts.shm_free_gib) == (1.0, 0.5)
-    monkeypatch.delattr(os, "statvfs")
-    assert look(tmp_path).shm_gib is None
 
 
 def test_cpu_name_and_versions(tmp_path):

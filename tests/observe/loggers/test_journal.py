@@ -106,31 +106,6 @@ def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
     assert names == ["loss", "samples_per_s", "readiness_frac"]
 
 
-def test_figures_are_those_of_the_steps(tmp_path):
-    sink = Kept()
-    made = journal(tmp_path, sink=sink)
-
-    def recent() -> list[float]:
-        made.metrics("train", {}, step=1, epoch=0, has_rate=True)
-        return [value for name, value in sink.rows[-1].items() if name.startswith("throughput/")]
-
-    assert made.summary() is None
-    assert recent_rate(made) is None
-    made.steps([row(0, warmup=True)])
-    assert recent() == []
-    assert recent_rate(made) is None
-    made.rows.drop_after(-1)
-    made.steps([row(1, warmup=True), *(row(step) for step in range(2, 80))])
-    assert made.summary().samples_per_s == pytest.approx(800)
-    assert (made.summary().steps, made.summary().warmup_steps) == (78, 1)
-    made.steps(row(step, compute_ms=18.0) for step in range(80, 130))
-    assert recent_rate(made) == pytest.approx(400)
-    made.steps(row(step, compute_ms=38.0) for step in range(130, 340))
-    assert recent() == pytest.approx([200, 0])
-    made.steps([row(step, compute_ms=38.0, asked_wait_ms=0.0) for step in range(340, 440)])
-    assert recent() == pytest.approx([200, 0.5])
-
-
 def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
     made = journal(tmp_path)
     made.steps(row(step) for step in range(1, 6))

@@ -120,6 +120,7 @@ def test_a_process_forked_from_the_run_logs_nothing(shown: Shown) -> None:
     assert len(shown.pictures) == 1
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_logs(shown: Shown) -> None:
     def loss(values: torch.Tensor) -> torch.Tensor:
         doubled = values * 2

@@ -49,11 +49,6 @@ def test_code_for_any_logger_runs_without_one(tmp_path: Path) -> None:
     logger.log_image("a", [torch.ones(3)])  # wandb's
 
 
-def test_files_of_the_users_callbacks_lie_apart(tmp_path: Path) -> None:
-    logger = Quiet(tmp_path)
-    assert (logger.save_dir, logger.name, logger.version) == (str(tmp_path), "lightning", "")
-
-
 TABLE = ("findings", ("id", "message"), [["slow_copy", "10 | 20 ms\nof a step"], ["healthy", "no <b>"]])
 MARKDOWN = "| id | message |\n| --- | --- |\n| slow_copy | 10 / 20 ms of a step |\n| healthy | no <b> |\n"
 
@@ -90,12 +85,6 @@ def test_csv_has_a_column_a_figure_and_is_on_disk_before_the_end(tmp_path: Path)
     sink.log(ROWS[0])  # too late
     assert len(rows_of(file)) == 4
     assert lost == []
-
-
-def test_each_part_of_a_resumed_run_has_a_csv_of_its_own(tmp_path: Path) -> None:
-    for _ in range(2):
-        sink_of(open_csv(tmp_path))[0].finish({}, 0)
-    assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == ["version_0", "version_1"]
 
 
 def test_figures_of_a_module_reach_the_run_once_and_other_things_their_logger(tmp_path: Path) -> None:

@@ -168,18 +168,6 @@ def test_online_falls_back_to_offline_with_a_warning(bare, tmp_path, monkeypatch
     assert "wandb can't be reached (no network); going on offline." in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["offline", "online"])
-def test_a_wandb_that_cannot_start_is_one_error(bare, tmp_path, monkeypatch, mode):
-    import wandb
-
-    def init(**options):
-        raise wandb.errors.UsageError("broken")
-
-    monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(RuntimeError, match="wandb can't be started: broken"):
-        opened(tmp_path, mode=mode)
-
-
 def gpu_round(number, num_gpus=2):
     """Returns values that identify round, GPU and metric."""
     return [

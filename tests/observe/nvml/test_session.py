@@ -1,12 +1,9 @@
-import threading
-
 import pynvml
 import pytest
 
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, FakeGpu, Lost, Scenario
 from tests.fake_nvml.scripted import GPU_IS_LOST, ScriptedNvml
-from wellfed.observe.nvml import session as session_file
-from wellfed.observe.nvml.session import NvmlError, NvmlSession, load_pynvml
+from wellfed.observe.nvml.session import NvmlError, NvmlSession
 
 
 @pytest.mark.parametrize(
@@ -58,17 +55,6 @@ def test_what_this_pynvml_lacks_is_absent():
             assert caught.value.is_absent
 
 
-def test_no_pynvml_names_the_install_command(monkeypatch):
-    assert load_pynvml() is pynvml
-
-    def refuse(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(session_file.importlib, "import_module", refuse)
-    with pytest.raises(NvmlError, match="pip install nvidia-ml-py"):
-        load_pynvml()
-
-
 @pytest.mark.parametrize(("code", "reason"), [(DRIVER_NOT_LOADED, "driver not loaded"), (MISMATCH, "reboot")])
 def test_opening_names_the_reason(fake_driver, code, reason):
     with fake_driver.load(Scenario([FakeGpu()], init_error=code)) as driver:
@@ -97,18 +83,4 @@ def test_a_card_lost_while_open_is_an_error_and_closing_is_not(fake_driver):
             driver.advance(10)
             with pytest.raises(NvmlError, match="GPU is lost"):
                 nvml.ask("nvmlDeviceGetPowerUsage", handle)
-        assert driver.num_users() == 0
-
-
-def test_sessions_of_two_threads_overlap(fake_driver):
-    def open_and_count():
-        with NvmlSession() as nvml:
-            assert nvml.ask("nvmlDeviceGetCount") == 1
-
-    with fake_driver.load(Scenario([FakeGpu()])) as driver:
-        with NvmlSession() as nvml:
-            thread = threading.Thread(target=open_and_count)
-            thread.start()
-            thread.join()
-            assert nvml.ask("nvmlDeviceGetCount") == 1  # the other session's end did not close this one
         assert driver.num_users() == 0

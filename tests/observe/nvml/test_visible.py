@@ -1,7 +1,7 @@
 import pytest
 
 from tests.fake_nvml.scripted import Card, ScriptedNvml
-from wellfed.observe.nvml.devices import Devices, list_devices
+from wellfed.observe.nvml.devices import list_devices
 from wellfed.observe.nvml.session import NvmlSession
 from wellfed.observe.nvml.visible import same_uuid, visible_devices
 
@@ -48,10 +48,6 @@ def test_a_device_of_torch_that_nvml_lacks_keeps_the_numbering():
     assert [(device.index, device.uuid) for device in seen.devices] == [(1, B)]
     (note,) = seen.notes
     assert "cccc" in note
-
-
-def test_notes_of_the_listing_are_kept():
-    assert visible_devices(Devices((), ("card 0 is left out.",)), visible=None).notes == ("card 0 is left out.",)
 
 
 def test_torchs_uuid_has_no_prefix():

@@ -150,15 +150,6 @@ def test_mig_instances_have_memory_and_gpm_and_no_utilisation(watch):
     assert set(told[0]["metrics"]) == EVERY - set(found[0])
 
 
-def test_at_an_edge_only_energy_is_asked_for(watch):
-    watched = watch(Scenario([h200()]))
-    watched.read()
-    calls = watched.driver.num_calls("nvmlDeviceGetMemoryInfo_v2")
-    watched.driver.advance(2.0)
-    assert set(watched.read(slow=False, edge=True)[0]) == {"power_w", "energy_j"}
-    assert watched.driver.num_calls("nvmlDeviceGetMemoryInfo_v2") == calls
-
-
 # ---- Drivers in trouble ----
 
 

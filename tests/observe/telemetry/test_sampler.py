@@ -1,4 +1,3 @@
-import threading
 import time
 
 import pytest
@@ -8,7 +7,7 @@ from tests.kit.watched import Heard, ScriptedSource, h200, until, watched_gpu
 from wellfed.observe.telemetry import sampler as sampler_file
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import next_beat
-from wellfed.observe.telemetry.series import HOST, Sample
+from wellfed.observe.telemetry.series import HOST
 
 NEVER_S = 600.0
 """An interval in which only edges bring rounds."""
@@ -89,18 +88,6 @@ def test_where_training_begins_and_ends_a_round_is_taken_for_what_is_over(heard)
         until(lambda: len(heard.samples) == 3)
     assert [sample.phase for sample in heard.samples] == ["start", "start", "train"]
     assert source.reads == [True, "edge", "edge"]
-
-
-def test_what_is_being_read_as_training_ends_still_counts_to_it(heard, monkeypatch):
-    patient(monkeypatch)
-    progress, source = Progress(), ScriptedSource()
-    progress.enter("train")
-    source.gate.clear()
-    with sampling(heard, source, interval_s=NEVER_S, progress=progress):
-        until(lambda: source.reads)
-        progress.enter("test")
-        source.gate.set()
-    assert [sample.phase for sample in heard.samples] == ["train", "train"]
 
 
 def test_the_last_stretch_counts_when_training_is_cut_short(heard, monkeypatch):
@@ -202,36 +189,4 @@ def test_a_driver_that_hangs_holds_nothing_up(heard, fake_driver):
     assert heard.troubles() == ["stuck"]
 
 
-def test_a_sink_that_hangs_costs_its_rows_alone(heard):
-    gate, published = threading.Event(), []
-
-    def publish(samples):
-        published.append(samples[0].gpu)
-        if samples[0].gpu == 0:
-            gate.wait(30)
-
-    with sampling(heard, ScriptedSource(0), ScriptedSource(HOST, name="host"), publish=publish):
-        until(lambda: len(heard.of(HOST)) > 5)
-    assert len(heard.of(0)) == published.count(0) == 1
-    assert heard.troubles() == ["stuck"]
-    gate.set()
-
-
 # ---- What is handed over ----
-
-ROW = Sample(0.0, 0, "train", 0, {"x": 1.0})
-
-
-def test_nobody_waits_for_ever_for_a_taker_that_hangs(heard, monkeypatch):
-    monkeypatch.setattr(sampler_file, "PATIENCE_S", 0.05)
-    gate, begun = threading.Event(), threading.Event()
-    sampler = heard.sampler(take=lambda samples: (begun.set(), gate.wait(30)))
-    sending = threading.Thread(target=sampler.take, args=(lambda: [ROW],))
-    sending.start()
-    begun.wait(30)
-    sampler.event("gpu_lost")
-    sampler.close()
-    assert heard.events == []
-    gate.set()
-    sending.join(20)
-    assert not sending.is_alive()

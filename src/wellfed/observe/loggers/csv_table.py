@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import io
-import math
 import os
 import threading
 import time
@@ -90,10 +89,8 @@ class CsvTable:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _text(self, rows: Sequence[Any], *, has_columns: bool) -> str:
-        columns = _lines([self._columns]) if has_columns else ""
-        if self._line is not None:
-            return columns + "\n".join([*map(self._line, rows), ""])
-        return columns + _lines([[cell(row.get(name)) for name in self._columns] for row in rows])
+        line = self._line or (lambda row: _lines([[cell(row.get(name)) for name in self._columns]])[:-1])
+        return (_lines([self._columns]) if has_columns else "") + "\n".join([*map(line, rows), ""])
 
 
 def read_rows(path: Path) -> Iterable[dict[str, str]]:
@@ -106,15 +103,6 @@ def read_rows(path: Path) -> Iterable[dict[str, str]]:
     if path.exists():
         text = path.read_text(encoding="utf-8")
         yield from csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-
-
-def column(path: Path, name: str) -> list[float]:
-    """Returns a column's finite numbers; empty if the file or column is missing.
-
-    Raises:
-        OSError, ValueError, csv.Error: the file can't be read.
-    """
-    return [value for row in read_rows(path) if math.isfinite(value := float(row.get(name) or math.nan))]
 
 
 def _lines(rows: Iterable[Iterable[str]]) -> str:

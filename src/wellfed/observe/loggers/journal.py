@@ -12,7 +12,7 @@ from typing import Any
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
-from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column, read_rows
+from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, read_rows
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
@@ -66,7 +66,6 @@ class Journal:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
         last save, where a killed run's clock resumes."""
         self._resumed_at = step
-
         now_s = self.time_s()
         self._keep(self._steps, lambda row: int(row["step"]) <= step)
         self._keep(self._metrics, lambda row: int(row["step"]) <= step)
@@ -95,20 +94,18 @@ class Journal:
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
-        try:
-            return int(sum(column(self._steps.path, "samples")))
-        except (OSError, ValueError, csv.Error) as error:
-            _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
-            return 0
+        return sum(int(row["samples"]) for row in self._written(self._steps))
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        path = self._metrics.path
+        return len({row["step"] for row in self._written(self._metrics) if row["split"] == "val"})
+
+    def _written(self, table: CsvTable) -> Iterable[Mapping[str, str]]:
         try:
-            return len({row["step"] for row in read_rows(path) if row["split"] == "val"})
-        except (OSError, ValueError, KeyError, csv.Error) as error:
-            _LOG.warning("%s can't be read (%s): validations that it lists later are not counted.", path, error)
-            return 0
+            return list(read_rows(table.path))
+        except (OSError, ValueError, csv.Error) as error:
+            _LOG.warning("%s can't be read (%s): the record counts from here on.", table.path, error)
+            return []
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""
@@ -117,11 +114,10 @@ class Journal:
             facts = hidden_in(facts)
             events = self.record.events
             alike = [index for index, event in enumerate(events) if event["kind"] == kind]
-            if len(alike) >= MOST_OF_A_KIND:  # keeps the first half and the latest
-                left_out = events.pop(alike[MOST_OF_A_KIND // 2])
-                events[alike[MOST_OF_A_KIND // 2 - 1]]["left_out"] = (
-                    1 + left_out.get("left_out", 0) + events[alike[MOST_OF_A_KIND // 2 - 1]].get("left_out", 0)
-                )
+            if len(alike) >= MOST_OF_A_KIND:
+                before = events[alike[MOST_OF_A_KIND // 2 - 1]]
+                left_out = 1 + events.pop(alike[MOST_OF_A_KIND // 2]).get("left_out", 0)
+                before["left_out"] = left_out + before.get("left_out", 0)
             events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 

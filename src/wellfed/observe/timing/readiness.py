@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,8 +14,6 @@ from wellfed.record.entries import LoadingEntry, Throughput, TimeEntry
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 _PLACES = {name: place for place, name in enumerate(StepRow._fields)}
-_WHOLE = frozenset({"step", "epoch", "samples", "micro_batch", "num_micro", "slowest_index"})
-"""Columns of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +94,6 @@ class StepTable:
     def __len__(self) -> int:
         return self._end if self._most is None else min(self._end, self._most)
 
-    def __iter__(self) -> Iterator[StepRow]:
-        return map(_row, self.figures.tolist())
-
     def latest(self, number: int) -> StepTable:
         """Returns up to this number of the last rows."""
         return StepTable(figures=self.figures[-number:])
@@ -158,15 +152,6 @@ Rows = Sequence[StepRow] | StepTable
 
 def _figures(rows: Iterable[StepRow]) -> Column:
     return np.array(list(rows), dtype=float).reshape(-1, len(_PLACES))
-
-
-def _row(figures: Sequence[float]) -> StepRow:
-    cells: dict[str, Any] = {
-        name: None if math.isnan(figure) else int(figure) if name in _WHOLE else figure
-        for name, figure in zip(_PLACES, figures, strict=True)
-    }
-    cells["warmup"] = bool(cells["warmup"])
-    return StepRow(**cells)
 
 
 def summarise(rows: Rows) -> StepSummary | None:
