@@ -175,5 +175,5 @@ def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:
     from wellfed.explain.report.last_screen import last_lines
 
     console.print()
-    for line in last_lines(evidence, folder, console.columns, is_utf=console.is_utf):
+    for line in last_lines(evidence, folder, console.columns):
         console.print(line, soft_wrap=True)

@@ -49,8 +49,8 @@ def starved(*overrides: str, **record: Any) -> Evidence:
     )
 
 
-def lines_of(found: Evidence, folder: Path, width: int | None = 80, *, is_utf: bool = True) -> list[Text]:
-    return list(last_lines(found, folder, width, is_utf=is_utf))
+def lines_of(found: Evidence, folder: Path, width: int | None = 80) -> list[Text]:
+    return list(last_lines(found, folder, width))
 
 
 def shown(found: Evidence, folder: Path, width: int | None = None) -> str:
@@ -67,10 +67,9 @@ def test_a_starved_run_has_its_verdict_and_the_next_command(tmp_path: Path) -> N
     assert first.plain.startswith(" STARVED  80 % of each step waits for data: the training process builds a batch")
     assert any(span.style == "red" for span in first.spans)
     text = "\n".join(line.plain for line in rest)
-    bars = "\u2588" * 13
     for line in (
         "1,280 samples/s (1,254-1,306)  20.0 % of 6,400 possible  batches ready 0 %",
-        f"wait {bars} 80 %  compute \u2588\u2588\u2588 18 %  copy 1 %  host 1 %  100 ms a step",
+        "wait 80 %  compute 18 %  copy 1 %  host 1 %  100 ms a step",
         "GPU 3 %  memory 0.50 of 21.6 GiB  69 W  CPU 0.2 of 8 cores",
         "Try (about 4.0 times as fast (2.9 to 4.4), predicted):",
         "  python src/train.py trainer.max_steps=60 loader=auto",
@@ -93,10 +92,6 @@ def test_no_word_is_broken_and_commands_stay_whole(width: int | None) -> None:
     assert shlex.split(command)[-2:] == ["workload.model.a8=1", "loader=auto"]
     is_command = [("train.py" in line or "sync" in line or len(line.split()) == 1) for line in lines]
     assert all(width is None or len(line) <= width or known for line, known in zip(lines, is_command, strict=True))
-
-
-def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
-    assert all(line.plain.isascii() for line in lines_of(starved(), tmp_path, is_utf=False))
 
 
 def test_the_command_replaces_what_the_change_replaces_and_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +126,11 @@ def test_other_programs_are_a_line_below_the_verdict(tmp_path: Path) -> None:
     assert "Also found" not in shown(starved(findings=[STARVED, BUSY]), tmp_path)
 
 
-def test_a_cause_without_overrides_has_the_first_sentence_of_its_advice(tmp_path: Path) -> None:
+def test_a_cause_without_overrides_has_its_advice(tmp_path: Path) -> None:
     advice = "Make it cheaper: decode less. Store less."
     found = Finding("cpu_bound_loading", "All cores are full.", {}, lost_frac=0.5, advice=advice).entry()
     text = shown(starved(findings=[found]), tmp_path)
-    assert " Try: Make it cheaper: decode less.\n" in text
+    assert " Try: Make it cheaper: decode less. Store less.\n" in text
 
 
 def test_advice_that_changes_what_is_learned_is_marked_and_a_gain_from_1_is_not_shown(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, get_args
 
 import numpy as np
@@ -26,27 +25,20 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
 _COVERED_FRAC = 0.95
 """Minimum share of the run after which the energy counter was still read, for energy per sample to be reported."""
-_NO_CODES: Mapping[str, int] = MappingProxyType({})
-_PHASE_CODES: Mapping[str, int] = {phase: index for index, phase in enumerate(PHASES)}
+_SPELT = {f",{phase},".encode(): f",{index},".encode() for index, phase in enumerate(PHASES)}
+"""Phase within a row -> its number."""
 
 
-def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_CODES) -> dict[str, Series]:
-    """Returns columns of a table of numbers, ``nan`` for an empty cell. Missing columns, and all of a missing file, are
-    empty.
-
-    An incomplete last row of a killed run is left out.
-
-    Args:
-        codes: text -> number, for cells of text that are neither first nor last in their rows.
-    """
-    spelt = {f",{label},".encode(): f",{number},".encode() for label, number in codes.items()}
+def columns(path: Path, names: Collection[str]) -> dict[str, Series]:
+    """Returns columns of a table of numbers, ``nan`` for an empty cell and the number of `PHASES` for a phase. Missing
+    columns, and all of a missing file, are empty. An incomplete last row of a killed run is left out."""
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
         with path.open("rb") as stream:
-            head = _cells(stream.readline())
+            head = stream.readline().decode("utf-8", "replace").strip().split(",")
             indices = {name: head.index(name) for name in names if name in head}
             for chunk in _chunks(stream) if indices else ():
-                rows = _rows(chunk, len(head), spelt)
+                rows = _rows(chunk, len(head))
                 rows[~(np.abs(rows) < _MOST)] = np.nan
                 for name, index in indices.items():
                     parts[name].append(rows[:, index].copy())
@@ -57,7 +49,7 @@ def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_C
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
     """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run."""
-    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_CODES)
+    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"})
     found = {name: column for name, column in found.items() if len(column)}
     if not {"phase", "gpu"} <= found.keys():
         return {}
@@ -148,11 +140,10 @@ def _chunks(stream: IO[bytes]) -> Iterator[list[bytes]]:
         yield io.BytesIO(text).readlines()
 
 
-def _rows(chunk: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:
-    """Returns ``[rows, width]``, without lines of another width or without a line end."""
-    whole = [line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1]
-    text = b"".join(whole)
-    for label, number in spelt.items():
+def _rows(chunk: list[bytes], width: int) -> Series:
+    """Returns ``[rows, width]``, without lines of another width or without a line end; no row of a damaged chunk."""
+    text = b"".join(line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1)
+    for label, number in _SPELT.items():
         text = text.replace(label, number)
     text = text.replace(b"\r", b"").replace(b"\n", b",").replace(b",,", b",nan,").replace(b",,", b",nan,")
     text = b"nan" + text if text.startswith(b",") else text
@@ -161,17 +152,7 @@ def _rows(chunk: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
             warnings.simplefilter("error", DeprecationWarning)  # older numpy, for cells without a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
-        numbers = {label.decode()[1:-1]: float(number[1:-1]) for label, number in spelt.items()}
-        cells = [[numbers.get(cell, _number(cell)) for cell in _cells(line)] for line in whole]
-        return np.array([row for row in cells if len(row) == width]).reshape(-1, width)
-
-
-def _cells(line: bytes) -> list[str]:
-    """Returns the cells of a line; none if it is damaged."""
-    try:
-        return next(csv.reader([line.decode("utf-8", "replace")]), [])
-    except csv.Error:
-        return []
+        return np.empty((0, width))
 
 
 def _number(cell: str | None) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,12 +27,10 @@ from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text
 
 _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
-_CELLS = 16
-"""Columns of all bars of a step together."""
 _MOST_METRICS, _MOST_OPERATIONS, _MOST_FILES = 6, 3, 4
 """Metrics, operations of a profile, and files of the evaluation that the screen shows."""
-_LONGEST_MESSAGE, _LONGEST_EVENT, _LONGEST_ERROR = 180, 120, 400
-"""Characters of a finding (of whole sentences), of the facts of an event, and of an error."""
+_LONGEST_EVENT, _LONGEST_ERROR = 120, 400
+"""Characters of the facts of an event, and of an error."""
 _LABEL = 9
 """Columns of ``Report`` and the other labels of links."""
 _CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
@@ -42,17 +39,11 @@ _ORDER: Mapping[str, int] = {"val": 0, "test": 1}
 """Order of the splits of metrics; the others follow."""
 _ABOUT = ("kind", "step", "time_s")
 """Facts of every event."""
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")
 
 
-def last_lines(evidence: Evidence, folder: Path, width: int | None, *, is_utf: bool = True) -> Iterator[Text]:
-    """Yields the lines of the screen, broken between words.
-
-    Args:
-        width: columns of the terminal; None = unlimited, for a file.
-        is_utf: whether the terminal can show blocks.
-    """
-    for line in _lines(evidence, folder, is_utf=is_utf):
+def last_lines(evidence: Evidence, folder: Path, width: int | None) -> Iterator[Text]:
+    """Yields the lines of the screen, broken between words. ``width``: columns of the terminal; None = unlimited."""
+    for line in _lines(evidence, folder):
         starts, end = [], 0
         for text in [] if width is None or line.no_wrap else wrapped(line.plain, width - 1):
             starts.append(line.plain.index(text, end))
@@ -62,7 +53,7 @@ def last_lines(evidence: Evidence, folder: Path, width: int | None, *, is_utf: b
             yield Text(" ").append_text(part)
 
 
-def _lines(evidence: Evidence, folder: Path, *, is_utf: bool) -> Iterator[Text]:
+def _lines(evidence: Evidence, folder: Path) -> Iterator[Text]:
     record = evidence.record
     found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
     link = Text(("Report" if found else "Folder").ljust(_LABEL), no_wrap=True)
@@ -87,7 +78,7 @@ def _lines(evidence: Evidence, folder: Path, *, is_utf: bool) -> Iterator[Text]:
     for one in doubts:
         yield Text(f"{verdict_of(one)[1]} {one['advice']}".rstrip(), "yellow")
     yield from _joined(_speed(record))
-    yield from _joined(_shares(record, is_utf=is_utf))
+    yield from _joined(_shares(record))
     yield from _joined([*_devices(record), *_host(evidence)])
     if first is not None:
         yield from _advice(record, first)
@@ -124,18 +115,8 @@ def _command(words: Sequence[str]) -> Text:
 
 
 def verdict_of(finding: FindingEntry) -> tuple[str, str]:
-    """Returns the verdict in a word, and the first sentences of the finding."""
-    first, *rest = _SENTENCE.split(show_text(finding["message"]))
-    for sentence in rest:
-        if len(first) + 1 + len(sentence) > _LONGEST_MESSAGE:
-            break
-        first = f"{first} {sentence}"
-    return word_of(finding).upper(), first
-
-
-def way_out(finding: FindingEntry) -> str:
-    """Returns the first sentence of the advice of a finding, for one without overrides; empty without advice."""
-    return _SENTENCE.split(finding["advice"])[0]
+    """Returns the verdict in a word, and the message of the finding."""
+    return word_of(finding).upper(), show_text(finding["message"])
 
 
 def gain_in_brackets(finding: FindingEntry) -> str:
@@ -189,19 +170,17 @@ def _speed(record: RunRecord) -> Iterator[Text]:
         yield Text(f"batches ready {100 * record.readiness_frac:.0f} %")
 
 
-def _shares(record: RunRecord, *, is_utf: bool) -> Iterator[Text]:
+def _shares(record: RunRecord) -> Iterator[Text]:
     time = record.time
     if not time:
         return
-    block = "\u2588" if is_utf else "#"
     shares = {name: time[f"{name}_frac"] for name in ("wait", "compute", "copy", "host")}  # type: ignore[literal-required]
     for name, share in shares.items():
         if share is not None:
-            bar = block * round(_CELLS * share)
             style = waiting_colour(share) if name == "wait" else ""
             phases = phase_shares(time).items() if name == "compute" else ()
             split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
-            yield Text(" ".join(filter(None, [name, bar, f"{100 * share:.0f} %", split and f"({split})"])), style)
+            yield Text(f"{name} {100 * share:.0f} %{f' ({split})' if split else ''}", style)
     mean_ms = time.get("step_ms_mean")
     yield Text(f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step")
 
@@ -248,10 +227,10 @@ def _host(evidence: Evidence) -> Iterator[Text]:
 
 
 def _advice(record: RunRecord, finding: FindingEntry) -> Iterator[Text]:
-    """Yields the overrides of a finding with their gain, else the first sentence of its advice."""
+    """Yields the overrides of a finding with their gain, else its advice."""
     if not finding["change"]:
         if finding["advice"]:
-            yield Text("Try: ", "bold").append(way_out(finding))
+            yield Text("Try: ", "bold").append(finding["advice"])
         return
     learning = ", which changes what is learned" if finding["changes_learning"] else ""
     yield Text(f"Try{gain_in_brackets(finding)}{learning}:", "bold")

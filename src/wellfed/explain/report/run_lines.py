@@ -23,8 +23,6 @@ from wellfed.units import counted, show_count, show_duration, show_energy, show_
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Kinds of events that need no warning, or stand beside the figures."""
-_LEAST_OF_WALL = 0.005
-"""Minimum share of the wall time of training for a callback to be listed."""
 _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
 """Share of the wall time in steps from which its parts are not listed, and most parts listed."""
 MOST_ALIKE = 3
@@ -127,7 +125,7 @@ def time_lines(record: RunRecord) -> list[str]:
         lines.append(f"a step takes {takes}: {shown}")
     lines += rank_lines(record)
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
-    return [*(lines or [none]), *phase_lines(record), *wall_lines(record), *callback_lines(record)]
+    return [*(lines or [none]), *phase_lines(record), *wall_lines(record)]
 
 
 def rank_lines(record: RunRecord) -> list[str]:
@@ -147,24 +145,6 @@ def wall_lines(record: RunRecord) -> list[str]:
     parts = beside_steps(wall, wall["callbacks"], _MOST_PARTS)
     steps = f"steps {show_percent(wall['steps_s'] / wall['total_s'])}"
     return [f"the {show_duration(wall['total_s'])} of training: {', '.join([steps, *parts])}"]
-
-
-def callback_lines(record: RunRecord) -> list[str]:
-    """Returns the time of callbacks, hooks and schedulers by class, if one took a good share of training."""
-    wall = record.wall
-    if wall is None or wall["total_s"] <= 0:
-        return []
-    spent_s: dict[str, float] = {}
-    for name, seconds in wall["callbacks"].items():
-        owner = name.rpartition(".")[0]
-        spent_s[owner] = spent_s.get(owner, 0.0) + seconds
-    largest = sorted(spent_s.items(), key=lambda item: -item[1])
-    shown = [
-        f"{owner} {show_duration(seconds)} ({show_percent(seconds / wall['total_s'])})"
-        for owner, seconds in largest
-        if seconds >= _LEAST_OF_WALL * wall["total_s"]
-    ]
-    return [f"callbacks and hooks in training: {', '.join(shown)}"] if shown else []
 
 
 def phase_lines(record: RunRecord) -> list[str]:
