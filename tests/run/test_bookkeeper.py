@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.kit.evidence_of import walled
 from tests.kit.few import few
 from tests.plan.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
@@ -21,7 +20,6 @@ from wellfed.run import closing, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.run_loggers import chosen_loggers
-from wellfed.units import show_duration
 
 
 def books_of(folder, *overrides):
@@ -84,55 +82,12 @@ def test_figures_at_checkpoints_take_a_small_share_of_a_long_run(tmp_path, monke
     assert computed_s[-1] == now_s[0]
 
 
-def test_the_record_has_what_building_and_launching_took(tmp_path):
-    books, parts = books_of(tmp_path), {"wait_ms": 1.0, "copy_ms": 1.0, "compute_ms": 2.0, "host_ms": 0.0}
-    books.first_batch({"float64": 2 * 2**20, "int64": 2**20})
-    rows = [
-        StepRow(number, 0.0, 0, 8, 8, 1, **parts, asked_wait_ms=1.0, build_ms=8.0, build_cpu_ms=2.0, launch_ms=0.5)
-        for number in range(9)
-    ]
-    books.journal.steps(rows)
-    books.saved(9, "last.ckpt", {})
-    found = recorded(tmp_path)
-    assert found["loading"] == {
-        "batch_mib": 3.0,
-        "build_ms_mean": 8.0,
-        "build_ms_p50": 8.0,
-        "build_ms_p99": 8.0,
-        "cpu_frac": 0.25,
-    }
-    assert found["time"]["launch_ms_p50"] == 0.5
-    books = books_of(tmp_path)
-    books.first_batch({})  # no tensors that could be counted
-    books.journal.steps([row._replace(build_ms=None, build_cpu_ms=None) for row in rows])
-    books.saved(9, "last.ckpt", {})
-    assert recorded(tmp_path)["loading"] == {}
-
-
 @pytest.mark.parametrize(("workers", "expected"), [(2, 12.5), (0, None)])
 def test_the_record_has_what_one_worker_alone_took_for_a_batch(tmp_path, workers, expected):
     books = books_of(tmp_path)
     given = config(loader={"backend": Backend.processes if workers else Backend.inline, "num_workers": workers})
     books.planned(planned(given, data=ITEMS, trial=FirstBatches(12.5, 64, 100)))
     assert books.record.loading.get("build_ms_alone") == expected
-
-
-def test_a_plan_of_a_restart_replaces_the_knobs_that_are_refused(tmp_path):
-    books = books_of(tmp_path)
-    for refused in ("gpu.compile",), ("loader.device_prefetch",):
-        books.planned(replace(planned(config(), data=ITEMS), refused=refused))
-        assert recorded(tmp_path)["refused"] == list(refused)
-
-
-def test_what_came_before_training_is_told_part_by_part(tmp_path, monkeypatch):
-    record = RunRecord.start("r")
-    record.duration_s = 100.0  # of an earlier part of the run
-    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config, earlier_s=103.0)
-    times_s = iter([103.5, 104.0, 106.0])
-    monkeypatch.setattr(books.journal, "time_s", lambda: next(times_s))
-    for part in ("imports_s", "data_s", "plan_s"):
-        books.passed(part)
-    assert record.before_training == {"imports_s": 3.5, "data_s": 0.5, "plan_s": 2.0}
 
 
 def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
@@ -147,21 +102,6 @@ def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
     assert found["validate"]["times"] == 3
     assert 5.0 <= found["validate"]["total_s"] < 5.5
     assert found["test"] == {"total_s": 1.0, "times": 1}
-
-
-def test_wall_time_goes_on_from_that_of_the_earlier_part(tmp_path):
-    record = RunRecord.start("r")
-    record.wall = walled(steps_s=9.0, start_s=1.0, callbacks={"Ema.on_fit_start": 2.0})
-    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config)
-    books.saved(1, "last.ckpt", {})  # before any training
-    assert recorded(tmp_path)["wall"]["total_s"] == 12.0
-    for _ in range(2):  # a restart within the process is a second block
-        with books.wall.running():
-            books.saved(1, "last.ckpt", {})
-    books.saved(2, "last.ckpt", {})
-    found = recorded(tmp_path)["wall"]
-    assert 12.0 <= found["total_s"] < 12.5
-    assert (found["steps_s"], found["callbacks"]) == (9.0, {"Ema.on_fit_start": 2.0})
 
 
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
@@ -198,19 +138,6 @@ def test_the_end_is_in_record_and_report_whatever_it_was(tmp_path):
     assert recorded(tmp_path)["error"] == {"kind": "code", "message": "ValueError: no", "advice": "Mend it."}
 
 
-def test_the_reports_have_the_time_that_the_record_has(tmp_path, monkeypatch):
-    books = books_of(tmp_path)
-    times_s = iter(range(10, 100, 7))  # each look at the clock is 7 s later
-    monkeypatch.setattr(books.journal, "time_s", lambda: float(next(times_s)))
-    books.finish(Outcome("interrupted", 143, None, "stopped by SIGTERM", "resume=auto goes on."), {})
-    took = show_duration(recorded(tmp_path)["duration_s"])
-    for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text()
-        assert f"0 steps in {took}" in text
-        assert "stopped by SIGTERM" in text
-        assert "resume=auto goes on." in text
-
-
 def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     def broken(evidence):
         raise KeyError("a rule")
@@ -234,17 +161,6 @@ def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch,
     assert "report.html could not be drawn" in caplog.text
     (event,) = (event for event in recorded(tmp_path)["events"] if event["kind"] == "page_failed")
     assert "a font" in event["message"]
-
-
-def test_the_record_has_the_findings_before_the_page_is_drawn(tmp_path, monkeypatch):
-    found = {"id": "made", "severity": "note", "message": "one", "advice": "", "change": []}
-    seen = []
-    monkeypatch.setattr(closing, "conclude", lambda evidence: evidence.record.findings.append(found))
-    monkeypatch.setattr(closing, "write_reports", lambda *_, **__: seen.append(recorded(tmp_path)))
-    books_of(tmp_path).finish(OK, {})
-    (while_drawn,) = seen
-    assert while_drawn["findings"] == [found]
-    assert while_drawn["duration_s"] == recorded(tmp_path)["duration_s"]
 
 
 def test_the_record_names_the_reports_that_are_there(tmp_path):
@@ -308,16 +224,6 @@ class Handed(Sink):
         self.got.append(summary)
 
 
-def test_means_of_the_whole_run_do_not_end_the_curves_of_the_latest_steps(tmp_path):
-    books = books_of(tmp_path)
-    books.journal.sink = handed = Handed()
-    books.record.time = {"forward_frac": 0.3, "forward_ms": 3.0, "device_forward_ms": 4.0}
-    books.finish(OK, {})
-    (summary,) = (got for got in handed.got if isinstance(got, dict))
-    assert summary["step/forward_frac"] == 0.3
-    assert not {"step/forward_ms", "step/device_forward_ms"} & summary.keys()
-
-
 def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_path, monkeypatch):
     def conclude(evidence):
         evidence.record.findings = [Finding("slow_copy", "10 ms.", {}).entry()]
@@ -353,20 +259,6 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
         "gpu0/util_p5_pct": 10,
         "gpu0/util_p95_pct": 90,
     }
-
-
-def test_without_a_report_the_rest_is_handed_over(tmp_path, monkeypatch):
-    def fail(evidence, folder):
-        raise OSError("no room")
-
-    monkeypatch.setattr(closing, "write_reports", fail)
-    books = books_of(tmp_path)
-    books.journal.sink = handed = Handed()
-    books.record.throughput = {**THROUGHPUT, "samples_per_s": 120.0}
-    books.record.ceiling = {"samples_per_s": 100.0}
-    books.finish(OK, {})
-    assert handed.got[-1]["ceiling/headroom"] == 0
-    assert [one[0] for one in handed.got[:-1]] == ["findings"]
 
 
 def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path, all_installed, monkeypatch, caplog):

@@ -9,7 +9,7 @@ from wellfed import errors
 from wellfed.errors import ConfigError, DataError, DoesNotFit, Fault, OutOfMemoryExhausted, WellfedError
 from wellfed.process import Stopped
 from wellfed.record.entries import Status
-from wellfed.run.outcome import OK, outcome_of
+from wellfed.run.outcome import outcome_of
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 
@@ -76,28 +76,10 @@ def test_what_leaves_no_folder():
     assert str(DoesNotFit(faults)) == "Memory does not suffice; nothing was run.\n  - a: b c"
 
 
-def test_a_run_that_ends_well():
-    assert (OK.status, OK.exit_code, OK.kind) == ("ok", 0, None)
-
-
-def test_the_message_says_which_sample_it_was():
-    error = noted(KeyError("price"), "while loading training sample 17 (epoch 2)")
-    assert (
-        outcome_of(error, has_trained=True).message == "KeyError: 'price' (while loading training sample 17 (epoch 2))"
-    )
-    error = noted(DataError("line 3 is torn"), "while fetching training batch 4")
-    assert outcome_of(error, has_trained=True).message == "line 3 is torn (while fetching training batch 4)"
-
-
 def test_the_line_that_tells_is_the_message_of_a_lost_worker():
     found = outcome_of(RuntimeError(SHM), has_trained=True)
     assert found.message == "RuntimeError: unable to write to file </torch_12_34_5>: No space left on device (28)"
     assert "loader.num_workers" in found.advice
-
-
-@pytest.mark.parametrize("is_of_all", [True, False])
-def test_a_stop_says_whether_all_ranks_stop(is_of_all):
-    assert outcome_of(Stopped(signal.SIGTERM, is_of_all=is_of_all), has_trained=True).is_of_all is is_of_all
 
 
 def test_memory_and_interrupts_have_something_to_type():

@@ -25,6 +25,3 @@ def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_
     machine, imported = raised.value.faults
     assert machine.where == "trainer.accelerator"
     assert imported.problem == "needs the package no_such_package_at_all, which is not installed."
-
-
-# -- batches that can't be cut -----------------------------------------------------------------------------------------

@@ -181,16 +181,6 @@ def test_uneven_parts_weigh_what_they_are(tmp_path: Path) -> None:
     check_alike(folder, undisturbed)
 
 
-@pytest.mark.slow
-def test_more_parts_than_samples(tmp_path: Path) -> None:
-    _, undisturbed = ran(tmp_path)
-    code, folder = ran(tmp_path, "memory.accumulate=8")
-    assert code == 0
-    assert RunRecord.read(folder).samples == 2 * SAMPLES
-    check_alike(folder, undisturbed)
-    check_tables(folder, 12)
-
-
 def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Guest.room = staticmethod(lambda step: 0)
     code, folder = ran(tmp_path)
@@ -277,7 +267,7 @@ class Evaluated(nn.Module):
         return LossOutput((self.net(batch["x"]) - batch["y"]).float().square().mean())
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("precision", ["bf16-true"])
 def test_an_evaluation_is_repeated_in_the_precision_of_the_run(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,34 +314,6 @@ def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
         found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": 1}, "host_oom"))
     assert not isinstance(caught.value, RestartNeeded)
     assert caught.value.kind == "host_oom"
-
-
-def test_a_run_is_restarted_twice_without_any_change(tmp_path: Path) -> None:
-    found = Restarts(tmp_path, began_with=None)
-    for changes in ({}, {"memory.micro_batch": 4}, {}):
-        assert found.checkpoint_for(RestartNeeded("no room.", changes)) is None
-    with pytest.raises(OutOfMemoryExhausted, match=r"restarted 3 times \(nothing changed, then .*\), and is not again"):
-        found.checkpoint_for(RestartNeeded("no room.", {}))
-
-
-def test_an_error_that_may_have_another_cause_restarts_a_run_once_in_a_row(tmp_path: Path) -> None:
-    found = Restarts(tmp_path, began_with=None)
-    for number, is_suspect in enumerate((True, False, True)):
-        needed = RestartNeeded("CUBLAS_STATUS_NOT_INITIALIZED", {"a": number}, is_suspect=is_suspect)
-        assert found.checkpoint_for(needed) is None
-    with pytest.raises(OutOfMemoryExhausted, match="may have another cause"):
-        found.checkpoint_for(RestartNeeded("CUBLAS_STATUS_NOT_INITIALIZED", {"a": 3}, is_suspect=True))
-
-
-def test_what_was_changed_for_restarts_is_named_when_nothing_is_left(tmp_path: Path) -> None:
-    found, error = Restarts(tmp_path, began_with=None), OutOfMemoryExhausted("no room.")
-    found.add_to(error)
-    assert str(error) == "no room."
-    for size in (2, 1):
-        found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": size}))
-    found.add_to(error)
-    times = "The run has been restarted 2 times (memory.micro_batch=2, then memory.micro_batch=1)."
-    assert str(error) == f"no room. {times}"
 
 
 def test_ranks_go_on_from_the_checkpoint_of_rank_0_which_all_must_see(tmp_path: Path) -> None:

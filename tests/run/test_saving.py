@@ -2,13 +2,9 @@
 
 import csv
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -165,7 +161,7 @@ def rows_of(folder: Path, splits: tuple[str, ...]) -> dict[tuple[str, ...], str]
     ("model", "every", "log", "splits"),
     [
         ("Model", "null", 2, ("train", "val", "test")),
-        ("Model", "null", 50, ("train", "val", "test")),  # no row is written before the validation
+        slow("Model", "null", 50, ("train", "val", "test")),  # no row is written before the validation
         slow("Model", "4", 2, ("train", "val", "test")),
         ("Own", "null", 2, ("val",)),  # the sums of its metrics are Lightning's, and in no checkpoint
     ],
@@ -241,27 +237,6 @@ def test_what_a_nan_leaves_is_named_as_resume_finds_it(
     assert f"last saved step 3 of 5. resume={elsewhere} goes on from step 3 (last.ckpt)." in told
 
 
-def test_a_full_disk_while_the_data_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With two faults at once the message names the one that ended the run, and what is saved."""
-    with a_disk_that_fills() as fill:
-
-        def both(step: int) -> None:
-            if step == 4:
-                fill()
-                monkeypatch.setattr(Model, "at_sample", staticmethod(lambda index: 1 // 0))
-
-        monkeypatch.setattr(Model, "at_step", staticmethod(both))
-        code, folder = ran(tmp_path)
-    record, told = RunRecord.read(folder), capsys.readouterr().err
-    assert (code, record.status) == (1, "failed")
-    assert record.error is not None
-    assert "ZeroDivisionError" in record.error["message"]
-    assert "last saved step 3 of 4." in told
-    assert "disk_full" in [event["kind"] for event in record.events]
-
-
 def test_a_signal_while_a_checkpoint_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,51 +273,6 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     assert after == before
 
 
-def test_a_run_folder_that_is_removed_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def remove(step: int) -> None:
-        if step == 5:
-            shutil.rmtree(tmp_path / "w")
-
-    monkeypatch.setattr(Model, "at_step", staticmethod(remove))
-    code, _ = ran(tmp_path)
-    assert code == 1
-    assert not (tmp_path / "w").exists()
-    assert "The weights of step 12 could not be written" in capsys.readouterr().err
-
-
-KILLED_WORKERS = """
-import os, signal
-from pathlib import Path
-from tests.kit import tiny
-from wellfed.data.settings import LoaderSettings
-if __name__ == "__main__":
-    loader = tiny.train_loader(tiny.TinyData(), batch_size=8, seed=1,
-                               settings=LoaderSettings(backend="processes", num_workers=2))
-    batches = iter(loader)
-    next(batches)
-    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
-    try:
-        list(batches)
-    except Exception as error:
-        print(type(error).__name__)
-    loader.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers by /proc")
-def test_killed_workers_leave_nothing_in_the_temporary_directory(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", KILLED_WORKERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
-    assert done.stdout == "WorkerLost\n"
-    assert not list(tmp_path.glob("pymp-*"))
-
-
 # -- checkpoints with a right digest and other content -----------------------------------------------------------------
 
 
@@ -351,7 +281,7 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
     torch.save(state, path)
 
 
-@pytest.mark.parametrize("key", ["optimizer_states", "lr_schedulers", "loops", "callbacks", "position", "rng"])
+@pytest.mark.parametrize("key", ["loops", *map(slow, ("optimizer_states", "position"))])
 def test_a_checkpoint_with_other_content_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
@@ -364,43 +294,3 @@ def test_a_checkpoint_with_other_content_is_one_message(
     assert code == 2
     assert f"{odd}: " in told
     assert list((folder.parent).iterdir()) == [folder]
-
-
-class Restores(Own):
-    """A module whose own state is read back."""
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        int("mine")
-
-
-def test_an_error_of_the_users_code_in_a_resume_keeps_its_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, folder = ran(tmp_path, model="Own")
-    capsys.readouterr()
-    code, _ = ran(tmp_path, f"resume={folder}/checkpoints/last.ckpt", "trainer.max_steps=14", model="Restores")
-    told = capsys.readouterr().err
-    assert code == 2
-    assert 'int("mine")' in told
-    assert "ValueError: invalid literal for int()" in told
-
-
-class Saves(Own):
-    """A module with a callback of a library that can't be saved."""
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        (callback,) = super().configure_callbacks()
-        callback.state_dict = partial(int, "mine")  # type: ignore[method-assign]
-        return [callback]
-
-
-def test_an_error_while_a_resumed_run_saves_is_none_of_its_first_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, folder = ran(tmp_path, model="Own")
-    capsys.readouterr()
-    code, _ = ran(tmp_path, f"resume={folder}/checkpoints/last.ckpt", "trainer.max_steps=14", model="Saves")
-    told = capsys.readouterr().err
-    assert code == 1
-    assert "can't be restored" not in told
-    assert "ValueError: invalid literal for int()" in told

@@ -61,20 +61,6 @@ def test_a_full_disk_does_not_end_the_process() -> None:
     assert (done.returncode, done.stderr) == (0, "still here\n")
 
 
-def test_a_full_disk_below_stderr_leaves_stdout_alone() -> None:
-    """As the last screen of a watched script, whose own output is not written yet."""
-    script = SCRIPT.replace("width=80", "width=80, stderr=True").replace("20000", "2000")
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", f"print('of the script'){script}"],
-            env={**environment(), "PYTHONUNBUFFERED": ""},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=full,
-        )
-    assert (done.returncode, done.stdout) == (0, "of the script\n")
-
-
 def shown_at(width: int, *printed: object) -> list[str]:
     console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(*printed)

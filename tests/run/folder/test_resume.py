@@ -1,9 +1,7 @@
 import copy
-import dataclasses
 import os
 import socket
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -182,29 +180,6 @@ def test_values_that_followed_from_the_data_stay_as_they_were(tmp_path):
     assert expand([f"rerun={folder}"]) == ["workload=speech", f"rerun={folder}"]
 
 
-def test_another_value_than_the_one_that_followed_from_the_data_is_refused(tmp_path):
-    before = compose(["workload=speech"])
-    folder = run(tmp_path / "run", overrides=["workload=speech"], plan=RATE, config=copy.deepcopy(before.resolved))
-    typed = expand([f"resume={folder}", "workload.data.sample_rate=16000"])
-    assert "workload.data.sample_rate=8000" not in typed
-    now = compose(["workload=speech", "workload.data.sample_rate=16000"])
-    told = message(check_unchanged, now, RunRecord.read(folder))
-    assert "workload.data.sample_rate: is 16000 now and was 8000 in the run to resume. Leave it at 8000" in told
-
-
-def test_a_value_that_follows_another_of_the_workload_is_not_compared(tmp_path):
-    """recsys: workload.data.text is ${workload.model.text}, which followed from the data."""
-    text = {"workload.model.text": {"value": "gpt2", "because": "users have sentences", "source": "data"}}
-    before = compose(["workload=recsys"])
-    folder = run(tmp_path / "run", overrides=["workload=recsys"], plan=text, config=copy.deepcopy(before.resolved))
-    now = compose([each for each in expand([f"resume={folder}"]) if each.startswith("workload")])
-    assert now.resolved["workload"]["data"]["text"] == "gpt2"
-    assert check_unchanged(now, RunRecord.read(folder)) == []
-    told = message(check_unchanged, compose(["workload.model.text=none"]), RunRecord.read(folder))
-    assert told.startswith("1 fault")
-    assert "workload.model.text: is none now and was gpt2" in told
-
-
 def test_only_a_resume_may_begin_to_train_the_encoder(tmp_path):
     frozen, trained = (compose(["workload=recsys", f"workload.model.train_encoder={on}"]) for on in ("false", "true"))
     folders = [
@@ -252,10 +227,6 @@ def test_auto_without_a_run_starts_afresh_and_says_so(runs, capsys):
     run(runs.parents[1] / "another" / "runs" / "2026-01-01_00-00-00_aaaa")
     assert auto(runs) is None
     assert capsys.readouterr().err == ("resume=auto: no earlier run of this workload to go on from; starting afresh.\n")
-
-
-def test_auto_with_a_faulty_configuration_tells_the_faults(runs):
-    assert "gpu=42gb" in message(expand, ["resume=auto", "gpu=42gb"])
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -329,15 +300,6 @@ def test_secrets_of_the_earlier_run_are_named_or_typed_again(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_secret_is_to_be_typed_again():
-    now = compose([])
-    then = copy.deepcopy(now.resolved)
-    then["workload"]["data"]["api_token"] = "***"
-    told = message(check_unchanged, now, RunRecord("r", config=then))
-    assert "workload.data.api_token: is null now and was ***" in told
-    assert "Type it again (secrets are not written down)." in told
-
-
 def test_a_file_may_lie_elsewhere():
     then = compose(["workload.data.path=/disk1/films/ratings.csv"]).resolved
     now = compose(["workload.data.path=data/ratings.csv"])
@@ -345,27 +307,6 @@ def test_a_file_may_lie_elsewhere():
     assert line == "workload.data.path is data/ratings.csv now and was /disk1/films/ratings.csv: taken for the same."
     told = message(check_unchanged, compose(["workload.data.path=/disk1/films/new.csv"]), RunRecord("r", config=then))
     assert "workload.data.path: is /disk1/films/new.csv now and was /disk1/films/ratings.csv" in told
-
-
-def test_everything_else_may_change():
-    then = compose([]).resolved
-    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), RunRecord("r", config=then))
-
-
-def test_what_json_cannot_hold_is_no_change(tmp_path):
-    now = compose([])
-    now = dataclasses.replace(now, resolved={"seed": 1, "workload": {"a": float("inf"), "b": (1, 2), 3: "x"}})
-    record = RunRecord("r", config=now.resolved)
-    record.write(tmp_path)
-    check_unchanged(now, RunRecord.read(tmp_path))
-
-
-def test_the_latest_run_of_a_workload_of_another_folder_is_found(runs, tmp_path):
-    group = tmp_path / "configs" / "workload"
-    group.mkdir(parents=True)
-    (group / "mine.yaml").write_text("defaults: [recsys]\nname: mine\n")
-    words = ["resume=auto", f"paths.log_dir={runs.parents[1]}", "workload=mine"]
-    assert expand(words, partial(compose, extra_dirs=[group.parent])) == words[1:]
 
 
 @pytest.mark.parametrize("damaged", ["record", "checkpoint"])
@@ -386,15 +327,6 @@ def test_auto_does_not_pass_over_a_damaged_run(runs, damaged):
     assert auto(runs) == older.name
 
 
-def test_auto_says_what_it_passes_over(runs, capsys):
-    empty = run(runs / "2026-01-01_00-00-00_aaaa", checkpoints=())
-    busy = run(runs / "2026-01-02_00-00-00_aaaa", status="running", host_name="elsewhere")
-    assert auto(runs) is None
-    told = capsys.readouterr().err
-    assert f"{busy} is running (process {os.getpid()} on elsewhere)" in told
-    assert f"{empty} did not end well, and has no checkpoint; starting afresh." in told
-
-
 def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys):
     named, dated = run(runs / "my_name"), run(runs / "2026-01-02_00-00-00_aaaa")
     written = datetime(2026, 1, 1).timestamp()
@@ -407,13 +339,6 @@ def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys
     assert auto(runs) == "my_name"
     told = f"resume=auto: {empty} did not end well, and has no checkpoint; going on with {named}."
     assert told in capsys.readouterr().err
-
-
-def test_auto_takes_a_run_whose_number_another_process_has_now(runs):
-    """A restarted container begins with the same process number on the same host, since the same boot."""
-    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", process_start=1)
-    assert RunRecord.read(folder).status == "killed"
-    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
 
 
 def test_auto_leaves_a_run_alone_whose_lock_is_held(runs, capsys):

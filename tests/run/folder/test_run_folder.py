@@ -3,7 +3,6 @@ import re
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.run.folder import run_folder
 from wellfed.run.folder.run_folder import create, keep_log_of_rank, of_rank, open_given
 
 
@@ -13,19 +12,6 @@ def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[0-9a-f]{4}", made.path.name)
     assert made.path.is_dir()
     assert made.is_new
-
-
-def test_folders_of_one_second_are_apart(tmp_path, monkeypatch):
-    fractions = iter([0, 10, 500_000])  # the first two in the same 65,536th of a second
-
-    class Frozen(run_folder.datetime):
-        @classmethod
-        def now(cls):
-            return cls(2026, 1, 2, 3, 4, 5, next(fractions))
-
-    monkeypatch.setattr(run_folder, "datetime", Frozen)
-    names = [create(tmp_path, "w").path.name for _ in range(2)]
-    assert names == ["2026-01-02_03-04-05_0000", "2026-01-02_03-04-05_8000"]
 
 
 @pytest.fixture
@@ -39,12 +25,6 @@ def test_logs_that_cannot_be_written_are_a_fault(unwritable):
     with pytest.raises(ConfigError, match="Set paths.log_dir to a folder") as caught:
         create(unwritable, "w")
     assert f"paths.log_dir={unwritable}: can't be written" in str(caught.value)
-
-
-def test_a_folder_that_was_named(tmp_path):
-    made = open_given(tmp_path / "a" / "b", resume=False)
-    assert (made.is_new, made.path.is_dir()) == (True, True)
-    assert not open_given(tmp_path / "a" / "b", resume=False).is_new
 
 
 def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
@@ -100,21 +80,3 @@ def test_undo_leaves_a_users_own_folder_alone(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     made.undo()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]
-
-
-def test_a_run_that_another_process_has_put_there_since_is_neither_replaced_nor_removed(tmp_path):
-    late = open_given(tmp_path / "a", resume=False)
-    assert late.is_new
-    (tmp_path / "a" / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path / 'a'}: holds a run already.")):
-        late.begun()
-    assert (tmp_path / "a" / "run.json").read_text() == "{}"
-
-
-def test_undo_leaves_what_another_process_has_written_since_the_folder_was_made(tmp_path):
-    late = open_given(tmp_path / "a", resume=False)
-    (tmp_path / "a" / "notes.txt").write_text("keep me")
-    late = late.begun()
-    (tmp_path / "a" / "run.json").write_text("{}")
-    late.undo()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]

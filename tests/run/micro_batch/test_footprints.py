@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.end_to_end.commands import ROOT, only_folder, record_of, run
+from tests.end_to_end.commands import ROOT
 from tests.kit.few import slow
 from wellfed.cli.commands import fit, plan
 from wellfed.config.compose import compose
@@ -78,11 +78,6 @@ class Stream:
             yield {"x": torch.ones(16, 5000 if number == 4 else 5, 8)}
 
 
-class Splitting(Rows):
-    def split(self, batch, sizes):
-        return [{"x": x} for x in batch["x"].split(sizes)]
-
-
 def datasets(n=64):
     return Datasets(Rows(n))
 
@@ -93,10 +88,6 @@ def texts(late):
 
 def stream():
     return Datasets(Stream())
-
-
-def splitting():
-    return Datasets(Splitting(64))
 
 
 class Windows:
@@ -139,10 +130,6 @@ def windows():
     size = train.series.nbytes
     return Datasets(train, features=Features(64, size, train.rows, store=train.prepared, cut=cut))
 
-
-class Both(Net):
-    def features(self):
-        return windows().features
 """
 WORKLOAD = {
     "name": "rows",
@@ -178,11 +165,6 @@ def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
     found = planned(typed, capsys, f"+workload.model.does={does}")
     assert found["fits"] is True
     assert found["predicted_peak_gib"] > 0
-
-
-def test_fit_prints_json_alone(typed, capsys):
-    assert fit.main([*typed, "+workload.model.does=print", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["micro_batch"] == 16
 
 
 def test_nothing_is_drawn_from_pythons_and_numpys_generators(typed):
@@ -228,11 +210,6 @@ def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.slow
-def test_data_that_splits_its_batches_is_still_predicted(typed, capsys):
-    assert planned(typed, capsys, "workload.data._target_=theirs.splitting")["predicted_peak_gib"] > 0
-
-
 @pytest.mark.parametrize("samples", [0, 5])
 def test_too_little_data_is_told_in_the_users_sizes(typed, capsys, samples):
     little = [f"+workload.data.n={samples}", "workload.drop_last=true"]
@@ -253,16 +230,6 @@ def test_what_fit_prints_can_be_typed(typed, capsys):
     assert "accumulate" not in line
 
 
-@pytest.mark.slow
-def test_what_is_written_leaves_the_budget_to_the_profile(typed, tmp_path, capsys):
-    planned(typed, capsys, "--write", "mine")
-    text = (tmp_path / "configs" / "experiment" / "mine.yaml").read_text()
-    assert "memory_gib" not in text
-    assert "workload=rows" in text.splitlines()[1]
-    planned(typed, capsys, "gpu.memory_gib=6", "--write", "other")
-    assert "memory_gib: 6" in (tmp_path / "configs" / "experiment" / "other.yaml").read_text()
-
-
 def test_a_store_counts_where_it_is_held_on_the_device_alone(typed, tmp_path, capsys):
     typed.append("workload.data._target_=theirs.windows")
     parts = {mode: planned(typed, capsys, f"memory={mode}")["parts"] for mode in ("cache", "cache_host", "dynamic")}
@@ -270,19 +237,3 @@ def test_a_store_counts_where_it_is_held_on_the_device_alone(typed, tmp_path, ca
     assert tables == {"cache": pytest.approx(4e6), "cache_host": 0, "dynamic": 0}
     assert max(sizes["activations"] for sizes in parts.values()) < 1e5  # the store is none, and views of it neither
     assert not (tmp_path / "theirs.py.faked").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
-def test_a_run_on_features_of_the_data(typed, tmp_path, mode):
-    options = ["--config-dir", str(tmp_path / "configs"), "trainer.max_steps=2", "logger=none", "telemetry=none"]
-    words = [*options, *typed, "workload.data._target_=theirs.windows", f"memory={mode}"]
-    done = run("train.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.code == 0, done.text
-    assert record_of(only_folder(tmp_path, "rows"))["plan"]["memory.features"]["value"] == mode
-
-
-def test_features_of_both_are_refused(typed):
-    words = [*typed, "workload.data._target_=theirs.windows", "workload.model._target_=theirs.Both"]
-    with pytest.raises(ConfigError, match="offers features, and so does the data"):
-        plan.main(words)

@@ -84,23 +84,6 @@ def test_a_step_is_measured_and_nothing_is_changed(planner, mode, monkeypatch):
     assert all(parameter.grad is None for parameter in made.parts.model.parameters())
 
 
-@pytest.mark.slow
-def test_a_feature_table_is_not_filled(planner):
-    made = planner("memory.features=cache", "workload.effective_batch_size=64")
-    asked = []
-    encoder = type(made.parts.model)
-    original = encoder.features
-
-    def features(model):
-        offered = original(model)
-        return replace(offered, rows=lambda indices: asked.append(len(indices)) or offered.rows(indices))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "features", features)
-        probed(made)
-    assert asked == [1]
-
-
 def test_what_takes_more_than_the_budget_goes_down(planner):
     made = planner("gpu.memory_gib=0.2", "workload.effective_batch_size=1024")
     plan, found, meter = probed(made, times=60.0)
@@ -110,52 +93,12 @@ def test_what_takes_more_than_the_budget_goes_down(planner):
 
 
 @pytest.mark.slow
-def test_a_copy_of_the_model_that_does_not_fit_is_no_end(planner, monkeypatch):
-    def no_room(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    made = planner("workload.effective_batch_size=64")
-    estimate = made.estimate(made.rough())
-    plan = made.estimated(estimate)
-    monkeypatch.setattr(app, "ConfiguredStep", no_room)
-    found = app.measured(made.config, plan, made.parts, estimate)
-    assert found.memory.micro_batch == plan.memory.micro_batch
-    said = found.memory.reasons["micro_batch"].because
-    assert said.endswith("; not tried before training, for which memory did not suffice: CUDA out of memory.")
-
-
 def test_running_out_of_memory_is_no_end(planner):
     made = planner("workload.effective_batch_size=256")
     _, whole, meter = probed(made)
     _, found, _ = probed(made, memory=0.9 * meter.totals[0])
     assert found.memory.micro_batch < whole.memory.micro_batch
     assert "256 at a time ran out of memory" in found.knobs["memory.micro_batch"].because
-
-
-@pytest.mark.slow
-def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch):
-    made = planner("workload.effective_batch_size=64")
-    estimate = made.estimate(made.rough())
-    plan = made.estimated(estimate)
-    estimate(plan.memory.features, plan.memory.checkpoint_activations)
-
-    def broken(model, batch):
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(type(made.parts.model), "loss", broken)
-    assert app.measured(made.config, plan, made.parts, estimate) == plan
-
-
-@pytest.mark.slow
-def test_training_on_the_cpu_is_not_probed(planner):
-    made = planner("workload.effective_batch_size=64")
-    assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
-
-
-@pytest.mark.slow
-def test_a_typed_micro_batch_is_not_measured(planner):
-    typed = planner("memory.micro_batch=16", "workload.effective_batch_size=64")
-    assert typed.for_training(0).knobs["memory.micro_batch"].source == "set"
 
 
 @pytest.mark.slow
@@ -226,6 +169,7 @@ class Imaged(Normed):
         return replace(output, loss=output.loss + 0 * self.conv.weight.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 def test_a_step_is_run_with_the_settings_of_training(planner):
     words = "gpu.channels_last=true", "gpu.cudnn_benchmark=true", "gpu.tf32=false"

@@ -1,7 +1,5 @@
 """Objects built from a configuration with unusual data or an unusual model."""
 
-import sys
-import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -28,10 +26,10 @@ from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.errors import ConfigError, DataError
 from wellfed.plan.run_plan import DataFacts, OwnLoader
 from wellfed.run.objects import assemble
-from wellfed.run.objects.datasets import data_facts, is_lightning_module, with_derived, with_loader
+from wellfed.run.objects.datasets import data_facts, with_derived, with_loader
 from wellfed.run.objects.evaluation import eval_device_prefetch, eval_settings, make_eval_loader
 from wellfed.run.objects.loaders import first_builder, look_at_first_batches, make_train_loader, one_off_settings
-from wellfed.run.objects.models import model_facts, sparse_layers
+from wellfed.run.objects.models import model_facts
 from wellfed.run.objects.optimizers import make_optimizer, make_schedule, try_schedule
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
@@ -60,13 +58,6 @@ class ByClosure(torch.optim.Optimizer):
             for weight in group["params"]:
                 self.state[weight] = {"first": torch.zeros_like(weight)}
         return loss
-
-
-class ByGroups(torch.optim.AdamW):
-    """Reads the groups that it is given, as the documents say they come."""
-
-    def __init__(self, groups, lr):
-        super().__init__([{"params": list(group["params"])} for group in groups], lr=lr)
 
 
 class Unsteppable(ByClosure):
@@ -109,15 +100,6 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
     ):
         next(iter(loader))
     assert time.monotonic() - began_s < 20
-
-
-def test_a_look_without_a_timeout_starts_no_thread():
-    given = config(loader={"num_workers": 2})
-    plan = planned(given, LAPTOP)
-    assert plan.loader.backend == "threads"
-    before = set(threading.enumerate())
-    next(iter(make_train_loader(given, one_off_settings(given, plan), datasets())))
-    assert set(threading.enumerate()) <= before  # one of another test may have ended
 
 
 # -- data that people bring --------------------------------------------------------------------------------------------
@@ -277,15 +259,6 @@ def test_batches_to_overfit_are_those_of_the_first_epoch_in_a_loader_of_ones_own
     assert not caplog.messages
 
 
-def test_fewer_batches_than_are_to_be_overfit_are_the_steps_of_an_epoch_in_a_loader_of_ones_own(caplog):
-    given = config(trainer={"overfit_batches": 9})
-    given.workload.effective_batch_size = 5
-    data = without_loaders(Datasets(DataLoader(Rows(), 5)), 1)
-    loader = make_train_loader(given, LoaderSettings(backend="own"), data)
-    assert loader.steps_per_epoch == sum(1 for _ in loader) == 3
-    assert not caplog.messages
-
-
 def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
@@ -364,30 +337,6 @@ def test_sparse_gradients_are_known_from_the_model(sparse):
     assert parts.has_sparse_gradients is sparse
 
 
-def test_metrics_are_checked_for_each_point_that_shares_data_and_model():
-    fine = {"_target_": "torch.optim.SGD", "lr": 0.1}
-    shared = assemble.make_objects(config(fine))
-    assert assemble.complete(config(fine), shared)[1].model is shared.model
-    with_metrics = config(fine)
-    with_metrics.workload.metrics = {"_target_": f"{__name__}.Model"}
-    with pytest.raises(ConfigError, match=r"workload\.metrics"):
-        assemble.complete(with_metrics, shared)
-
-
-def test_a_frozen_table_has_no_sparse_gradients():
-    frozen = Model(sparse=True)
-    frozen.table.requires_grad_(False)
-    assert not list(sparse_layers(frozen))
-
-
-def test_a_sparse_buffer_counts_with_its_indices():
-    given = config()
-    parts = assemble.make_objects(given)
-    before = model_facts(parts, given).parameter_bytes
-    parts.model.register_buffer("edges", torch.eye(4).to_sparse())
-    assert model_facts(parts, given).parameter_bytes == before + 4 * (4 + 2 * 8)
-
-
 @pytest.mark.parametrize(
     ("target", "states"),
     [
@@ -396,7 +345,6 @@ def test_a_sparse_buffer_counts_with_its_indices():
         ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
         (f"{__name__}.ByClosure", 1),
         (f"{__name__}.Unsteppable", 2),
-        (f"{__name__}.ByGroups", 2),
     ],
 )
 def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
@@ -425,16 +373,6 @@ def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expec
     found = eval_settings(config, plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
     assert eval_device_prefetch(plan, kind()) == ahead
-
-
-def test_only_a_lightning_module_is_one():
-    assert is_lightning_module(pl.LightningModule())
-    assert not is_lightning_module(nn.Linear(1, 1))
-
-
-def test_without_lightning_there_is_none(monkeypatch):
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    assert not is_lightning_module(nn.Linear(1, 1))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------

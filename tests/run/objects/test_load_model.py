@@ -87,13 +87,6 @@ def test_values_that_followed_from_the_data_are_those_of_the_run(tmp_path: Path)
     assert load_model(folder).model[0].in_features == 5
 
 
-def test_the_data_are_not_read_where_they_are_not_needed(tmp_path: Path) -> None:
-    folder = run_of(tmp_path, Net(3), "model.", "Net", "no_data")
-    assert isinstance(load_model(folder, {"width": 3}), Net)
-    with pytest.raises(AssertionError, match="read"):
-        load_model(folder)
-
-
 def test_a_lightning_module(tmp_path: Path) -> None:
     trained = Guest()
     assert torch.equal(load_model(run_of(tmp_path, trained, "", "Guest"), {}).net.bias, 2 * trained.net.bias)

@@ -1,7 +1,6 @@
 """Objects that ranks exchange by a real store of torch, in threads of one process."""
 
 import os
-import pickle
 import stat
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from tests.run.ranks.conftest import launch
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.outcome import OK, Outcome, RankEnded
-from wellfed.run.ranks import exchange, store
+from wellfed.run.ranks import exchange
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, invite, invited, uninvite
 
@@ -103,6 +102,7 @@ def test_what_can_not_be_read_leaves_nobody_waiting(exchanges):
     assert "different versions of the code" in ended.value.outcome.advice
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_named(launcher, monkeypatch):
     monkeypatch.setattr(exchange, "COME_S", 0.5)
     alone = Exchange(launch(0, 3))
@@ -111,6 +111,7 @@ def test_ranks_that_do_not_come_are_named(launcher, monkeypatch):
     alone.close()
 
 
+@pytest.mark.slow
 def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
     def job(one):
         if one.launch.rank == 0:
@@ -136,12 +137,6 @@ def test_that_rank_0_is_gone_is_an_end_of_the_others(exchanges):
     exchanges[1]._store = None  # nothing is reported at its end
 
 
-def test_a_store_that_can_not_be_opened_is_reported(launcher, monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "256.0.0.1")
-    with pytest.raises(ConfigError, match=r"rank 1 of 3 can't meet the others at 256.0.0.1:"):
-        store.find(launch(1, 3), 1)
-
-
 @pytest.mark.parametrize("own", [STOPPED, Outcome("failed", EXIT_FAILED, "code", "broken", is_of_other_rank=True)])
 def test_a_failure_of_its_own_counts_more_than_what_it_caused(exchanges, own):
     joined(exchanges)
@@ -157,13 +152,6 @@ def test_where_all_ranks_were_stopped_or_are_silent_none_is_to_blame(exchanges, 
     for one in exchanges[1:]:
         one.report(STOPPED)
     assert exchanges[0].reason(STOPPED) is None
-
-
-def test_a_composed_configuration_is_the_same_elsewhere():
-    composed = compose(["workload=forecast", "trainer.max_steps=3"])
-    there = pickle.loads(pickle.dumps(composed))
-    assert there == composed
-    assert there.yaml() == composed.yaml()
 
 
 def test_ranks_of_lightning_find_the_run_by_a_file_that_this_user_alone_can_read(tmp_path, monkeypatch):
