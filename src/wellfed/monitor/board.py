@@ -45,14 +45,7 @@ class Curve:
 class Board:
     """Readings so far, written by the sampling threads and shown by another."""
 
-    def __init__(
-        self,
-        gpus: Sequence[GpuFacts],
-        *,
-        num_cores: int,
-        ram_gib: float,
-        interval_s: float,
-    ) -> None:
+    def __init__(self, gpus: Sequence[GpuFacts], *, num_cores: int, ram_gib: float, interval_s: float) -> None:
         """
         Args:
             num_cores: cores of the host. Its CPU time is shown as a share of all of them.
@@ -64,8 +57,8 @@ class Board:
         """Figure -> (time, value)."""
         self._read_at_s: dict[int, float] = {}
         self._curves: defaultdict[tuple[int, str], Curve] = defaultdict(Curve)
-        self._lost: set[int] = set()
-        self._processes: dict[int, Sequence[tuple[str, ...]]] = {}
+        self.processes: dict[int, Sequence[tuple[str, ...]]] = {}
+        """GPU -> id, user, memory and name of its processes, the largest first."""
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""
@@ -84,23 +77,6 @@ class Board:
             return host
         return replace(host, values={**host.values, "cpu_pct": min(100.0, host.values["cpu_pct"] / self.num_cores)})
 
-    def lose(self, gpu: int) -> None:
-        """Drops the figures of a GPU."""
-        with self._lock:
-            self._lost.add(gpu)
-            self._latest.pop(gpu, None)
-            self._processes.pop(gpu, None)
-
-    def set_processes(self, gpu: int, processes: Sequence[tuple[str, ...]]) -> None:
-        """Replaces the processes of a GPU: id, user, memory and name of each."""
-        with self._lock:
-            self._processes[gpu] = processes
-
-    def processes(self, gpu: int) -> Sequence[tuple[str, ...]]:
-        """Returns id, user, memory and name of the processes on a GPU, the largest first."""
-        with self._lock:
-            return self._processes.get(gpu, ())
-
     def latest(self, gpu: int) -> Mapping[str, float]:
         """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores.
 
@@ -112,12 +88,8 @@ class Board:
 
     def trouble(self, gpu: int, now_s: float) -> str | None:
         """Returns why a GPU has no current figures; None if it has."""
-        with self._lock:
-            if gpu in self._lost:
-                return "lost"
-            silent_s = now_s - self._read_at_s.get(gpu, 0.0)
-            longest_s = max(SILENT_S, 3 * self.interval_s)
-            return f"no reading for {silent_s:.0f} s" if silent_s > longest_s else None
+        silent_s = now_s - self._read_at_s.get(gpu, 0.0)
+        return f"no reading for {silent_s:.0f} s" if silent_s > max(SILENT_S, 3 * self.interval_s) else None
 
     def curve(self, gpu: int) -> tuple[Readings, Readings]:
         """Returns times in seconds and percent: utilisation, or SM activity of a MIG instance."""

@@ -15,42 +15,28 @@ MONITOR_COLUMNS = ("timestamp", "time_s", "gpu", *METRICS)
 LOOP_COLUMNS = ("timestamp", *COLUMNS)
 
 
-class CurveFile:
-    """The CSV file of ``monitor --csv``, on disk at once. The first failed write is reported."""
+def new_file(path: Path, report: Callable[[str], None]) -> CsvTable:
+    """Returns a new table for ``monitor --csv``, which is on disk at once. The first failed write is reported.
 
-    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
-        """
-        Raises:
-            ConfigError: the file exists, or can't be created.
-        """
-        try:
-            path.open("x").close()
-        except FileExistsError as error:
-            problem = "is there already, and is not overwritten."
-            raise ConfigError.of(f"--csv {path}", problem, "Name another file.") from error
-        except OSError as error:
-            problem = f"can't be written ({error.strerror})."
-            raise ConfigError.of(f"--csv {path}", problem, "Name a file in a folder that exists.") from error
-        self._path, self._report, self._has_failed = path, report, False
-        self._table = CsvTable(path, MONITOR_COLUMNS, self._failed, flush_s=0)
+    Raises:
+        ConfigError: the file exists, or can't be created.
+    """
+    try:
+        path.open("x").close()
+    except FileExistsError as error:
+        problem = "is there already, and is not overwritten."
+        raise ConfigError.of(f"--csv {path}", problem, "Name another file.") from error
+    except OSError as error:
+        problem = f"can't be written ({error.strerror})."
+        raise ConfigError.of(f"--csv {path}", problem, "Name a file in a folder that exists.") from error
+    failures: list[OSError] = []
 
-    def add(self, samples: Sequence[Sample]) -> None:
-        """Writes a round of readings."""
-        self._table.append(*rows_of(samples))
+    def failed(error: OSError) -> None:
+        if not failures:
+            report(f"{path} lacks readings ({error.strerror}); the watching goes on.")
+        failures.append(error)
 
-    def _failed(self, error: OSError) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            self._report(f"{self._path} lacks readings ({error.strerror}); the watching goes on.")
-
-
-def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
-    """Returns rows for a `CsvTable` with ``timestamp`` and any columns of telemetry.csv."""
-    facts = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
-    return [
-        {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
-        for one in samples
-    ]
+    return CsvTable(path, MONITOR_COLUMNS, failed, flush_s=0)
 
 
 def open_csv_for(
@@ -76,3 +62,12 @@ def open_csv_for(
         on_error(f"{path} can't be written ({error.strerror or error}): no curves are written.")
         return None
     return CsvTable(path, LOOP_COLUMNS, lambda error: on_error(f"{path} can't be written: {error.strerror or error}."))
+
+
+def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
+    """Returns rows for a `CsvTable` with ``timestamp`` and any columns of telemetry.csv."""
+    facts = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    return [
+        {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
+        for one in samples
+    ]

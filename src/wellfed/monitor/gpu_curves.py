@@ -20,7 +20,6 @@ from wellfed.observe.telemetry.series import Sample
 _LOG = logging.getLogger(__name__)
 _FETCHING = ("_on_before_fetch", "_on_after_fetch")
 """Methods of a Trainer's loop around the wait for the next training batch."""
-_PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 _COST_FRAC, _OFTEN_S = 0.01, 1.0
 """Maximum share of time for writing to loggers, and minimum seconds between writes."""
 
@@ -31,53 +30,46 @@ class LoggerFeed:
 
     def __init__(self) -> None:
         self._sent_steps = 0
-        self._send_at_s = 0.0
+        self._send_at_s = time.monotonic()
         self._lost: set[int] = set()
         """Ids of the loggers that have failed."""
         self._drawn: set[str] = set()
         """Figures that wandb has an axis for."""
-
-    def begin(self) -> None:
-        """Begins with the steps of another fit."""
-        self._sent_steps = 0
-        self._send_at_s = time.monotonic()
 
     def send(self, watch: LoopWatch, trainer: Any, *, is_last: bool) -> None:
         """Passes on what is new, if it is time for it, or if it is the last."""
         now_s = time.monotonic()
         if not (is_last or now_s >= self._send_at_s):
             return
-        rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
-        steps = watch.steps.latest(watch.steps.number - self._sent_steps)
-        self._sent_steps, self._send_at_s = watch.steps.number, now_s + _OFTEN_S
-        loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
-        if not loggers or not (rounds or steps):
-            return
-        row = mean_of(rounds)
-        parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.steps.unknown]
-        times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
-        means = {name: fmean(values) for name, values in times.items() if values and None not in values}
-        for logger in loggers:
-            try:
-                if row:
-                    self._log(logger, row, trainer.global_step)
-                if means:
-                    logger.log_metrics(means, step=trainer.global_step)
-            except Exception as error:  # noqa: BLE001  a broken logger
-                self._lost.add(id(logger))
-                _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
+        figures = {
+            **mean_of([watch.unsent.popleft() for _ in range(len(watch.unsent))]),
+            **watch.steps.means_since(self._sent_steps),
+        }
+        self._sent_steps = watch.steps.number
+        for logger in trainer.loggers if trainer.is_global_zero and figures else ():
+            if id(logger) not in self._lost:
+                try:
+                    self._log(logger, figures, trainer.global_step)
+                except Exception as error:  # noqa: BLE001  a broken logger
+                    self._lost.add(id(logger))
+                    _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
         self._send_at_s = now_s + max(_OFTEN_S, (time.monotonic() - now_s) / _COST_FRAC)  # of a logger with a server
 
-    def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
+    def _log(self, logger: Any, figures: Mapping[str, float], step: int) -> None:
         if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
-            logger.log_metrics(row, step=step)
+            logger.log_metrics(figures, step=step)
             return
+        steps = {name: value for name, value in figures.items() if name.startswith("step/")}
+        curves = {name: value for name, value in figures.items() if name not in steps}
         experiment = logger.experiment  # of wandb: a separate row over its own axis, without the logger's step
-        for name in row.keys() - self._drawn:
+        for name in curves.keys() - self._drawn:
             is_axis = name == TIME_AXIS
             experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))
-        self._drawn |= set(row)
-        experiment.log(dict(row))
+        self._drawn |= curves.keys()
+        if curves:
+            experiment.log(curves)
+        if steps:
+            logger.log_metrics(steps, step=step)
 
 
 def _bases() -> tuple[type, ...]:
@@ -123,8 +115,7 @@ class GPUCurves(LoopWatcher, *_bases()):  # type: ignore[misc]
             watch.steps.use_events()
         watch.fed_by(trainer.train_dataloader)
         self._is_shown = False
-        self._feed = LoggerFeed() if self._feed is None else self._feed
-        self._feed.begin()
+        self._feed = LoggerFeed()
         watch.enter("train")
         self._mark_fetches(trainer.fit_loop.epoch_loop)
 

@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
@@ -80,9 +81,15 @@ class LoopSteps:
             sys.modules["torch"].cuda.synchronize(self._gpu)
             self.timed += self.clock.rows(wait=True)
 
-    def latest(self, number: int) -> list[StepRow]:
-        """Returns up to ``number`` timed steps, the latest first."""
-        return list(islice(reversed(self.timed), number))
+    def means_since(self, number: int) -> dict[str, float]:
+        """Returns ``step/wait_ms`` and so on of the timed steps after this one, without those that are unknown."""
+        rows = list(islice(reversed(self.timed), self.number - number))
+        means = {}
+        for part in ("wait", "copy", "compute", "host"):
+            values = [getattr(row, f"{part}_ms") for row in rows]
+            if values and None not in values and f"{part}_frac" not in self.unknown:
+                means[f"step/{part}_ms"] = fmean(values)
+        return means
 
 
 class LoopWatch:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import psutil
@@ -35,7 +35,7 @@ class Monitor(ExitStack):
     def __init__(self, found: FoundGpus, *, interval_s: float) -> None:
         super().__init__()
         self._found, self._began_at_s = found, time.monotonic()
-        self._new_lines: SimpleQueue[str] = SimpleQueue()
+        self._new_lines: deque[str] = deque()
         self._receivers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
         progress.enter("train")  # phase that a summary covers
@@ -71,16 +71,11 @@ class Monitor(ExitStack):
 
     def add_line(self, text: str) -> None:
         """Adds a line to be shown once. Safe from any thread."""
-        self._new_lines.put(show_line(text))
+        self._new_lines.append(show_line(text))
 
     def new_lines(self) -> list[str]:
         """Returns the lines that were not shown yet."""
-        lines = []
-        while True:
-            try:
-                lines.append(self._new_lines.get_nowait())
-            except Empty:
-                return lines
+        return [self._new_lines.popleft() for _ in range(len(self._new_lines))]
 
     def summary(self) -> list[str]:
         """Returns the summary of each GPU since the start."""
@@ -94,7 +89,6 @@ class Monitor(ExitStack):
     def _event(self, kind: EventKind, **facts: Any) -> None:
         gpu = facts.get("gpu")
         if kind == "gpu_lost":
-            self.board.lose(facts["gpu"])
             self.add_line(f"GPU {gpu} is lost: {facts['message']}")
         elif kind == "metric_absent":
             self.add_line(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")

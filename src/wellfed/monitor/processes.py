@@ -77,7 +77,7 @@ class ProcessSource(Source):
 
     def _list(self, gpu: GpuFacts, holders: Sequence[Holder]) -> None:
         processes = [GpuProcess.of(holder) for holder in holders]
-        self._board.set_processes(gpu.index, [process.cells() for process in processes])
+        self._board.processes[gpu.index] = [process.cells() for process in processes]
         for process in processes:
             if (gpu.index, process.holder.pid) not in self._named:
                 self._named.add((gpu.index, process.holder.pid))

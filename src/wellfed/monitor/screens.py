@@ -67,12 +67,13 @@ def table(board: Board, now_s: float, until: str, *, blocks: str = BLOCKS) -> Gr
     gpus.add_column("utilisation", no_wrap=True)
     processes = Table("GPU", "pid", "user", "memory", "name", box=None, padding=(0, 1, 0, 0))
     for gpu in board.gpus:
-        values, trouble = board.latest(gpu.index), board.trouble(gpu.index, now_s)
+        trouble = board.trouble(gpu.index, now_s)
+        values = {} if trouble else board.latest(gpu.index)
         cells = [Text(text or "-") for text in _cells(gpu, values)]
         if "util_pct" in values:
             cells[0].stylize(utilisation_colour(values["util_pct"]))
         gpus.add_row(f"{gpu.index}", *cells, Text(trouble, "red") if trouble else _curve(board, gpu.index, blocks))
-        for one in board.processes(gpu.index):
+        for one in board.processes.get(gpu.index, ()):
             processes.add_row(f"{gpu.index}", *one)
     return Group(
         Text(f"{passed}{until}.", "dim"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from wellfed.command_line import command
 from wellfed.errors import EXIT_OK, NotShown
-from wellfed.monitor.curve_file import CurveFile
+from wellfed.monitor.curve_file import new_file, rows_of
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.screens import LiveScreen, PlainScreen
 from wellfed.monitor.seen_gpus import find_gpus
@@ -90,7 +90,8 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         found = found.only(asked.gpus)
     monitor = Monitor(found, interval_s=asked.interval)
     if asked.csv is not None:
-        monitor.add_receiver(CurveFile(asked.csv, monitor.add_line).add)
+        table = new_file(asked.csv, monitor.add_line)
+        monitor.add_receiver(lambda samples: table.append(*rows_of(samples)))
     what = counted(len(found.gpus), "GPU") + " and the host" if found.gpus else "the host alone"
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.print_line(f"Watching {what} {how_long}.")
