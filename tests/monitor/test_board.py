@@ -13,6 +13,7 @@ from wellfed.monitor import board as module
 from wellfed.monitor.board import Curve
 from wellfed.monitor.monitor import summary_lines
 from wellfed.monitor.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
+from wellfed.observe.hardware.facts import Holder
 from wellfed.observe.telemetry.series import HOST
 
 
@@ -58,12 +59,12 @@ def test_a_line_has_the_figures_of_each_gpu_and_of_the_host():
 
 def test_the_table_has_figures_curve_and_processes():
     board = filled_board(seen(0))
-    board.processes[0] = [("4711", "anna", "5.0 GiB", "/bin/train")]
+    board.processes[0] = [Holder(4711, "/bin/train", 5.0)]
     text = shown(board, blocks=ASCII_BLOCKS)
     assert text.startswith("3 s of 60 s.")
     assert re.search(r"^0 +- +", shown(board_of(seen(0))), re.MULTILINE)
     assert re.search(r"^0 +63 +61 +35\.1/140\.5 +350/700 ", text, re.MULTILINE)
-    assert re.search(r"^0 +4711 +anna +5\.0 GiB +/bin/train", text, re.MULTILINE)
+    assert re.search(r"^0 +4711 +5\.0 GiB +/bin/train", text, re.MULTILINE)
 
 
 def test_a_table_is_drawn_over_and_goes_at_the_end():

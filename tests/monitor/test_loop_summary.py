@@ -54,7 +54,7 @@ def test_waiting_is_said_with_what_can_be_seen_of_the_loader(num_workers, cores,
         ({"wait_ms": 0.1}, {}, "Steps hardly wait for data."),
         ({"wait_ms": 0.1}, {0: 95}, "Steps hardly wait for data."),
         ({"wait_ms": 0.1}, {0: 20}, "where a GPU idles, it does so within steps"),
-        ({"wait_ms": 0.1, "host_ms": 5.0}, {0: 20}, "what costs time lies between them"),
+        ({"wait_ms": 0.1, "host_ms": 5.0}, {0: 20}, "goes into what lies between steps"),
         ({"unknown": ["wait_frac"], "wait_ms": 0.0}, {}, "The wait for data is unknown here."),
     ],
 )
@@ -69,7 +69,7 @@ def test_steps_that_are_shorter_than_a_hand_over_get_no_workers():
     assert "Try num_workers" in seen(wait_ms=3.3, compute_ms=0.9, num_workers=0).advice()
     fed = seen(wait_ms=2.4, compute_ms=1.0, num_workers=1).advice()
     assert "Try" not in fed
-    assert "Where it does not, use num_workers=0" in fed
+    assert "else use num_workers=0" in fed
 
 
 def test_all_of_it_is_plain_data_and_what_was_not_timed_is_none():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series as Readings
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.hardware.facts import GpuFacts, Holder
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import ENERGY, HOST, Sample, levels
 
@@ -57,8 +57,8 @@ class Board:
         """Figure -> (time, value)."""
         self._read_at_s: dict[int, float] = {}
         self._curves: defaultdict[tuple[int, str], Curve] = defaultdict(Curve)
-        self.processes: dict[int, Sequence[tuple[str, ...]]] = {}
-        """GPU -> id, user, memory and name of its processes, the largest first."""
+        self.processes: dict[int, Sequence[Holder]] = {}
+        """GPU -> processes with memory on it, the largest first."""
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""

@@ -115,7 +115,9 @@ class LoopWatch:
         self.steps = LoopSteps(self.origin_s, self._progress)
         self._sampler: Sampler | None = None
         self._lock = threading.Lock()
-        self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
+        self._curves: defaultdict[int, Curve] = defaultdict(Curve)
+        """Utilisation of each GPU in training, or at any time if no training was marked."""
+        self._has_trained = False
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
         """Rounds of readings for the loggers."""
         self._gpus: list[int] = []
@@ -159,6 +161,10 @@ class LoopWatch:
         self.steps.clock.interrupt()
         if phase != self._progress.phase:
             self._progress.enter(phase)
+        if phase == "train" and not self._has_trained:
+            with self._lock:
+                self._has_trained = True
+                self._curves.clear()
 
     def fed_by(self, loader: object) -> None:
         """Records the loader's number of workers, if it has one."""
@@ -170,12 +176,9 @@ class LoopWatch:
         self._notes.append(text)
 
     def summary(self) -> LoopSummary:
-        """Returns the figures so far: readings in training, or all readings if no phase was marked."""
+        """Returns the figures so far."""
         with self._lock:
-            phases = {phase for _, phase in self._curves}
-            kept = {"train"} if "train" in phases else phases
-            curves = {gpu: curve.arrays() for (gpu, phase), curve in sorted(self._curves.items()) if phase in kept}
-        found = {gpu: utilisation_of(*curve) for gpu, curve in curves.items()}
+            found = {gpu: utilisation_of(*curve.arrays()) for gpu, curve in sorted(self._curves.items())}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
             summarise(self.steps.timed),
@@ -190,8 +193,9 @@ class LoopWatch:
     def _take(self, samples: Sequence[Sample]) -> None:
         with self._lock:
             for one in samples:
-                if one.gpu != HOST and "util_pct" in one.values:
-                    self._curves[one.gpu, one.phase].add(one.time_s, one.values["util_pct"])
+                is_counted = one.phase == "train" or not self._has_trained
+                if one.gpu != HOST and is_counted and "util_pct" in one.values:
+                    self._curves[one.gpu].add(one.time_s, one.values["util_pct"])
         self.unsent.append(samples)
         if self._table is not None:
             self._table.append(*rows_of(samples))

@@ -1,12 +1,9 @@
-"""Finds the processes that hold memory of a GPU: id, user, memory, name."""
+"""Finds the processes that hold memory of a GPU: id, memory, name."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import psutil
 
 from wellfed.monitor.board import Board
 from wellfed.observe.hardware.facts import GpuFacts, Holder
@@ -17,29 +14,6 @@ from wellfed.units import show_line
 
 CHANGE_GIB = 0.25
 """Change of used memory in GiB after which processes are listed again. Any CUDA process takes more."""
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process with memory on a GPU."""
-
-    holder: Holder
-    user: str
-    """Empty if unknown, as in a container."""
-
-    @classmethod
-    def of(cls, holder: Holder) -> GpuProcess:
-        """Returns the process with its user, unless its id is another process's here."""
-        with contextlib.suppress(psutil.Error, OSError, KeyError):
-            process = psutil.Process(holder.pid)
-            if holder.name is None or holder.name.endswith(process.name()):
-                return cls(holder, show_line(process.username()))
-        return cls(holder, "")
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Returns id, user, memory and name."""
-        memory = "-" if self.holder.memory_gib is None else f"{self.holder.memory_gib:.1f} GiB"
-        return f"{self.holder.pid}", self.user, memory, show_line(self.holder.name or "a process")
 
 
 class ProcessSource(Source):
@@ -76,10 +50,8 @@ class ProcessSource(Source):
         return []
 
     def _list(self, gpu: GpuFacts, holders: Sequence[Holder]) -> None:
-        processes = [GpuProcess.of(holder) for holder in holders]
-        self._board.processes[gpu.index] = [process.cells() for process in processes]
-        for process in processes:
-            if (gpu.index, process.holder.pid) not in self._named:
-                self._named.add((gpu.index, process.holder.pid))
-                user = f" of {process.user}" if process.user else ""
-                self._add_line(f"GPU {gpu.index} is used by {show_line(process.holder.describe())}{user}")
+        self._board.processes[gpu.index] = holders
+        for holder in holders:
+            if (gpu.index, holder.pid) not in self._named:
+                self._named.add((gpu.index, holder.pid))
+                self._add_line(f"GPU {gpu.index} is used by {show_line(holder.describe())}")

@@ -16,7 +16,7 @@ from wellfed.explain.report.text_table import print_text
 from wellfed.monitor.board import Board
 from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST
-from wellfed.units import show_duration
+from wellfed.units import show_duration, show_line
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
 """Characters for 0 to 100 %."""
@@ -65,7 +65,7 @@ def table(board: Board, now_s: float, until: str, *, blocks: str = BLOCKS) -> Gr
     for head, unit, _ in FIGURES:
         gpus.add_column(f"{head} {unit}", justify="right", no_wrap=True)
     gpus.add_column("utilisation", no_wrap=True)
-    processes = Table("GPU", "pid", "user", "memory", "name", box=None, padding=(0, 1, 0, 0))
+    processes = Table("GPU", "pid", "memory", "name", box=None, padding=(0, 1, 0, 0))
     for gpu in board.gpus:
         trouble = board.trouble(gpu.index, now_s)
         values = {} if trouble else board.latest(gpu.index)
@@ -74,7 +74,8 @@ def table(board: Board, now_s: float, until: str, *, blocks: str = BLOCKS) -> Gr
             cells[0].stylize(utilisation_colour(values["util_pct"]))
         gpus.add_row(f"{gpu.index}", *cells, Text(trouble, "red") if trouble else _curve(board, gpu.index, blocks))
         for one in board.processes.get(gpu.index, ()):
-            processes.add_row(f"{gpu.index}", *one)
+            memory = "-" if one.memory_gib is None else f"{one.memory_gib:.1f} GiB"
+            processes.add_row(f"{gpu.index}", f"{one.pid}", memory, show_line(one.name or "a process"))
     return Group(
         Text(f"{passed}{until}.", "dim"),
         *([gpus] if board.gpus else []),

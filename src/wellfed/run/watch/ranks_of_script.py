@@ -39,8 +39,6 @@ PATIENCE_S = 2.0
 _MOST_FAILURES = 3
 _KEPT = 2_000
 """Number of latest steps of which a rank has figures."""
-_MOST_NAMED = 8
-"""Ranks without figures that a note names."""
 _NUMBERS = itertools.count()
 """Numbers of the watches of this process, alike on all ranks of a script."""
 
@@ -125,9 +123,6 @@ class RankOfScript:
         store: where this rank leaves its figures; None = the script has one rank, or was not started by torchrun.
     """
 
-    has_batch = True
-    """Whether the bytes of a batch are recorded, or need not be."""
-
     def __init__(self, *, origin_s: float, store: TorchrunStore | None) -> None:
         self.origin_s, self.store = origin_s, store
         self.is_begun = self.is_open = False
@@ -154,7 +149,7 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = batch = epochs = trained_with = data_parallel = _nothing
+    note = enter = checkpoint_begins = epochs = trained_with = data_parallel = _nothing
 
     def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
         """Notes the parameters that the optimizer has."""
@@ -255,5 +250,4 @@ def unknown_ranks(world_size: int, known: Collection[int], store: TorchrunStore 
         because = "only torchrun's ranks leave them, in the store that it serves"
     elif store.problem is not None:
         because = f"the store of torchrun can't be used ({store.problem})"
-    shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (" and more" if len(missing) > _MOST_NAMED else "")
-    return f"The last figures of rank{'s' if len(missing) > 1 else ''} {shown} are unknown: {because}."
+    return f"The last figures of rank {', '.join(map(str, missing))} are unknown: {because}."

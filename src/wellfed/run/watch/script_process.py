@@ -84,6 +84,12 @@ def _exit_code(ended: SystemExit) -> int:
     return 1
 
 
+def process_group() -> Any:
+    """Returns torch.distributed if this process is in a group of ranks, else None. Imports nothing."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
 def when_torch_is_imported(call: Callable[[], None]) -> None:
     """Calls a function once torch is imported, or now if it is. Never imports it."""
     if "torch" in sys.modules:

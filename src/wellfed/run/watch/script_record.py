@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from wellfed import __version__
+from wellfed.batches import bytes_by_dtype
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.gains.pauses import are_of_epochs
@@ -70,21 +71,11 @@ class ScriptRecord(RankOfScript):
         store: where the other ranks leave their figures; None = there are none, or they can't be seen.
     """
 
-    def __init__(
-        self,
-        script: Script,
-        log_dir: Path,
-        *,
-        origin_s: float,
-        store: TorchrunStore | None = None,
-    ) -> None:
+    def __init__(self, script: Script, log_dir: Path, *, origin_s: float, store: TorchrunStore | None = None) -> None:
         super().__init__(origin_s=origin_s, store=store)
-        self._has_launch = False
-        """The record has the number of ranks."""
         self.script, self._log_dir = script, log_dir
         self._notes: list[str] = []
         self.folder: Path | None = None
-        self.has_batch = False
         self._seen: SeenLoader | None = None
         """The DataLoader that most samples of training came from."""
         self._watching = ExitStack()
@@ -149,10 +140,11 @@ class ScriptRecord(RankOfScript):
             self.journal.event("checkpoint", file="torch.save")
         self.progress.enter("checkpoint", is_more=is_more)
 
-    def batch(self, by_dtype: Mapping[str, int]) -> None:
-        """Records the bytes of the first batch, by dtype."""
-        self.has_batch = True
-        self.record.loading = {**self.record.loading, "batch_mib": mib(sum(by_dtype.values()))}
+    def received(self, batch: Any, samples: int) -> None:
+        """Counts a batch of training, and records the bytes of the first one."""
+        super().received(batch, samples)
+        if "batch_mib" not in self.record.loading:
+            self.record.loading = {**self.record.loading, "batch_mib": mib(sum(bytes_by_dtype(batch).values()))}
 
     def epochs(self, done: int) -> None:
         """Records how many passes over the training's DataLoaders have ended. Without one the number is unknown."""
@@ -193,10 +185,6 @@ class ScriptRecord(RankOfScript):
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
         is_long = self._report(ranks)
-        if self.world_size > 1 and self.store is not None and not self._has_launch:
-            self._has_launch = True
-            launch = self.store.launch
-            self._add_config({"trainer": {"devices": launch.devices, "num_nodes": launch.num_nodes}})
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
             self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
@@ -319,6 +307,9 @@ class ScriptRecord(RankOfScript):
     def _take_ranks(self, ranks: Sequence[RankEntry]) -> None:
         if self.world_size > 1:  # otherwise torchrun has started scripts that train apart
             super()._take_ranks(ranks)
+            assert self.store is not None
+            launch = self.store.launch
+            self._add_config({"trainer": {"devices": launch.devices, "num_nodes": launch.num_nodes}})
             self.record.ranks = list(ranks)
             self.journal.save()
 

@@ -11,7 +11,6 @@ Until an optimizer steps, each batch counts as a step. Its first step drops thes
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,19 +20,20 @@ from typing import Any
 
 import torch
 
-from wellfed.batches import BuildTime, batch_size, bytes_by_dtype
+from wellfed.batches import BuildTime, batch_size
 from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD, OWN_STREAM
 from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import device_clock, gpu_in_use, used_gpus
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.run.watch.ranks_of_script import RankOfScript
 from wellfed.run.watch.rows_of_steps import RowsOfSteps
+from wellfed.run.watch.script_process import process_group
 from wellfed.run.watch.script_record import SeenLoader
 
 SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 GRAPHS = "Steps replay CUDA graphs: what happens within one is not told apart."
 _IDLE_S = 10.0
-"""Seconds that the end of a script waits for the device."""
+"""Seconds that the end of a script waits for the device, which does not end if it waits for a rank that has left."""
 _FEWEST_OF_VALIDATION = 3
 """Forward passes without gradients, one after another, that are a validation. Fewer may be a teacher's of this step."""
 
@@ -173,8 +173,6 @@ class ScriptSteps(Harmless):
             iteration.largest = max(iteration.largest, size)
         else:
             self._iteration = iteration = Iteration(loader, size, loader.epoch, took, largest=size)
-            if not self._record.has_batch:
-                self._record.batch(bytes_by_dtype(batch))
         self._record.received(batch, size)
         self.clock.copy_begins(iteration.epoch, iteration.took)
         self.clock.copied()
@@ -279,10 +277,10 @@ class ScriptSteps(Harmless):
         self._end(iteration)
 
     @harmless
-    def replayed(self) -> None:
-        """Marks that a CUDA graph was replayed, which may hold a whole step. Code of torch.compile disables gradients
-        before it replays one, since the graph holds a single pass."""
-        if self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
+    def replaying(self, *, is_done: bool) -> None:
+        """Marks begin or end of the replay of a CUDA graph, which may hold a whole step. Code of torch.compile disables
+        gradients before it replays one, since the graph holds a single pass."""
+        if not is_done and self._is_mine() and self._iteration is not None and not self._iteration.is_ended:
             self._iteration.has_replay |= torch.is_grad_enabled()
             self._record.note(GRAPHS)
             self._use_stream()
@@ -413,24 +411,12 @@ class ScriptSteps(Harmless):
         with suppress(RuntimeError) if has_error else nullcontext():  # of a device that has failed
             if self._iteration is not None:
                 self._close(self._iteration)
-            is_busy = not has_error and self._gpu is not None and not torch.cuda.current_stream(self._gpu).query()
-            is_idle = not has_error and (self._gpu is None or _is_idle_soon(self._gpu))
-            if is_busy:
+            stream = None if has_error or self._gpu is None else torch.cuda.current_stream(self._gpu)
+            is_idle, until_s = not has_error, time.monotonic() + _IDLE_S
+            while stream is not None and not (is_idle := stream.query()) and time.monotonic() < until_s:
                 self._record.seen_s = time.monotonic()
+                time.sleep(0.01)
             self._take(wait=is_idle)
-
-
-def _is_idle_soon(gpu: int) -> bool:
-    """Returns whether the GPU ends its work within `_IDLE_S`. It does not if it waits for a rank that has left."""
-
-    def wait() -> None:
-        with suppress(RuntimeError):  # of a device that has failed, whose times can't be read either
-            torch.cuda.synchronize(gpu)
-
-    waiting = threading.Thread(target=wait, name="wellfed-device", daemon=True)
-    waiting.start()
-    waiting.join(_IDLE_S)
-    return not waiting.is_alive()
 
 
 def _size(batch: Any, loader: SeenLoader) -> int:
@@ -447,6 +433,5 @@ def _size(batch: Any, loader: SeenLoader) -> int:
 
 def world_size() -> int:
     """Returns the number of ranks that train together."""
-    distributed = sys.modules.get("torch.distributed")
-    is_one_of_many = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return int(distributed.get_world_size()) if is_one_of_many and distributed is not None else 1
+    group = process_group()
+    return 1 if group is None else int(group.get_world_size())

@@ -46,13 +46,6 @@ _DISPATCHER = "DataLoaderDispatcher.__iter__"
 """Function of Accelerate that reads batches on rank 0 and sends each rank its share."""
 
 
-class _OfThread(threading.local):
-    """State of each thread. Another one than the watched may run a model, too."""
-
-    is_within = False
-    """An outermost module runs."""
-
-
 class TorchMarks:
     """Replaced methods of torch, from `install` to `remove`, which mark steps."""
 
@@ -65,7 +58,8 @@ class TorchMarks:
         """Optimizers that have stepped."""
         self._classes: set[type] = set()
         """Classes of outermost modules whose calls are watched."""
-        self._here = _OfThread()
+        self._outermost = threading.local()
+        """``is_within``: an outermost module runs in this thread. Another one than the watched may run a model, too."""
         self._sees_copies = self._has_autocast = self._is_compiled = self._is_sharded = self._convolves = False
         self._num_steps = 0
 
@@ -77,7 +71,7 @@ class TorchMarks:
         self._replace(torch, "save", functools.partial(_between, self._steps.saving))
         self._replace(torch.amp.autocast_mode.autocast, "__enter__", self._enters_autocast)
         if hasattr(torch.cuda.graphs.CUDAGraph, "replay"):
-            self._replace(torch.cuda.graphs.CUDAGraph, "replay", self._replays)
+            self._replace(torch.cuda.graphs.CUDAGraph, "replay", functools.partial(_between, self._steps.replaying))
         for hook in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -169,15 +163,6 @@ class TorchMarks:
 
         return enter
 
-    def _replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
-
-        def replay(graph: Any) -> Any:
-            steps.replayed()
-            return original(graph)
-
-        return replay
-
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         """Marks the begin of an optimizer's step, which may run a closure with passes of its own."""
         if not torch.compiler.is_compiling():
@@ -208,8 +193,7 @@ class TorchMarks:
         for module in outermost_modules():
             if not any(id(one) in parameters for one in module.parameters()):
                 continue
-            self._see_wrappers(module)
-            self._is_compiled |= _is_compiled(module)
+            self._see_parts(module)
             if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
                 continue
             is_watched = True
@@ -219,9 +203,10 @@ class TorchMarks:
         if not is_watched:
             self._record.note(NO_FORWARD)
 
-    def _see_wrappers(self, module: Any) -> None:
-        """Notes how a trained module is shared out among GPUs or ranks."""
+    def _see_parts(self, module: Any) -> None:
+        """Notes how a trained module is compiled, or shared out among GPUs or ranks."""
         for name, part in module.named_modules():
+            self._is_compiled |= part._compiled_call_impl is not None or "_orig_mod" in part._modules
             if isinstance(part, torch.nn.DataParallel):
                 self._record.data_parallel(name or type(part).__name__, len(part.device_ids))
             self._is_sharded |= any(kind.__name__ in _SHARDED for kind in type(part).__mro__)
@@ -249,17 +234,20 @@ class TorchMarks:
 
         @functools.wraps(original)
         def outermost(module: Any, *arguments: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or self._here.is_within or steps.is_off:
+            if torch.compiler.is_compiling() or self._is_within() or steps.is_off:
                 return original(module, *arguments, **named)
-            self._here.is_within = True
+            self._outermost.is_within = True
             steps.forward()
             try:
                 return original(module, *arguments, **named)
             finally:
-                self._here.is_within = False
+                self._outermost.is_within = False
                 steps.forward(is_done=True)
 
         self._put(kind, "__call__", outermost)
+
+    def _is_within(self) -> bool:
+        return getattr(self._outermost, "is_within", False)
 
     # Copies
 
@@ -275,7 +263,7 @@ class TorchMarks:
         steps = self._steps
 
         def copied(tensor: Any, *arguments: Any, **named: Any) -> Any:
-            if steps.is_off or self._here.is_within or tensor.is_cuda:
+            if steps.is_off or self._is_within() or tensor.is_cuda:
                 return original(tensor, *arguments, **named)
             steps.copying(is_done=False)
             found = original(tensor, *arguments, **named)
@@ -312,12 +300,6 @@ def _between(mark: Callable[..., None], original: Callable[..., Any]) -> Callabl
             mark(is_done=True)
 
     return marked
-
-
-def _is_compiled(module: Any) -> bool:
-    return module._compiled_call_impl is not None or any(
-        "_orig_mod" in vars(one)["_modules"] for one in module.modules()
-    )
 
 
 def _has_compiled() -> bool:

@@ -8,16 +8,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wellfed.errors import reason_of
+from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.ranks import Launch, launched, own_rank
 from wellfed.run.folder.log import StderrHandler
-from wellfed.run.watch.script_process import Script, ScriptEnd, when_torch_is_imported
+from wellfed.run.watch.script_process import Script, ScriptEnd, process_group, when_torch_is_imported
 
 if TYPE_CHECKING:  # imports torch
     from wellfed.run.watch.ranks_of_script import RankOfScript
@@ -27,8 +25,8 @@ if TYPE_CHECKING:  # imports torch
 _LOG = logging.getLogger("wellfed")
 
 
-class WatchedScript:
-    """Watch of this process from `start` to `finish`. Nothing in here raises.
+class WatchedScript(Harmless):
+    """Watch of this process from `start` to `finish`. Its errors are logged, and do not reach the script.
 
     It begins when torch is imported, and makes a run folder at the first sign of a training. Of several ranks, the
     first one makes the folder. The others, if torchrun has started them, leave their figures for it. A process that the
@@ -45,12 +43,11 @@ class WatchedScript:
         self._script, self._log_dir = script, log_dir.absolute()
         self._origin_s = time.monotonic()
         self._pid, self._parent = os.getpid(), multiprocessing.parent_process()
-        self._rank, self._launch = own_rank() or _rank_in_group(), _launch_with_store()
+        group = process_group()  # of ranks that the script itself starts
+        self._rank, self._launch = own_rank() or (0 if group is None else group.get_rank()), _launch_with_store()
         self._record: RankOfScript | None = None
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
-        self._problem = ""
-        """Reason why nothing is watched."""
         self._handler = StderrHandler()
         self._handler.setFormatter(logging.Formatter("wellfed watch: %(message)s"))
         self._handler.setLevel(logging.WARNING)
@@ -68,8 +65,14 @@ class WatchedScript:
         _LOG.addHandler(self._handler)
         self._propagates, _LOG.propagate = _LOG.propagate, False  # the script's own log must not hold our messages
         _watch_forks()
-        when_torch_is_imported(self._safely(self._install))
+        when_torch_is_imported(self._install)
 
+    def abandon(self) -> None:
+        """Restores torch's methods."""
+        if self._marks is not None:
+            self._marks.remove()
+
+    @harmless
     def _install(self) -> None:
         from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore
         from wellfed.run.watch.script_record import ScriptRecord
@@ -91,16 +94,16 @@ class WatchedScript:
             return
         WatchedScript.current = None
         if os.getpid() == self._pid:
-            self._safely(lambda: self._finish(end))()
+            self._finish(end)
         _LOG.removeHandler(self._handler)
         _LOG.propagate = self._propagates
 
+    @harmless
     def _finish(self, end: ScriptEnd) -> None:
         record, steps = self._record, self._steps
-        if self._marks is not None:
-            if steps is not None:
-                steps.finish(has_error=end.error is not None)
-            self._marks.remove()
+        if steps is not None:
+            steps.finish(has_error=end.error is not None)
+        self.abandon()
         if record is None or not record.is_open:
             if self._rank == 0 and (steps is None or not steps.has_failed):  # else it is reported already
                 self._show_nothing_seen()
@@ -119,13 +122,12 @@ class WatchedScript:
 
         console = screen.Terminal(stderr=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
         assert record.folder is not None
-        screen.show_end(console, evidence, _short(record.folder))
+        folder, here = record.folder, Path.cwd()
+        screen.show_end(console, evidence, folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
     def _show_nothing_seen(self) -> None:
-        why = self._problem
-        if not why and self._record is None:
-            why = "it did not import torch"
-        elif not why:
+        why = "it did not import torch"
+        if self._record is not None:
             why = (
                 "this process read no DataLoader and stepped no optimizer, and processes that it forks are not watched"
             )
@@ -144,23 +146,6 @@ class WatchedScript:
                 self._steps.is_off = True
         else:
             self._pid = os.getpid()
-
-    def _safely(self, call: Callable[[], None]) -> Callable[[], None]:
-        def called() -> None:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001  the script is not ours to end
-                self._problem = reason_of(error)
-                _LOG.warning("the watch has failed (%s); the script is not affected.", self._problem)
-
-        return called
-
-
-def _rank_in_group() -> int:
-    """Returns this process's rank by torch.distributed, as of ranks that the script itself starts; 0 without one."""
-    distributed = sys.modules.get("torch.distributed")
-    is_one_of_many = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return int(distributed.get_rank()) if is_one_of_many and distributed is not None else 0
 
 
 def _launch_with_store() -> Launch | None:
@@ -185,10 +170,3 @@ def _watch_forks() -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_parent=has_forked, after_in_child=is_forked)
-
-
-def _short(folder: Path) -> Path:
-    """Returns the path from the working folder, if it lies there."""
-    with suppress(OSError, ValueError):
-        return folder.relative_to(Path.cwd())
-    return folder
