@@ -21,8 +21,8 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import largest_share
 from wellfed.run.micro_batch.real_steps import ConfiguredStep, with_steps
 from wellfed.run.planner import Planner
-from wellfed.train.memory.cap import cap_cuda
 from wellfed.train.memory.features import hold
+from wellfed.train.memory.oom import cap_cuda
 from wellfed.units import GIB
 
 HOST_FRAC = 0.9

@@ -36,7 +36,7 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.following import SharedRun
 from wellfed.run.restart import Restarts, show_changes, with_changes
 from wellfed.run.train import Start
-from wellfed.train.memory import cap, oom
+from wellfed.train.memory import oom
 from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Run:
         plan = self._make_plan(planner)
         if plan.device.enforce and plan.device.memory_gib is not None:
             # Lightning has not chosen the rank's card yet.
-            cap.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
+            oom.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
         passes = self._make_passes(planner, plan)
         checkpoint = None if start.target is None else self._resume_from(start.target, passes)
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself

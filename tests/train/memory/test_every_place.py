@@ -25,11 +25,11 @@ from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
 from wellfed.train.lightning.prefetch import no_room
+from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
-from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation

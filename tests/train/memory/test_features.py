@@ -4,8 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.train.memory import features as room
-from wellfed.train.memory.features import all_rows, blank, hold, of_data
-from wellfed.train.step.feature_table import FeatureTable
+from wellfed.train.memory.features import FeatureTable, all_rows, blank, hold, of_data
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks

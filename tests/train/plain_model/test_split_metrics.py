@@ -153,12 +153,6 @@ def test_the_loss_stands_beside_an_evaluation_of_the_workloads_own(tmp_path: Pat
 
 
 def test_a_split_of_another_kind_has_no_loss_if_its_evaluation_says_so(model: Classes) -> None:
-    metrics = SplitMetrics(model, Evaluated())
-    metrics.reset()
-    with pytest.raises(KeyError, match="label") as caught:
-        metrics.update({"x": torch.ones(4, tiny.WIDTH)}, 4, None)
-    assert "with_loss = False in the class Evaluated" in caught.value.__notes__[-1]
-
     class Quiet(Evaluated):
         with_loss = False
 

@@ -18,7 +18,7 @@ from wellfed.train.lightning.callbacks.users import timed_hooks_of
 from wellfed.train.lightning.ceiling import HOOKS, replaced, steps_alone
 from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.user_module import additions
-from wellfed.train.lightning.user_module.accumulation import SchedulersOfParts, weighing_parts
+from wellfed.train.lightning.user_module.additions import SchedulersOfParts, weighing_parts
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure
 from wellfed.train.memory.step_down import MicroBatches

@@ -38,7 +38,7 @@ from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
+from wellfed.train.lightning.callbacks.clock import Clock, ModulePhases, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
 from wellfed.train.lightning.callbacks.progress import ProgressBar, ProgressReport
@@ -49,7 +49,6 @@ from wellfed.train.lightning.checkpoints.checkpoint_files import BEST
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.sanity import SanityCheck
-from wellfed.train.lightning.user_module.module_phases import ModulePhases
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _MOST_EXAMINED = 200

@@ -1,4 +1,4 @@
-"""Recognises memory errors, by type or else by text, and frees the memory that they leave."""
+"""Recognises memory errors, by type or else by text; frees the memory that they leave; limits memory to a budget."""
 
 from __future__ import annotations
 
@@ -132,3 +132,12 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def cap_cuda(budget_bytes: int, device: int = 0) -> None:
+    """Makes allocations beyond the budget fail, as on a card of that size.
+
+    Limits what torch's allocator reserves, not CUDA's context or NCCL.
+    """
+    total = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
+from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
-from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks

@@ -13,7 +13,6 @@ from torchmetrics import Metric, MetricCollection
 
 from wellfed.contract import Batch, Evaluation, FeatureSource, LossOutput
 from wellfed.errors import ConfigError
-from wellfed.train.memory import oom
 from wellfed.train.step.compiled import Loss
 
 _LOG = logging.getLogger(__name__)
@@ -179,21 +178,12 @@ class SplitMetrics:
     def update(self, batch: Batch, weight: int, features: FeatureSource | None) -> None:
         """Adds a batch whose loss is a mean over ``weight``."""
         if self.takes_loss:
-            output = self._output(batch)
+            output = self._loss(batch)
             self.means.add(output, weight)
             for metrics in self.metrics:
                 metrics.update(output, self._model)
         if self.own is not None:
             self.own.update(self._model, batch, *(() if features is None else (features,)))
-
-    def _output(self, batch: Batch) -> LossOutput:
-        try:
-            return self._loss(batch)
-        except Exception as error:
-            if self.own is not None and not self.metrics and oom.classify(error, takes_suspects=True) is None:
-                name = type(self.own).__name__
-                error.add_note(f"If its batches have no loss, set with_loss = False in the class {name}.")
-            raise
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches; waits for the device."""

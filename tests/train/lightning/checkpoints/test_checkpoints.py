@@ -21,9 +21,8 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints import checkpoint_files
-from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error
+from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error, is_finite
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers
-from wellfed.train.lightning.checkpoints.finite_check import is_finite
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 

@@ -11,7 +11,7 @@ from wellfed.batches import Delivery
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning.callbacks.clock import TimedLoader, is_within_step
-from wellfed.train.lightning.user_module.accumulation import SchedulersOfParts, weighing_parts
+from wellfed.train.lightning.user_module.additions import SchedulersOfParts, weighing_parts
 from wellfed.train.step.micro_batches import Preparation
 
 

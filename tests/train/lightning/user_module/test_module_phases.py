@@ -14,9 +14,8 @@ from tests.kit import tiny
 from tests.train.lightning.callbacks.test_clock import MadeClock
 from wellfed.batches import split
 from wellfed.observe.timing.step_clock import StepClock, StepRow
-from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
+from wellfed.train.lightning.callbacks.clock import Clock, ModulePhases, TimedLoader
 from wellfed.train.lightning.user_module.additions import make_user_trainer
-from wellfed.train.lightning.user_module.module_phases import ModulePhases
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -15,7 +15,7 @@ from wellfed.contract import Batch
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END
 from wellfed.process import StopRequest
 from wellfed.ranks import largest_share, share_of
@@ -155,7 +155,7 @@ def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
 
 
 def is_within_step(trainer: pl.Trainer) -> bool:
-    """Returns whether more parts of the step follow (see `user_module.accumulation`)."""
+    """Returns whether more parts of the step follow (see `TimedLoader`)."""
     parts: int = trainer.accumulate_grad_batches
     return parts > 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready % parts != 0
 
@@ -227,6 +227,36 @@ class Clock(pl.Callback):
             torch.cuda.synchronize(module.device)
         self.clock.wall.switch(END)
         self._take(self.clock.rows(wait=True))
+
+
+class ModulePhases(pl.Callback):
+    """Marks of the phases on the step clock, by Lightning's hooks. Must be the first callback after `Clock`.
+
+    The forward pass begins with the batch. Phases are unknown with manual optimization, and for a module that calls
+    its optimizer without Lightning.
+    """
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._has_stepped = False
+        """An optimizer's step was seen. Without one, its time would count as that of another phase."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._begin(FORWARD)
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
+        self._begin(BACKWARD)
+
+    def on_after_backward(self, trainer: pl.Trainer, module: Any) -> None:
+        self._begin(OTHER)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._has_stepped = module.automatic_optimization
+        self._begin(OPTIMIZER)
+
+    def _begin(self, phase: int) -> None:
+        if self._has_stepped:
+            self._clock.mark((phase, self._clock.now_s()))
 
 
 class StopWhenMeasured(pl.Callback):

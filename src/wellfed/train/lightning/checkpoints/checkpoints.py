@@ -19,8 +19,7 @@ from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.callbacks.users import averages_weights, monitored
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST_VALUES, CheckpointWriter
-from wellfed.train.lightning.checkpoints.finite_check import check_finite
+from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST_VALUES, CheckpointWriter, check_finite
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)

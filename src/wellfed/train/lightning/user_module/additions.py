@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +161,31 @@ class NonFinite(pl.Callback):
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
+
+
+# -- parts of a step's batch, split by `TimedLoader`; Lightning sums their gradients ------------------------------------
+
+
+def weighing_parts(trainer: pl.Trainer) -> Callable[..., Any]:
+    """Returns the strategy's ``training_step`` with its loss weighed by the part; logged values are unchanged.
+
+    The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own step.
+    """
+    step = trainer.strategy.training_step
+
+    def training_step(*arguments: Any, **named: Any) -> Any:
+        output, weight = step(*arguments, **named), getattr(trainer.train_dataloader, "weight", 1.0)
+        if output is None or weight == 1:
+            return output
+        return {**output, "loss": output["loss"] * weight} if isinstance(output, Mapping) else output * weight
+
+    return training_step
+
+
+class SchedulersOfParts(pl.Callback):
+    """Scaling of the frequency of schedulers that count batches, since Lightning counts parts."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step":
+                config.frequency *= trainer.accumulate_grad_batches
