@@ -57,7 +57,7 @@ class StepModule(pl.LightningModule):
         return call(*arguments)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer, plain = self.plain.optimizer(), self.plain
+        optimizer, plain = self.plain.make_optimizer(self.model), self.plain
         if plain.scheduling is not None:
             return {"optimizer": optimizer, "lr_scheduler": plain.scheduling.of(optimizer)}
         # A lambda is not saved with the scheduler. An object's attributes would be saved. A resumed run with more steps

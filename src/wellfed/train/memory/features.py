@@ -160,17 +160,8 @@ class FeatureTable:
     States: not held, then a mode, then only slower modes.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        mode: FeatureModeName,
-        *,
-        may_change: bool,
-    ) -> None:
-        """
-        Args:
-            may_change: take a slower mode if the table does not fit.
-        """
+    def __init__(self, features: Features, mode: FeatureModeName, *, may_change: bool) -> None:
+        """``may_change``: take a slower mode if the table does not fit."""
         self._features, self.mode, self._may_change = features, mode, may_change
         self.source: FeatureSource = _NotHeld()
 

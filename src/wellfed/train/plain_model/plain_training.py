@@ -89,33 +89,25 @@ class PlainTraining:
         self.is_monitored = setup.is_monitored or setup.scheduling is not None
         """Callbacks or a scheduler may monitor the metrics of validation."""
         self.fallbacks, self._device = Fallbacks(self.micro, self._ways_down()), torch.device("cpu")
-        self._prepare = self._preparation(setup.train_data)
+        prepare = partial(Preparation, seed=options.seed, model=model)
+        self._prepare = prepare(setup.train_data)
         self.evaluation = SplitMetrics(model, setup.evaluation, setup.metrics)
         self.evaluating = Evaluating(
             model,
             self.evaluation,
-            self._preparations(setup.eval_data),
+            {split: prepare(data) for split, data in setup.eval_data.items()},
             may_halve=options.halves_evaluation,
             on_event=setup.on_event,
             shares=options.shares_evaluation,
         )
         self._features: FeatureTable | None = None
         if setup.features is not None:
-            self._features = FeatureTable(
-                setup.features,
-                options.feature_mode or "dynamic",
-                may_change=options.adapts,
-            )
+            mode = options.feature_mode or "dynamic"
+            self._features = FeatureTable(setup.features, mode, may_change=options.adapts)
         on_failure = setup.on_event
         self._loss = Loss(model, options.compile_mode, lambda message: on_failure("compile_failed", message=message))
         self._lowered: Mapping[str, int] = {}
         """Planned micro-batch of the checkpoint's run, and the smaller one that it continued with."""
-
-    def _preparation(self, data: Any) -> Preparation:
-        return Preparation(data, self.options.seed, self.model)
-
-    def _preparations(self, splits: Mapping[str, Any]) -> dict[str, Preparation]:
-        return {split: self._preparation(data) for split, data in splits.items()}
 
     def _ways_down(self) -> list[Fallback]:
         """Returns the fallbacks after micro-batches of one sample. They do not change what is learned."""
@@ -135,10 +127,6 @@ class PlainTraining:
                 for mode in FEATURE_MODES[1:]
             ),
         ]
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a new optimizer."""
-        return self.make_optimizer(self.model)
 
     def make_step(
         self,

@@ -163,7 +163,7 @@ class NonFinite(pl.Callback):
         return decision
 
 
-# -- parts of a step's batch, split by `TimedLoader`; Lightning sums their gradients ------------------------------------
+# -- parts of a step's batch, split by `TimedLoader`; Lightning sums their gradients -----------------------------------
 
 
 def weighing_parts(trainer: pl.Trainer) -> Callable[..., Any]:
