@@ -75,13 +75,6 @@ def test_the_baseline_of_the_first_is_measured_again_too(tmp_path: Path) -> None
     assert set(other.to_confirm(IDS, baselines)) == set(IDS[1:])
 
 
-def test_a_round_with_a_run_to_retry_is_measured_again(tmp_path: Path) -> None:
-    again = [replace(row, kind="confirm") for row in ROWS[1:]]
-    again[1] = replace(again[1], status="killed", device="", machine="")
-    assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
-    assert len(kept(tmp_path, [], retry=["killed"]).to_confirm(IDS)) == 9
-
-
 def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> None:
     """Trials of other code."""
     old = [replace(row, code="old") for row in ROWS[2:]]

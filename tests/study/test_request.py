@@ -85,12 +85,3 @@ def test_without_optuna_the_way_to_it_is_told(
         in err
     )
     assert "python -m pip install 'wellfed[search]'" in err
-
-
-def test_where_nothing_can_be_forked_a_search_says_so(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("wellfed.study.request.MAY_FORK", False)
-    assert main("train", lambda composed: 0, ["-m", "search=grid", f"{LR}=0.1,1"]) == 2
-    assert "Add hydra/launcher=basic" in capsys.readouterr().err

@@ -68,14 +68,6 @@ def test_a_signal_ranks_what_is_there_and_says_how_to_go_on(
     assert capsys.readouterr().out.splitlines() == ["Stopped. The same command again goes on."]
 
 
-def test_a_signal_while_it_is_published_ranks_nothing_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = tiny(tmp_path / "new", copy=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert (study.go(), study.finished) == (143, 1)
-    assert (
-        "Stopped while putting the trials into wandb. The same command again does the rest." in capsys.readouterr().out
-    )
-
-
 def test_a_full_disk_ranks_what_is_there_and_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tiny(tmp_path / "new", raises(OSError(errno.ENOSPC, "No space left on device", "ledger.jsonl")))
     study.way_on = "The same command with search.name=x"

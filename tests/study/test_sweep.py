@@ -73,20 +73,6 @@ def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: P
     assert again.ran == []
 
 
-def test_a_point_that_is_refused_when_it_is_measured_again_is_left_out_of_the_next_rounds(tmp_path: Path) -> None:
-    """The machine has less memory by then."""
-
-    def play(trial: Trial) -> Row:
-        if trial.row.kind == "confirm" and "balanced" in trial.overrides[-1]:
-            return replace(trial.row, status="infeasible", folder="", error={"message": "too large"})
-        return good(trial)
-
-    played, kept = swept(tmp_path, play)
-    turn = ["aggressive", "conservative", "baseline"]
-    assert loaders(played.ran, "confirm") == [turn[0], "balanced", *turn[1:], *turn[::-1], *turn]
-    assert {row.status for row in kept.found.rows} == {"ok"}
-
-
 def test_fail_fast_begins_nothing_after_the_first_failure(tmp_path: Path) -> None:
     def second_fails(trial: Trial) -> Row:
         return (

@@ -6,7 +6,6 @@
     points/                                proposes points: grid, Optuna
     executors/                             runs trials: here, or by a launcher of Hydra's
     row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
-    code_version.py                        which rows are of the same code
     study_files.py  ranking/  board/       reads a study's folder, ranks it, shows it
 
 Start at `study`.

@@ -21,7 +21,6 @@ from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind, TrialMetric
 from wellfed.study.trial_end import recorded_row
-from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
 _Point = TypeVar("_Point")
@@ -59,11 +58,6 @@ class Read:
     def of(self, point: str, kind: str) -> list[Row]:
         """Returns all rows of a point, in order."""
         return [row for row in self._by_point.get(point, ()) if row.kind == kind]
-
-    def left_out_notes(self, shown: Iterable[str], noun: str) -> list[str]:
-        """Returns a note about points of other grids that a table of the points ``shown`` lacks."""
-        others = self._by_point.keys() - set(shown)
-        return [f"{counted(len(others), 'point')} of earlier grids of this {noun} left out."] if others else []
 
 
 def read(folder: Path) -> Read:

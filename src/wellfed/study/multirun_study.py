@@ -15,12 +15,11 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.masking import masked_override
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
-from wellfed.study.code_version import study_code
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
 from wellfed.study.study import Study, Trials
-from wellfed.study.study_files import SEARCH, SWEEP, SearchFile, SweepFile
+from wellfed.study.study_files import SEARCH, SWEEP, SearchFile, SweepFile, study_code
 
 File = TypeVar("File", SweepFile, SearchFile)
 

@@ -70,22 +70,11 @@ class Study(ABC):
         self, scratch: Path, limit_s: float | None, row_of: RowMaker, prepare_s: float | None = None
     ) -> StudySettings:
         """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
-        timeout_s = math.inf if limit_s is None else limit_s
+        limit_s = math.inf if limit_s is None else limit_s
+        say, tick = self.screen.say, self.screen.tick
         return StudySettings(
-            folder=self.folder,
-            scratch=scratch,
-            timeout_s=timeout_s,
-            prepare_s=prepare_s or timeout_s,
-            group=row_of.group,
-            row_of=row_of,
-            say=self.screen.say,
-            tick=self.tick,
-            stop=self.stop,
+            self.folder, scratch, limit_s, prepare_s or limit_s, row_of.group, row_of, say, tick, self.stop
         )
-
-    def tick(self) -> None:
-        """Does what has to be done a few times a second."""
-        self.screen.tick()
 
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from wellfed import project
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
 from wellfed.record.files import plain, write_atomically
+from wellfed.record.provenance import engine_state, engine_version, git_state
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
@@ -38,7 +40,7 @@ class StudyFile:
     name: str
     workload: str
     code: str
-    """Version of the code: see `wellfed.study.code_version.study_code`."""
+    """Version of the code: see `study_code`."""
     flags: tuple[str, ...] = ()
     """Arguments that set where configurations are searched: flags, and ``hydra.searchpath``."""
 
@@ -235,6 +237,21 @@ class TuneFile(StudyFile):
             for name, words in named.items()
             if getattr(earlier, name) != getattr(self, name)
         ]
+
+
+def study_code() -> str:
+    """Returns the project's commit with a digest of uncommitted changes, the engine, and a digest of Python files.
+
+    The engine's version is left out where it is part of the project's checkout. The last digest covers files that git
+    does not track.
+    """
+    git, engine = git_state(project.root()), engine_state()
+    named = []
+    if git is not None:
+        named.append(f"{git['commit'][:10]}{'+' if git['digest'] else ''}{git['digest'][:6]}")
+    if git is None or not engine["within_project"]:
+        named.append(engine_version(engine))
+    return f"{', '.join(named)}, sources {project.source_digest()[:6]}"
 
 
 def is_of_search(folder: Path) -> bool:

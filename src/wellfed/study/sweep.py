@@ -5,15 +5,15 @@ All points are composed and planned before the first is run.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
-from wellfed.observe.loggers.wandb_sink import decide_mode
-from wellfed.study.board.publish import import_wandb, publish, unpublished
+from wellfed.observe.loggers import wandb_sink
+from wellfed.study.board.publish import publish, unpublished
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import prepare_to_fork
@@ -97,7 +97,8 @@ class SweepStudy(MultirunStudy):
             if not kept.missing(trials.ready):
                 self._announce()
             if self.launch is None and self._publishes:  # a local executor still prepares
-                import_wandb()
+                with suppress(Exception):  # `publish` reports what is wrong with it
+                    wandb_sink.import_wandb()
             self.file.write(self.folder)
             self.measure(trials, executor)
 
@@ -137,7 +138,8 @@ class SweepStudy(MultirunStudy):
     def measure(self, trials: Trials, executor: Executor) -> None:
         """Runs what is missing, then the best again in turns."""
         kept, options = trials.ledger, self.config.sweep
-        if options.fail_fast and self._report_refused(len(self.points) - len(trials.ready)):
+        if options.fail_fast and (refused := len(self.points) - len(trials.ready)):
+            self.screen.say(f"sweep.fail_fast=true, and {counted(refused, 'point')} can't be run: none is started.")
             return
         missing = kept.missing(trials.ready)
         self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}", kept.best())
@@ -153,21 +155,13 @@ class SweepStudy(MultirunStudy):
 
     def _run(self, trials: Trials, executor: Executor, points: list[str], kind: RowKind) -> bool:
         """Runs these points; returns False if the sweep is to stop here."""
-        all_well, refused = True, 0
+        all_well = True
         left = [trials.trial(point, kind) for point in points if point in trials.ready]  # planning may refuse some
         for _, row in trials.run(executor, left):
             if self.config.sweep.fail_fast and row.status != "ok":
                 executor.start_no_more()
                 all_well = False
-                refused += not row.folder and row.status != "killed"  # refused when it was prepared or planned
-        self._report_refused(refused)
         return all_well and not trials.is_lost
-
-    def _report_refused(self, number: int) -> bool:
-        """Reports points that can't be run, where one is enough to stop."""
-        if number:
-            self.screen.say(f"sweep.fail_fast=true, and {counted(number, 'point')} can't be run: none is started.")
-        return number > 0
 
     def _report_earlier(self, trials: Trials, earlier: SweepFile) -> None:
         """Reports that rows are kept, and what about them differs from now."""
@@ -175,10 +169,9 @@ class SweepStudy(MultirunStudy):
         progress = f"{len(trials.ledger.latest)} of {len(now)} points have a row."
         if now != before:
             progress += f" The grid has changed: {len(now - before)} points are new, {len(before - now)} are left out."
-        self.report_earlier(trials, progress)
         if earlier.trial_steps != self.file.trial_steps:
-            steps = f"{earlier.trial_steps} and is {self.file.trial_steps}"
-            self.screen.say(f"sweep.trial_steps was {steps}: what was measured before is kept.")
+            progress += f" sweep.trial_steps was {earlier.trial_steps}: what was measured before is kept."
+        self.report_earlier(trials, progress)
 
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
@@ -188,7 +181,7 @@ class SweepStudy(MultirunStudy):
     @property
     def _publishes(self) -> bool:
         """Whether the trials are to be copied into wandb."""
-        return decide_mode(self.config.logger.mode.value) != "disabled"
+        return wandb_sink.decide_mode(self.config.logger.mode.value) != "disabled"
 
     def publish(self) -> None:
         """Copies the trials into wandb; a failure there is reported and costs nothing else."""

@@ -178,7 +178,7 @@ def test_a_file_that_is_there_is_kept_without_force(
 @pytest.mark.parametrize(
     ("point", "message"),
     [
-        ("zzz", "sweep quick has 24 points, and none is called so. Near it: "),
+        ("zzz", "sweep quick has 24 points, and none is called so. python -m wellfed leaderboard lists them."),
         (next(row.point for row in ROWS if row.status == "oom"), "has no rate; it is oom: CUDA ran out of memory"),
     ],
 )

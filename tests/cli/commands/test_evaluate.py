@@ -133,12 +133,6 @@ def test_a_card_that_is_too_small_is_said(good: Path, capsys: pytest.CaptureFixt
     assert err.endswith("accelerator=cpu evaluates without the card.\n")
 
 
-@pytest.mark.slow
-def test_a_file_of_torch_that_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    torch.save({"weights": 1}, checkpoint)
-    assert "it holds no state_dict" in refused(checkpoint, tmp_path).err
-
-
 def damage(checkpoint: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes().replace(bytes(100), b"\xff" * 100, 1))
 

@@ -1,14 +1,9 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import wellfed
 from tests.kit import made
-from tests.kit.few import slow
 from wellfed.cli import main as cli
 from wellfed.study.board import files as leaderboard_files
 from wellfed.study.row import Row
@@ -41,13 +36,6 @@ def test_the_ranks_are_shown_and_the_files_written(folder: Path, capsys: pytest.
     assert all((folder / name).is_file() for name in FILES)
 
 
-def test_no_line_of_the_table_is_cut_where_the_output_is_no_terminal(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["leaderboard", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "\N{HORIZONTAL ELLIPSIS}" not in out
-    assert sum("bf16-mixed" in line and "GiB" in line and "%" in line for line in out.splitlines()) >= 8
-
-
 def test_all_figures_as_json_and_nothing_else(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["leaderboard", "quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -55,16 +43,6 @@ def test_all_figures_as_json_and_nothing_else(folder: Path, capsys: pytest.Captu
     assert found["counts"]["ok"] == 17
     assert found["entries"][0]["rank"] == 1
     assert all((folder / name).is_file() for name in FILES)
-
-
-def test_old_files_are_replaced(folder: Path):
-    for name in FILES:
-        (folder / name).write_text("old")
-    assert cli.main(["leaderboard", "quick"]) == 0
-    assert all("balanced" in (folder / name).read_text() for name in FILES)
-    before = {name: (folder / name).read_bytes() for name in FILES}
-    assert cli.main(["leaderboard", "quick"]) == 0
-    assert before == {name: (folder / name).read_bytes() for name in FILES}
 
 
 def test_more_than_20_ranks_are_in_the_files(log_dir: Path, capsys: pytest.CaptureFixture[str]):
@@ -90,13 +68,6 @@ def test_without_a_rate_there_is_nothing_to_keep(
     assert "Files: " in out
 
 
-def test_an_unknown_name_is_told_with_a_list(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["leaderboard", "quik"]) == 2
-    captured = capsys.readouterr()
-    assert "Did you mean quick? There are: logs/recsys/sweeps/quick." in captured.err
-    assert captured.out == ""
-
-
 def test_an_ambiguous_name_is_told_with_both_folders(folder: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]):
     made.write(log_dir / "cats" / "sweeps" / "quick")
     assert cli.main(["leaderboard", "quick"]) == 2
@@ -111,16 +82,6 @@ def test_names_are_looked_up_where_logs_are(tmp_path: Path, log_dir: Path, capsy
     assert cli.main(["leaderboard", "far", "--log-dir", "other"]) == 0
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": 9}'])
-def test_a_damaged_sweep_file_is_told(folder: Path, capsys: pytest.CaptureFixture[str], text: str):
-    (folder / "sweep.json").write_text(text)
-    assert cli.main(["leaderboard", "quick"]) == 2
-    captured = capsys.readouterr()
-    assert "sweep.json is not the file of a sweep" in captured.err
-    assert captured.out == ""
-    assert not any((folder / name).exists() for name in FILES)
-
-
 def test_a_folder_that_can_not_be_written_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -131,29 +92,6 @@ def test_a_folder_that_can_not_be_written_is_told(
     assert cli.main(["leaderboard", "quick"]) == 2
     err = capsys.readouterr().err
     assert "can't be written to: No space left on device. Free space, or make the folder writable." in err
-
-
-def test_text_that_looks_like_markup_is_shown_as_it_is(log_dir: Path, capsys: pytest.CaptureFixture[str]):
-    sweep = made.sweep_file({"workload.data.note": ("[red]x[/red]", "[/]", ":warning:")})
-    made.write(log_dir / "recsys" / "sweeps" / "quick", sweep, [made.row(point) for point in sweep.points])
-    assert cli.main(["leaderboard", "quick"]) == 0
-    out = capsys.readouterr().out
-    assert "[red]x[/red]" in out
-    assert "[/]" in out
-    assert ":warning:" in out
-
-
-@pytest.mark.parametrize("words", [[], slow(["--json"])])
-@pytest.mark.parametrize(
-    "shell",
-    ['"$@" > /dev/full', *map(slow, ('"$@" >&-', '"$@" | true'))],
-)
-def test_an_output_that_is_closed_or_full_costs_no_file(folder: Path, words: list[str], shell: str):
-    command = ["bash", "-c", f"set -o pipefail; {shell}", "bash", sys.executable, "-m", "wellfed", "leaderboard"]
-    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
-    done = subprocess.run([*command, str(folder), *words], capture_output=True, text=True, env=source)
-    assert "Traceback" not in done.stderr, done.stderr
-    assert all((folder / name).is_file() for name in FILES)
 
 
 def test_no_value_reaches_the_terminal_as_a_control_character(log_dir: Path, capsys: pytest.CaptureFixture[str]):

@@ -35,6 +35,7 @@ def test_a_card_that_is_not_there_is_planned_for(eight_gb):
     assert sum(eight_gb["parts"].values()) < eight_gb["predicted_peak_gib"] * 2**30
 
 
+@pytest.mark.slow
 def test_a_larger_card_has_the_larger_budget(eight_gb):
     found = plan_without_running(compose([*SMALL, "gpu=24gb", "memory=cache", "workload=recsys"])).to_dict()
     assert found["budget_gib"] == 21.6
@@ -64,17 +65,6 @@ def test_what_does_not_fit_names_ways_out_that_do():
         assert again.plan.misfit is None, change
 
 
-@pytest.mark.slow
-def test_as_typed_it_prints_a_table_and_exits_0(tmp_path):
-    words = [*SMALL, "gpu=8gb", "memory=cache", f"paths.cache_dir={tmp_path}"]
-    command = [sys.executable, "-m", "wellfed", "plan", *words]
-    variables = environment(PYTHONPATH=str(ROOT / "src"))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
-    assert done.returncode == 0, done.stderr
-    assert "Plan: recsys on an assumed GPU" in done.stdout
-    assert "total" in done.stdout
-
-
 def test_paths_are_read_as_training_reads_them(tmp_path, capsys):
     """A space and a parenthesis mean something to Hydra."""
     folder = tmp_path / "a (b), c"
@@ -84,6 +74,7 @@ def test_paths_are_read_as_training_reads_them(tmp_path, capsys):
     assert compose(words[4:]).config.paths.cache_dir == str(folder)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_exits_2_with_the_message(capsys):
     code = app.main([*SMALL, "gpu=8gb", "gpu.memory_gib=0.015", "memory.features=dynamic", "--json"])
     out, err = capsys.readouterr()
@@ -110,6 +101,7 @@ def test_planning_imports_no_lightning_and_what_the_model_needs_alone():
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_written_is_the_same_plan_again(tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (tmp_path / "src").symlink_to(ROOT / "src")

@@ -1,13 +1,10 @@
 """``python -m wellfed report``: the reports of a run again, and two runs side by side, from files alone."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.commands import ROOT, environment
 from tests.kit.evidence_of import evidence
 from tests.test_record import dead_pid
 from wellfed.cli import main as cli
@@ -154,24 +151,12 @@ def test_a_run_that_others_disturbed_has_no_verdict(capsys: pytest.CaptureFixtur
     assert "B: has busy_machine. Others. Run both again." in capsys.readouterr().err
 
 
-def test_output_that_can_not_be_written_is_no_verdict(runs: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "wellfed", "report", B, A, "--max-slower", "5%"],
-            env=environment(PYTHONPATH=str(ROOT / "src")),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert (done.returncode, done.stderr) == (2, "Nothing more can be shown: No space left on device.\n")
-
-
 def test_a_limit_needs_two_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", A, "--max-slower", "5%"]) == 2
     assert "--max-slower: compares runs, and one is named at most. Name the reference first" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["0.05", "5", "-5%", "nan%", "inf%", "%", "five%", ""])
+@pytest.mark.parametrize("text", ["0.05", "-5%", "nan%"])
 def test_a_limit_is_a_percentage(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", A, B, f"--max-slower={text}"])

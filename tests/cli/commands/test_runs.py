@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -91,20 +90,6 @@ def test_damaged_records_are_rows_with_what_is_wrong(
     found = json.loads("\n".join(shown(capsys, "--json")))
     assert [one["status"] for one in found[:3]] == ["damaged"] * 3
     assert found[-1]["samples_per_s"] == pytest.approx(12673, abs=1)
-
-
-def test_a_thousand_runs_are_shown_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (made(tmp_path, "first") / "run.json").read_bytes()
-    for number in range(999):
-        run = tmp_path / "logs" / "recsys" / "runs" / f"{number:04d}"
-        run.mkdir()
-        (run / "run.json").write_bytes(text)
-    began_s = time.process_time()
-    assert len(shown(capsys, "--last", "1000")) == 1001
-    assert time.process_time() - began_s < 2
 
 
 def test_a_terminal_of_80_columns_is_not_overrun(

@@ -31,14 +31,6 @@ def table(found: Leaderboard) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(to_csv(found), newline="")))
 
 
-def test_programs_find_rank_point_and_status_first() -> None:
-    sweep = made.sweep_file()
-    head = to_csv(board(sweep)).split("\n", maxsplit=1)[0].split(",")
-    assert head[:3] == ["rank", "point", "status"]
-    assert head[-5:] == [*sweep.axes, "overrides", "error"]
-    assert len(set(head)) == len(head)
-
-
 def test_each_point_has_a_row_in_the_leaderboards_order() -> None:
     found = board(made.sweep_file())
     rows = table(found)
@@ -72,15 +64,6 @@ def test_printed_commands_compose_and_name_the_folder(tmp_path: Path) -> None:
     assert [job.overrides for job in jobs] == [("workload=recsys", "logger=none", "seed=1")] * 2
     named = write(tmp_path, board(sweep, [made.row(sweep.points[0])]))[-1].read_text()
     assert f"choose {shlex.quote(str(tmp_path))} --name mine" in html.unescape(named)
-
-
-def test_no_spreadsheet_takes_an_error_for_a_formula() -> None:
-    sweep = made.sweep_file({"n": ("1", "-2", "=A1")})
-    error = {"kind": "code", "message": "=HYPERLINK(1)", "advice": ""}
-    rows = [made.failed_row(point, "failed", error=error) for point in sweep.points]
-    found = table(board(sweep, rows))
-    assert [row["error"][:14] for row in found] == ["'=HYPERLINK(1)"] * 3
-    assert sorted(row["n"] for row in found) == ["'=A1", "-2", "1"]
 
 
 def test_both_files_are_written_and_replaced(tmp_path: Path) -> None:

@@ -104,24 +104,6 @@ def test_the_figures_of_a_trial_are_its_summary_and_telemetry(folder: Path):
     assert "gpu/util_pct" not in found
 
 
-@pytest.mark.slow
-def test_a_second_call_adds_no_trial_that_is_there(folder: Path):
-    put(folder, ROWS[:2])
-    before = {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
-    put(folder)
-    assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [1, 1, 1]
-    assert before == {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
-
-
-@pytest.mark.slow
-def test_secrets_are_not_sent(tmp_path: Path):
-    folder = written(tmp_path / "sweep", ROWS[:1])
-    made.write_record(folder / SLOW.id, config={"workload": {"data": {"token": "***"}}})
-    put(folder, ROWS[:1])
-    (path,) = runs_in(folder / SLOW.id)
-    assert "***" in str(stored(path).entries)
-
-
 def test_a_trial_that_is_in_wandb_or_has_no_record_is_not_copied(folder: Path):
     assert [row.point for row, _ in unpublished(folder, ROWS)] == [SLOW.id, FAILED.id, FAST.id]
     path = folder / SLOW.id / "run.json"

@@ -13,10 +13,9 @@ from tests.kit.page_reader import read_page
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
-from wellfed.study.board.files import again, to_csv, to_html
+from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.learning_curve import CurvePoint, best_point, read_curve, reported_metrics
 from wellfed.study.ledger import Read
-from wellfed.study.points.grid import Grid
 from wellfed.study.points.space import Choices, Numbers
 from wellfed.study.ranking.ranking import board_of, search_board
 from wellfed.study.row import Row
@@ -77,15 +76,6 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
         ("killed", "ended by signal 9"),
     ]
     assert made.counts == {"complete": 1, "pruned": 1, "failed": 3}
-
-
-def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
-    space = {DIM: Choices(("32", "64"))}
-    ids = tuple(point.id for point in Grid({DIM: ("32", "64")}, ("seed=1",)).points())
-    rows = (row(0, 0.5, point=ids[1]), row(1, 0.9, point="gone"))
-    made = search_board(file(space=space, sampler="grid", ids=ids), Read(rows), {})
-    assert [(entry.values[DIM], entry.state) for entry in made.entries] == [("64", "complete"), ("32", "pending")]
-    assert "1 point of earlier grids of this search left out." in made.notes
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats()), max_size=6), st.booleans())
@@ -150,12 +140,6 @@ def test_curves_with_validations_that_are_no_number_are_drawn(values: tuple[floa
     finite = [(4 * at, value) for at, value in enumerate(values) if abs(value) < float("inf")]
     marked = [(x, y) for x, y, text, *_ in page.charts[0]["n"] if text == "1"]
     assert marked == finite[-1:]
-
-
-def test_the_page_of_a_search_without_an_end_is_drawn():
-    nothing = search_board(file(), Read(()), {})
-    assert "No trial has trained to its end." in to_html(nothing)
-    assert again(nothing) == []
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path):

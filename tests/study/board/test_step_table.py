@@ -16,7 +16,7 @@ from wellfed.study.tune.gain import TuneGain, TurnsMeasured
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.tuning import TuneScreen
-from wellfed.study.tune.walk import Step, Walk
+from wellfed.study.tune.walk import Walk
 
 FILE = TuneFile(
     name="mine",
@@ -120,35 +120,14 @@ def test_each_trial_is_a_line(search: Walk, capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-START = Step(Change((), "the start"), [trial(1000.0, 1.0)], is_kept=True, why="the start")
-FED = Step(
-    Change(("loader.num_workers=2",), "40 % waits | for data", ("loader.num_workers=2",)),
-    [trial(1500.0, 1.0)],
-    *(START, True, "1.50 times as good"),
-)
-FAILED = Step(
-    Change(("loader.num_workers=2", "gpu.compile=default"), "computes", ("gpu.compile=default",)),
-    [trial(None, 1.0, status="failed")],
-    *(FED, False, "failed: no compiler\nhere"),
-)
-TURNED = replace(FILE, sample_unit="clips", steps=[step.to_dict() for step in (START, FED, FAILED)])
-
-
-def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:
-    shown = [*lines(TURNED)][1:]
-    assert "before (clips/s)" in shown[0]
+def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it(search: Walk) -> None:
+    shown = lines(found(search, use=()))[1:]
+    assert "before (triplets/s)" in shown[0]
     assert "(the start)" in shown[1]
-    assert shown[2].split() == [
-        "loader.num_workers=2",
-        "1,000",
-        "1,500",
-        "1.50",
-        *["kept:", "1.50", "times", "as", "good"],
-    ]
-    assert shown[3].strip() == "40 % waits | for data"
-    assert shown[4].split()[:4] == ["gpu.compile=default", "1,500", "-", "-"]
-    assert shown[4].endswith("dropped: failed: no compiler here")
-    assert len({line.index("1,") for line in (shown[2], shown[4])}) == 1
+    assert shown[2].split()[:5] == ["loader=auto", "100", "200", "2.0", "kept:"]
+    assert shown[3].strip() == "half of each step waits"
+    assert shown[4].split()[:4] == ["gpu.compile=default", "200", "-", "-"]
+    assert shown[4].endswith("dropped: timeout: had not ended")
 
 
 def test_the_gain_is_told_with_its_interval_and_a_verdict() -> None:

@@ -47,17 +47,6 @@ def assert_shares_apart(out: list[Slot]) -> None:
     assert sum(map(len, shares)) == len(frozenset().union(*shares))
 
 
-@given(st.integers(2, 8), st.sets(st.integers(0, 200), min_size=8, max_size=64).map(frozenset))
-def test_the_processors_are_shared_out_evenly_and_none_is_left(num_gpus: int, cpus: frozenset[int]) -> None:
-    slots = Slots(UUIDS[:num_gpus], cpus)
-    places = [slots.take(1) for _ in range(num_gpus)]
-    shares = [place.cpus for place in places if place is not None and place.cpus is not None]
-    assert len(shares) == num_gpus
-    assert frozenset().union(*shares) == cpus
-    assert sum(map(len, shares)) == len(cpus)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
 @pytest.mark.parametrize(
     ("gpus", "cpus"),
     [(UUIDS[:1], frozenset(range(8))), (UUIDS[:4], frozenset(range(3))), (UUIDS[:2], None)],

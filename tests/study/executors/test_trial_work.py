@@ -1,7 +1,6 @@
 """What is made once for many trials, and what planning their points tells each of them."""
 
 import multiprocessing
-import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Datasets, Features, LossOutput
+from wellfed.contract import Datasets, LossOutput
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.run.micro_batch import footprints
@@ -26,75 +25,38 @@ from wellfed.run.train import TRIAL
 from wellfed.study.executors import trial_work as trial
 from wellfed.study.executors.executor import PointPlan
 
-NUM_ROWS = 5
 STUDY = Pipe()[0]
-asked: list[int] = []
-"""Rows that were computed, and pids of those who loaded a sample."""
 
 
 class Model(nn.Module):
-    """Its rows are in train mode other ones than in eval mode."""
-
-    def __init__(self, rows: str = "frozen") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.encode, self.kind = nn.Sequential(nn.Linear(1, 3), nn.Dropout(0.5)), rows
         self.out = nn.Linear(3, 1)
-
-    def rows(self, indices: Tensor) -> Tensor:
-        asked.append(len(indices))
-        if self.kind == "broken":
-            raise RuntimeError("no rows")
-        return self.encode(indices[:, None].float())
-
-    def features(self) -> Features:
-        return Features(NUM_ROWS, NUM_ROWS * 12, self.rows, trainable=self.kind == "trained")
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         return LossOutput(self.out(torch.ones(len(batch["index"]), 3)).square().mean())
 
 
 class Items:
-    """Notes who loads them."""
-
     def __len__(self) -> int:
         return 22
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        asked.append(os.getpid())
         return {"index": torch.tensor(index)}
 
 
-class InWorkers(Items):
-    """Can't be loaded without one."""
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        assert torch.utils.data.get_worker_info() is not None
-        return super().__getitem__(index)
+def datasets() -> Datasets:
+    return Datasets(train=Items())
 
 
-class Unreadable(Items):
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        raise OSError(f"no sample {index}")
-
-
-def datasets(kind: str = "Items") -> Datasets:
-    return Datasets(train={"Items": Items, "Unreadable": Unreadable, "InWorkers": InWorkers}[kind]())
-
-
-@pytest.fixture(autouse=True)
-def nothing_asked() -> None:
-    asked.clear()
-    torch.manual_seed(0)
-
-
-def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Composed[RunConfig]:
+def composed(*overrides: str) -> Composed[RunConfig]:
     made = compose(["logger=none", "loader=baseline", "trainer.accelerator=cpu", *overrides])
     workload = replace(
         made.config.workload,
         name="w",
         effective_batch_size=4,
-        model={"_target_": f"{__name__}.Model", "rows": rows},
-        data={"_target_": f"{__name__}.datasets", "kind": data},
+        model={"_target_": f"{__name__}.Model"},
+        data={"_target_": f"{__name__}.datasets"},
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
     )
     return replace(made, config=replace(made.config, workload=workload))
@@ -129,8 +91,8 @@ def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[Po
     return plans
 
 
-def parts_of(data: str = "Items", rows: str = "frozen") -> RunObjects:
-    return assemble.make_objects(composed(data=data, rows=rows).config)
+def parts_of() -> RunObjects:
+    return assemble.make_objects(composed().config)
 
 
 @pytest.mark.slow
@@ -166,14 +128,7 @@ def test_a_point_that_the_model_refuses_is_invalid_and_one_that_the_machine_refu
     assert "16-mixed needs a GPU" in plans[1].problem
 
 
-def test_data_that_fails_is_left_to_the_trial() -> None:
-    (plan,) = planned(
-        [composed("loader.backend=processes", "loader.num_workers=1", data="Unreadable")],
-        parts_of("Unreadable"),
-    )
-    assert (plan.problem, plan.first_batches) == (None, None)
-
-
+@pytest.mark.slow
 def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
 ) -> None:

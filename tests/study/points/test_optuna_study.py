@@ -87,14 +87,6 @@ def test_median_ends_what_falls_behind_from_the_second_validation_on(mode, sign)
     assert curve_of(asked_for, sign * 6) == 9
 
 
-@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
-def test_asha_lets_a_third_go_on(mode, sign):
-    asked_for = study(mode=mode, pruner="asha")
-    assert curve_of(asked_for, sign * 5) == 9
-    assert [curve_of(asked_for, sign * top) for top in (1, 2, 3)] == [1, 1, 1]
-    assert curve_of(asked_for, sign * 6) == 9
-
-
 def test_no_pruner_ends_nothing_and_nan_is_no_figure():
     asked_for = study()
     assert [curve_of(asked_for, top) for top in (5, 4, 3, 2, 1, 0, -1, -2)] == [9] * 8
@@ -102,12 +94,6 @@ def test_no_pruner_ends_nothing_and_nan_is_no_figure():
     asked, _ = asked_for.ask()
     assert not asked_for.report(asked, 2, math.nan)
     asked_for.end(asked, "failed")
-
-
-def test_the_seed_decides_what_is_asked():
-    first = values_of(study(), 4)
-    assert values_of(study(), 4) == first
-    assert values_of(study(seed=2), 4) != first
 
 
 def test_trials_of_an_earlier_command_count_for_sampler_and_pruner():

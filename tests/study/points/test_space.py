@@ -48,18 +48,12 @@ def interval(low: float, high: float, *tags: str, is_whole: bool = False) -> Var
     few(
         [
             (f"{LR}=0.1,0.01", Choices(("0.1", "0.01"))),
-            ("seed=choice(3,4)", Choices(("3", "4"))),
             ("loader=auto,baseline", Choices(("auto", "baseline"))),
             (f"{LR}=interval(1e-4,1e-1)", Numbers(1e-4, 1e-1, is_log=True)),
             (f"{LR}=tag(linear,interval(1e-4,1e-1))", Numbers(1e-4, 1e-1)),
-            (f"{LR}=interval(0.1,0.9)", Numbers(0.1, 0.9)),
             (f"{LR}=tag(log,interval(0.1,0.9))", Numbers(0.1, 0.9, is_log=True)),
-            (f"{LR}=interval(0,1)", Numbers(0, 1)),
-            (f"{LR}=interval(-1000,1000)", Numbers(-1000, 1000)),
-            ("seed=int(interval(1,99))", Numbers(1, 99, step=1)),
             ("seed=int(interval(1,100))", Numbers(1, 100, is_log=True, step=1)),
             ("seed=range(1,9,2)", Numbers(1, 7, step=2)),
-            ("seed=range(9,1,-3)", Numbers(3, 9, step=3)),
             ("seed=tag(log,range(1,1025))", Numbers(1, 1024, is_log=True, step=1)),
             ("seed=range(1,3)", Choices(("1", "2"))),
             (f"{LR}=range(0,1,0.25)", Choices(("0.0", "0.25", "0.5", "0.75"))),
@@ -77,12 +71,9 @@ def test_what_is_typed_is_what_is_searched(text, axis):
     few(
         [
             (f"{LR}=interval(0.1,0.01)", f"ends before it starts. Write {LR}=interval(0.01,0.1)."),
-            (f"{LR}=interval(1,1)", "is empty: its end is its start."),
             (f"{LR}=interval(0,inf)", f"has no bound on one side. Name both: {LR}=interval(0.1,10)"),
-            (f"{LR}=interval(nan,1)", "has no bound on one side"),
             (f"{LR}=tag(log,interval(0,1))", "is searched by powers, and 0 has no logarithm"),
             (f"{LR}=tag(logg,interval(1,2))", "has the tag logg, and a search knows linear, log"),
-            (f"{LR}=tag(log,linear,interval(1,2))", "is tagged both log and linear"),
             (f"{LR}=tag(log,choice(1,2))", "has a tag that is about numbers without gaps"),
             ("seed=tag(log,range(0,9))", "has no logarithm at its start"),
             ("loader=interval(0,1)", "loader has options, and these are no numbers"),
@@ -99,12 +90,6 @@ def test_what_is_no_axis_is_told(text, words):
     (fault,) = caught.value.faults
     assert words in str(fault)
     assert str(fault).startswith(text)
-
-
-def test_all_faults_are_told_at_once():
-    with pytest.raises(ConfigError) as caught:
-        space_of(typed(f"{LR}=interval(1,0)", "seed=int(interval(9,3))"))
-    assert len(caught.value.faults) == 2
 
 
 @given(st.tuples(FINITE, FINITE), st.sampled_from([(), ("log",), ("linear",)]), st.booleans())

@@ -114,14 +114,6 @@ def test_confirms_by_other_code_do_not_count() -> None:
     assert found.noise is None
 
 
-def test_a_retry_that_fails_takes_the_rate_away() -> None:
-    first, *_ = rated(1000)
-    found = board(first, made.failed_row(FOUR.points[0], "oom", attempt=2))
-    assert of(found, 0).status == "oom"
-    assert of(found, 0).row.samples_per_s is None
-    assert found.unranked == [of(found, 0)]
-
-
 def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader() -> None:
     sweep = made.sweep_file({"loader": ("baseline", "fast"), "size": ("1", "2")})
     found = board(*rated(100, 200, 300, 400, sweep=sweep), sweep=sweep)
@@ -142,14 +134,6 @@ def test_each_point_off_the_front_is_beaten_by_one_on_it(figures: list[tuple[int
     for rate, less, on_front in places:
         beaten = any(o[0] >= rate and o[1] >= less and o[:2] != (rate, less) for o in places if o[2])
         assert beaten != on_front
-
-
-def test_points_of_an_earlier_grid_are_left_out_and_told() -> None:
-    other = made.sweep_file({"loader": ("gone",)})
-    found = board(*rated(100, 200), made.row(other.points[0], 9999))
-    assert len(found.entries) == 4
-    assert found.ranked[0].row.samples_per_s == 200
-    assert told(found, "1 point of earlier grids")
 
 
 def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:

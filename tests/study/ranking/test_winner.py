@@ -7,7 +7,7 @@ from wellfed.errors import ConfigError
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import chosen, score_text, tie_text
+from wellfed.study.ranking.winner import chosen, tie_text
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
@@ -43,12 +43,6 @@ def test_without_a_rate_nothing_is_chosen():
     assert "python -m wellfed leaderboard shows why" in text
 
 
-def test_an_unknown_point_is_told_those_near_it():
-    text = refusal(three(100, 200, 300), FAST.id[:-1] + "z")
-    assert f"--point {FAST.id[:-1]}z: sweep quick has 3 points, and none is called so. Near it: {FAST.id}" in text
-    assert all(point.id in refusal(three(100, 200, 300), "!") for point in SWEEP.points)
-
-
 def test_a_point_that_failed_is_told_why():
     board = board_of([made.failed_row(SLOW, "oom"), made.row(FAST)])
     text = refusal(board, SLOW.id)
@@ -63,16 +57,3 @@ def test_a_tie_names_the_one_that_needs_least_memory():
     assert told is not None
     assert told.startswith("2 other points can't be told apart from it (rank 1=)")
     assert f"{MIDDLE.id} needs the least memory of them, 5.00 GiB instead of 8.00 GiB: --point {MIDDLE.id}." in told
-
-
-def test_no_tie_is_told_where_there_is_none():
-    apart, unknown = three(100, 200, 300), three(99, 99.9, 100, own=None)
-    assert tie_text(apart, chosen(apart)) is None
-    assert tie_text(unknown, chosen(unknown)) is None
-
-
-def test_rate_interval_and_place_in_words():
-    board = three(10_000, 20_000, 30_000)
-    assert score_text(board, chosen(board)) == ("30,000 triplets/s (95 % interval 29,700 to 30,300), rank 1 of 3")
-    board = three(10_000, 20_000, 30_000, own=None)
-    assert score_text(board, chosen(board)) == "30,000 triplets/s, rank 1? of 3"

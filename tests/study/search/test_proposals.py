@@ -66,17 +66,6 @@ def test_each_point_of_a_finite_space_is_tried_once(tmp_path: Path) -> None:
     assert again.next() is None
 
 
-def test_two_at_a_time_are_two_points(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, {"dim": Choices(("1", "2"))})
-    first, second = points.next(), points.next()
-    assert first is not None
-    assert second is not None
-    assert {first[1].values["dim"], second[1].values["dim"]} == {"1", "2"}
-    assert points.next() is None
-    ended(points, ledger, first)
-    assert points.next() is None
-
-
 def test_it_ends_with_the_most_trials_and_goes_on_with_more(tmp_path: Path) -> None:
     points, ledger = opened(tmp_path, ENDLESS, most=3)
     first = all_of(points, ledger)
@@ -108,19 +97,6 @@ def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Pat
     assert again is not None
     assert again[1] == lost[1]
     assert again[0] > done[0]
-
-
-def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
-    points, ledger = opened(tmp_path, FINITE)
-    proposal = points.next()
-    assert proposal is not None
-    ended(points, ledger, proposal, status="oom", outcome="failed", value=None)
-    points, ledger = opened(tmp_path, FINITE, retry=("oom",))
-    again = points.next()
-    assert again is not None
-    assert again[1] == proposal[1]
-    ended(points, ledger, again)
-    assert len(all_of(points, ledger)) == 5
 
 
 def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: Path) -> None:

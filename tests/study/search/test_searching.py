@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, TrainerConfig
 from wellfed.errors import ConfigError
@@ -243,25 +242,6 @@ def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touche
     assert told in str(caught.value)
     assert "search.name=mine_2" in str(caught.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_the_folder_of_a_sweep_is_refused(tmp_path: Path) -> None:
-    made.write(tmp_path)
-    with pytest.raises(ConfigError, match=r"holds a sweep; this is a search.*hydra\.sweep\.dir="):
-        Searching(tmp_path, values=("0.1", "0.2"))
-    assert not (tmp_path / "search.json").exists()
-
-
-def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_path: Path) -> None:
-    def second_fails(trial: Trial) -> Row:
-        return failed(trial) if trial.overrides[-1].endswith("0.2") else good(trial)
-
-    assert Searching(tmp_path, second_fails, ("0.1", "0.2")).run() == 0
-    (row,) = [row for row in ledger.read(tmp_path).rows if row.status == "failed"]
-    for name in ("leaderboard.csv", "leaderboard.html"):
-        text = (tmp_path / name).read_text().replace("&#39;", "'").replace("\\", "")
-        assert "KeyError: 'x'" in text
-        assert f"{row.folder}/stderr.txt" in text
 
 
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:

@@ -34,16 +34,6 @@ def test_what_has_no_meaning_is_refused(word: str, told: str) -> None:
         expand(["gpu=8gb", word], lambda _: None)
 
 
-def test_all_faults_are_told_at_once() -> None:
-    with pytest.raises(ConfigError) as refused:
-        expand(["seed=1,2", "sweep=quick", "resume=auto"], lambda _: None)
-    assert [fault.where for fault in refused.value.faults] == ["seed=1,2", "sweep=quick", "resume=auto"]
-
-
-def test_words_that_can_not_be_read_are_left_to_composing() -> None:
-    assert expand(["loader.num_workers"], lambda _: None) == ["loader.num_workers"]
-
-
 def test_the_start_has_no_word_of_the_tune() -> None:
     words = ["gpu=24gb", "tune.rounds=3", "+tune.x=1", "sweep.trial_steps=40", "workload.data.tune=1"]
     assert of_the_start(words) == ("gpu=24gb", "sweep.trial_steps=40", "workload.data.tune=1")

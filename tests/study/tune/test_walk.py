@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.few import slow
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record.entries import FindingEntry, RunRecord
 from wellfed.study.row import Row
@@ -234,7 +233,8 @@ def claims(walk: Walk) -> list[Step]:
     return [step for step in walk.steps[1:] if step.is_kept and "within noise" not in step.why]
 
 
-@pytest.mark.parametrize("noise", [0.03, slow(0.10)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.03, 0.10])
 def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
     walks = [walked_in_noise(seed, noise, lambda change: 1.0) for seed in range(60)]
     assert sum(bool(claims(walk)) for walk in walks) < 0.1 * len(walks)
@@ -242,7 +242,7 @@ def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
 
 def test_a_real_gain_is_found_in_that_noise_and_mostly_kept() -> None:
     found = kept = tried = 0
-    for seed in range(30):
+    for seed in range(20):
         first: list[frozenset[str]] = []
 
         def gains(change: Change, first: list[frozenset[str]] = first) -> float:
@@ -254,6 +254,6 @@ def test_a_real_gain_is_found_in_that_noise_and_mostly_kept() -> None:
             tried += 1
             found += first[0] <= {*walk.best.change.overrides}
             kept += any(first[0] <= {*step.change.overrides} for step in claims(walk))
-    assert tried >= 20
+    assert tried >= 13
     assert found >= 0.9 * tried
     assert kept >= 0.4 * tried

@@ -26,8 +26,6 @@ class Column:
     """Cell of an entry; empty where it was not measured."""
     in_files_alone: bool = False
     """Left out of the terminal, which is too narrow."""
-    is_number: bool = False
-    """Written to the right of its column."""
 
 
 def columns(board: Leaderboard) -> list[Column]:

@@ -55,7 +55,7 @@ def to_csv(board: Leaderboard) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(map(spreadsheet_cell, [*own, *board.file.axis_names, "overrides", last]))
     for entry in board.entries:
-        figures = _training_figures(entry) if board.is_of_search else _timed_figures(entry)
+        figures = _figures(entry)
         is_told = board.is_of_search or entry.row.error is not None
         why = " ".join(entry.why.split()) if is_told else ""
         typed = shlex.join(of_one_run(entry.overrides))
@@ -64,17 +64,11 @@ def to_csv(board: Leaderboard) -> str:
     return stream.getvalue()
 
 
-def _timed_figures(entry: Entry) -> dict[str, Any]:
+def _figures(entry: Entry) -> dict[str, Any]:
     low, high = entry.ci95 or (None, None)
     worst, most = entry.of_baseline_ci95 or (None, None)
     figures = {**entry.to_dict(), "ci95_low": low, "ci95_high": high}
     return figures | {"of_baseline_low": worst, "of_baseline_high": most}
-
-
-def _training_figures(entry: Entry) -> dict[str, Any]:
-    row = {} if entry.status == "pending" else vars(entry.row)
-    own = {name: getattr(entry, name) for name in ("rank", "point", "state", "status")}
-    return {"trial": None, "folder": "", "value": None, **row, **own}
 
 
 def to_html(board: Leaderboard, folder: Path = Path()) -> str:

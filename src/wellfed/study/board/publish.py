@@ -39,12 +39,6 @@ _SUMMARY = {
 """Name in wandb -> field of a row."""
 
 
-def import_wandb() -> None:
-    """Imports what `publish` needs, which reports what is wrong with it."""
-    with suppress(Exception):
-        wandb_sink.import_wandb()
-
-
 def unpublished(folder: Path, rows: Sequence[Row]) -> list[tuple[Row, dict[str, Any]]]:
     """Returns the rows whose trials are not in wandb yet, with their records; trials without one are left out."""
     found = []

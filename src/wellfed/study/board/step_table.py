@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
 from wellfed.command_line import command
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 from wellfed.masking import masked_override
-from wellfed.study.board.columns import Column
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.study_files import TuneFile
 from wellfed.study.tune.gain import TuneGain
 from wellfed.units import counted, show_duration, show_factor, show_line
-
-
-def step_columns(file: TuneFile) -> list[Column]:
-    """Returns the columns; `TuneFile.steps` has the entries."""
-    objective, unit = SAMPLES_PER_S, SAMPLES_PER_S.head(file.sample_unit)
-
-    def figure(name: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda step: "-" if step[name] is None else objective.number(step[name])
-
-    def verdict(step: Mapping[str, Any]) -> str:
-        return f"{'kept' if step['is_kept'] else 'dropped'}: {show_line(step['why'])}"
-
-    return [
-        Column("turned", "overrides that were changed", lambda step: " ".join(step["turned"]) or "(the start)"),
-        Column(f"before ({unit})", f"{objective.noun} of the best before", figure("before"), is_number=True),
-        Column(f"after ({unit})", f"{objective.noun} with the change", figure("after"), is_number=True),
-        Column(
-            "gain",
-            "factor by which it is better",
-            lambda step: "-" if step["gain"] is None else show_factor(step["gain"]),
-            is_number=True,
-        ),
-        Column("kept or dropped", "and why", verdict),
-        Column("what led to it", "reason for the change", lambda step: show_line(step["because"])),
-    ]
 
 
 def show(console: Console, file: TuneFile) -> None:
@@ -53,10 +26,16 @@ def show(console: Console, file: TuneFile) -> None:
 
 def table(file: TuneFile) -> TextTable:
     """Returns a table with a row for each step, and the reason for its change below."""
-    *columns, because = step_columns(file)
-    found = TextTable(*(TextColumn(one.head, is_number=one.is_number) for one in columns))
+    objective, unit = SAMPLES_PER_S, SAMPLES_PER_S.head(file.sample_unit)
+    numbers = (TextColumn(name, is_number=True) for name in (f"before ({unit})", f"after ({unit})", "gain"))
+    found = TextTable("turned", *numbers, "kept or dropped")
     for step in file.steps:
-        found.add_row(*(column.text(step) for column in columns), below=[because.text(step)] if step["turned"] else [])
+        figures = ["-" if step[name] is None else objective.number(step[name]) for name in ("before", "after")]
+        gain = "-" if step["gain"] is None else show_factor(step["gain"])
+        verdict = f"{'kept' if step['is_kept'] else 'dropped'}: {show_line(step['why'])}"
+        turned = " ".join(step["turned"])
+        below = [show_line(step["because"])] if turned else []
+        found.add_row(turned or "(the start)", *figures, gain, verdict, below=below)
     return found
 
 

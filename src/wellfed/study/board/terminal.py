@@ -12,7 +12,7 @@ from wellfed.command_line import command
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 from wellfed.study.board.columns import columns, value_text
 from wellfed.study.board.files import again
-from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.units import counted
 
 _SHOWN = 20
@@ -62,10 +62,7 @@ def _ranks(board: Leaderboard) -> TextTable:
         *(TextColumn(column.head, is_number=True) for column in shown),
     )
     for entry in board.ranked[:_SHOWN]:
-        table.add_row(*_cells(board, entry), *(column.text(entry) for column in shown))
+        number = [str(entry.row.trial)] if board.is_of_search else []
+        values = (value_text(board, entry.values[axis]) for axis in board.file.axis_names)
+        table.add_row(entry.label, *number, *values, *(column.text(entry) for column in shown))
     return table
-
-
-def _cells(board: Leaderboard, entry: Entry) -> list[str]:
-    number = [str(entry.row.trial)] if board.is_of_search else []
-    return [entry.label, *number, *(value_text(board, entry.values[axis]) for axis in board.file.axis_names)]

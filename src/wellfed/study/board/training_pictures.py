@@ -61,11 +61,8 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
 def _axes(board: Leaderboard, file: SearchFile) -> list[PagePicture]:
     """Returns the metric over each axis of numbers, if 3 trials have a metric."""
     valued = [entry for entry in (*board.ranked, *board.pruned) if entry.row.value is not None]
-    pictures = []
-    for name, axis in file.space.items():
-        if isinstance(axis, Numbers):
-            pictures += [_axis(name, axis, file, valued)] if len(valued) >= 3 else []
-    return pictures
+    numbers = {name: axis for name, axis in file.space.items() if isinstance(axis, Numbers)}
+    return [_axis(name, axis, file, valued) for name, axis in numbers.items() if len(valued) >= 3]
 
 
 def _axis(name: str, axis: Numbers, file: SearchFile, shown: Sequence[Entry]) -> PagePicture:

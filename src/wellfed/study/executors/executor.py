@@ -125,11 +125,10 @@ class Executor(ABC):
         self._prune: Callable[[Trial, int, float], str | None] | None = None
 
     def __enter__(self) -> Self:
-        self._reach()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._leave()
+    def __exit__(self, *error: object) -> None:  # noqa: B027  a launcher has nothing to end
+        """Ends every trial that still runs."""
 
     def expect(self, composed: Composed[RunConfig], *, is_one: bool) -> None:  # noqa: B027  only a local one can
         """Begins to prepare trials of a configuration. The study composes others meanwhile.
@@ -182,12 +181,6 @@ class Executor(ABC):
 
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
         return self.settings.row_of(trial.row, end, self.settings.folder)
-
-    def _reach(self) -> None:  # noqa: B027  a launcher needs none
-        """Makes what trials need."""
-
-    def _leave(self) -> None:  # noqa: B027  as above
-        """Ends every trial that still runs."""
 
     def _planned(self, trials: list[Trial]) -> Generator[tuple[Trial, Row], None, list[Trial]]:
         """Yields the trials that can't be run, and returns the others."""

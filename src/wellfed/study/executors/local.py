@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Self
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
@@ -48,14 +49,15 @@ class LocalExecutor(Executor):
         self._last_num_gpus = 0
         self._running: dict[str, _RunningTrial] = {}
 
-    def _reach(self) -> None:
+    def __enter__(self) -> Self:
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
         prepare = partial(call, "prepare", is_timed=group == "sweep")
         self._servers = ForkServers(prepare, self.settings.folder, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
+        return self
 
-    def _leave(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._servers.close()
 
     def _planned(self, trials: list[Trial]) -> Generator[tuple[Trial, Row], None, list[Trial]]:

@@ -13,7 +13,7 @@ from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.repeats import Noise
-from wellfed.study.row import OF_WHOLE_TRAININGS, Row
+from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile
 
 EntryStatus = Literal[Status, "complete", "pruned", "pending"]
@@ -81,10 +81,10 @@ class Entry:
         return self.status if self.status in ("complete", "pruned", "pending") else "failed"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all figures of a timed trial by name, those of its last trial included."""
-        row = {name: value for name, value in vars(self.row).items() if name not in OF_WHOLE_TRAININGS}
-        own = {name: value for name, value in vars(self).items() if name not in ("row", "curve")}
-        return {**row, **own, "ceiling_frac": self.ceiling_frac, "seconds": self.seconds}
+        """Returns all figures by name, those of its last trial included."""
+        row = {} if self.status == "pending" else vars(self.row)
+        own = {name: value for name, value in vars(self).items() if name != "row"}
+        return {**row, **own, "state": self.state, "ceiling_frac": self.ceiling_frac}
 
 
 def pending(point: GridPoint) -> Entry:
@@ -136,19 +136,14 @@ class Leaderboard:
         return next(iter(self.ranked), None)
 
     @property
-    def unranked(self) -> list[Entry]:
-        """Entries that have ended without a rank."""
-        return [entry for entry in self.entries if entry.rank is None and entry.status != "pending"]
-
-    @property
     def pruned(self) -> list[Entry]:
         """Entries that were ended early."""
         return [entry for entry in self.entries if entry.status == "pruned"]
 
     @property
     def failed(self) -> list[Entry]:
-        """Entries without a rank that were not pruned."""
-        return [entry for entry in self.unranked if entry.status != "pruned"]
+        """Entries that have ended without a rank and were not pruned."""
+        return [entry for entry in self.entries if entry.rank is None and entry.state == "failed"]
 
     @property
     def pending(self) -> list[Entry]:
@@ -163,21 +158,9 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, as JSON can hold it."""
-        if not self.is_of_search:
-            noise = None if self.noise is None else asdict(self.noise)
-            entries = [entry.to_dict() for entry in self.entries]
-            known = {**vars(self.file), "entries": entries, "noise": noise, "notes": self.notes}
-            return {**plain(known), "counts": self.counts}
-        entries = [
-            {
-                **{name: getattr(entry, name) for name in ("point", "values", "overrides", "state", "rank", "why")},
-                "trial": entry.row.trial,
-                "row": None if entry.status == "pending" else asdict(entry.row),
-                "curve": [asdict(each) for each in entry.curve],
-                "value": entry.row.value,
-                "status": entry.status,
-            }
-            for entry in self.entries
-        ]
-        found = {"search": self.file.to_dict(), "entries": entries, "notes": self.notes}
-        return {**plain(found), "counts": self.counts}
+        noise = None if self.noise is None else asdict(self.noise)
+        entries = [{**entry.to_dict(), "curve": [asdict(each) for each in entry.curve]} for entry in self.entries]
+        return {
+            **plain({**self.file.to_dict(), "entries": entries, "noise": noise, "notes": self.notes}),
+            "counts": self.counts,
+        }

@@ -66,7 +66,7 @@ def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[Cu
     rest = [entry for entry in entries if entry.score is None]
     states = ("pruned", "failed", "pending")
     rest.sort(key=lambda entry: (states.index(entry.state), -entry.row.validations))
-    return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked, entries, found)))
+    return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked)))
 
 
 def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> list[str]:
@@ -97,14 +97,14 @@ def _training(
     return replace(entry, why=_why_unranked(row, objective))
 
 
-def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequence[Entry], found: Read) -> list[str]:
+def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry]) -> list[str]:
     notes = _notes_on_code(file, ranked)
     if len(ranked) > 1 and "seed" not in file.space:
         notes.append(
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
             "other seeds before a small difference is believed."
         )
-    return [*notes, *found.left_out_notes((entry.point for entry in entries), "search")]
+    return notes
 
 
 # -- timed trials ------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
     in_order = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     rated = _compared(_ranked(in_order, objective), good, objective)
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: ORDER.index(entry.status))
-    notes = (*_notes_on_code(file, rated), *_notes([*rated, *rest], objective, noise, found))
+    notes = (*_notes_on_code(file, rated), *_notes(rated, objective, noise))
     return Leaderboard(file, (*rated, *rest), notes, noise)
 
 
@@ -250,19 +250,19 @@ def _relative_half(entry: Entry) -> float | None:
     return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
 
 
-def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise | None, found: Read) -> list[str]:
+def _notes(ranked: Sequence[Entry], objective: Objective, noise: repeats.Noise | None) -> list[str]:
     notes = []
     if noise is not None:
         notes.append(
             f"Between runs of the same settings the {objective.noun} differs by {show_percent(noise.relative_sd)} "
             f"(standard deviation, {counted(noise.degrees, 'degree')} of freedom)."
         )
-    elif any(entry.rank is not None for entry in entries):
+    elif ranked:
         notes.append(
             "No point was measured twice: intervals are of one run each and know nothing of noise between runs."
             if objective.is_interval_known
             else f"No point was measured twice, and one run tells no interval of its {objective.noun}."
         )
-    if any(entry.tie == "?" for entry in entries) and objective.is_interval_known:
+    if any(entry.tie == "?" for entry in ranked) and objective.is_interval_known:
         notes.append("A rank with '?' has no interval: too few steps were measured to tell it from its neighbours.")
-    return [*notes, *found.left_out_notes((entry.point for entry in entries), "sweep")]
+    return notes

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-
 from wellfed.command_line import command
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import counted
-
-_LISTED = 5
 
 
 def chosen(board: Leaderboard, point: str | None = None) -> Entry:
@@ -27,14 +23,12 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
         ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
         problem = f"no point has {noun} ({ended}), so there is nothing to choose."
         way_out = f"{command('leaderboard')} shows why; run the sweep again with what they say changed."
-        raise ConfigError([Fault(board.file.name, problem, way_out)])
+        raise ConfigError.of(board.file.name, problem, way_out)
     entry = next((entry for entry in board.entries if entry.point == point), None)
     asked = f"--point {point}"
     if entry is None:
-        ids = [entry.point for entry in board.entries]
-        close = difflib.get_close_matches(point, ids, n=_LISTED, cutoff=0.3) or ids[:_LISTED]
-        problem = f"sweep {board.file.name} has {counted(len(ids), 'point')}, and none is called so."
-        raise ConfigError([Fault(asked, problem, f"Near it: {', '.join(close)}.")])
+        problem = f"sweep {board.file.name} has {counted(len(board.entries), 'point')}, and none is called so."
+        raise ConfigError.of(asked, problem, f"{command('leaderboard')} lists them.")
     if entry.rank is None:
         why = f": {str(entry.row.error.get('message', '')).rstrip('.')}" if entry.row.error else ""
         if entry.status == "ok":
@@ -42,7 +36,7 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
         best = "No point has one."
         if board.ranked:
             best = f"Leave --point out for the {board.objective.best}, {board.ranked[0].point}."
-        raise ConfigError([Fault(asked, f"has no {board.objective.noun}; it is {entry.status}{why}.", best)])
+        raise ConfigError.of(asked, f"has no {board.objective.noun}; it is {entry.status}{why}.", best)
     return entry
 
 

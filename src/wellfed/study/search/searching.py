@@ -63,8 +63,6 @@ class SearchStudy(MultirunStudy):
     until_s: float = field(default=math.inf, init=False)
     """Time, as `time.monotonic` has it, after which no trial begins."""
     _file: SearchFile | None = field(default=None, init=False)
-    _begun: set[str] = field(default_factory=set, init=False)
-    """Folders of trials that run."""
     _is_hopeless: str = field(default="", init=False)
     """Why no further trial can be ranked; empty as long as one may."""
 
@@ -191,14 +189,13 @@ class SearchStudy(MultirunStudy):
         def prune(trial: Trial, validation: int, value: float) -> str | None:
             return points.prune(trial.row, validation, value)
 
-        for trial, row in trials.run(executor, more=more, prune=prune):
-            self._begun.discard(trial.key)
+        for _, row in trials.run(executor, more=more, prune=prune):
             self._ended(row, points, trials)
             if self._is_hopeless:
                 break
         if self._is_hopeless:
             self.screen.say(f"Stopped: {self._is_hopeless}")
-        elif not trials.is_lost and time.monotonic() >= self.until_s and (points.has_more or self._begun):
+        elif not trials.is_lost and time.monotonic() >= self.until_s and points.has_more:
             limit = f"search.max_minutes={self.config.search.max_minutes:g}"
             self.screen.say(f"{limit} are over. {self.way_on} goes on, for as long again.")
 
@@ -211,7 +208,6 @@ class SearchStudy(MultirunStudy):
         asks = self.config.search.pruner is not SearchPruner.none
         trial = trials.trial(point.id, number=number, is_timed=False, may_be_pruned=asks)
         del trials.ready[point.id]  # a long search does not keep all configurations
-        self._begun.add(trial.key)
         self.screen.began(trial.row)
         return trial
 

@@ -29,7 +29,6 @@ from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record.entries import RunRecord
 from wellfed.study.board import step_table
-from wellfed.study.code_version import study_code
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.point_plans import call, import_trial_work
@@ -37,7 +36,7 @@ from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
-from wellfed.study.study_files import TuneFile
+from wellfed.study.study_files import TuneFile, study_code
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
 from wellfed.study.tune.gain import TuneGain, TurnsMeasured, gain_in_turns

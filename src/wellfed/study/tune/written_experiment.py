@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,11 +133,10 @@ class TuneExperiment:
         return self.asked.replace or MARK in text
 
     def check(self) -> None:
-        """Checks name and folder before anything is measured.
+        """Checks the name before anything is measured.
 
         Raises:
-            ConfigError: the name is unusable, the start itself names it, the file is the user's, or its folder can't be
-                written to.
+            ConfigError: the name is unusable, the start itself names it, or the file is the user's.
         """
         where = f"tune.name={self.name}"
         path = free_path(self.name, flag="tune.name=", replaces=True, config_dir=self._config_dir)
@@ -150,10 +148,6 @@ class TuneExperiment:
         if path.exists() and not self._may_replace:
             others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
             raise ConfigError.of(where, f"{path}: there already.", others)
-        place = path.parent if path.parent.exists() else self._config_dir
-        if not os.access(place, os.W_OK):
-            way_out = "Make it writable, or add tune.write=never: what is found is then shown alone."
-            raise ConfigError.of(f"tune.write={self.asked.write.name}", f"{place} can't be written to.", way_out)
 
     def write(
         self, result: Step, steps: Sequence[Step], gain: TuneGain | None, record: RunRecord, heading: str
