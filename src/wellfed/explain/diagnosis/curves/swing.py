@@ -1,8 +1,7 @@
 """Finds periodic swings of a curve, and those of a run with the settings that have the same period.
 
 A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
-themselves one period later by more than chance. Chance is measured on noise with the memory and the jumps of the series
-(an AR(1) process with shuffled residuals).
+themselves one period later, and two periods later.
 """
 
 from __future__ import annotations
@@ -22,17 +21,13 @@ MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Minimum periods and samples. Fewer can't be distinguished from chance."""
 _MOST_SAMPLES = 2048
 """Number of latest samples used of a longer series. A swing continues to the end."""
-_NOISES = 200
-_MARGIN = 1.2
-"""Minimum ratio of a swing to the strongest of the noises."""
-_LEAST_LIKENESS = 0.2
-"""Minimum likeness (maximum: 2). Weaker swings are not visible."""
+_LEAST_LIKENESS, _NEARLY = 0.5, 0.8
+"""Minimum correlation of a curve with itself one period and two periods later, and share of the highest that a shorter
+period must reach."""
 _MOST_BETWEEN = 0.15
 """Maximum share of readings in the middle third of a two-level curve. Noise has a fifth or more there."""
 _MOST_UNEVEN = 0.4
 """Maximum standard deviation of the cycles over their mean. It is 0.23 with 40 % of jitter."""
-_TURNS = 4
-"""Number of periods over which a curve must be like itself."""
 LEAST_DEPTH = 20
 """Minimum percentage points of utilisation from the 5th percentile to the 95th."""
 _LEAST_TURNS = 2
@@ -99,67 +94,24 @@ def _state(values: Series, low: float, high: float) -> Series:
 
 
 def _by_likeness(time_s: Series, values: Series) -> float | None:
-    """Returns the period with the highest autocorrelation; None if chance may explain it."""
+    """Returns the shortest period after which the curve correlates with itself, and again after the next; else None."""
     interval_s = float(np.median(np.diff(time_s)))
     number = int((time_s[-1] - time_s[0]) / interval_s) + 1 if interval_s > 0 else 0
     if not MIN_SAMPLES <= number <= 4 * len(values):
         return None
     even = np.interp(time_s[0] + interval_s * np.arange(number), time_s, values)
-    if np.ptp(even) == 0:
+    spectrum = np.fft.rfft(even - even.mean(), 2 * number)
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2, 2 * number)[:number]
+    correlation = covariance / max(covariance[0], 1e-30) * (number / (number - np.arange(number)))
+    longest = number // MIN_PERIODS
+    below = np.flatnonzero(correlation[:longest] < 0)
+    if not len(below):
         return None
-    longest = number / MIN_PERIODS
-    periods = np.geomspace(3, longest, 2 + int(np.log(longest / 3) / 0.01))
-    found = _likeness(even[None], periods)[0]
-    if found.max() <= _LEAST_LIKENESS or found.max() <= _MARGIN * _likeness(_noise_like(even), periods).max():
-        return None
-    # Multiples of the period score nearly as high. The first group of good periods has the true one.
-    nearly = np.flatnonzero(found >= 0.8 * found.max())
-    first = nearly[: 1 + int(np.argmax(np.append(np.diff(nearly) > 1, True)))]
-    return interval_s * _peak(periods, found, int(first[found[first].argmax()]))
-
-
-def _peak(periods: Series, found: Series, best: int) -> float:
-    """Returns the weighted centre of the periods that are nearly as good as the best, also between grid points."""
-    first = last = best
-    enough = 0.95 * found[best]
-    while first > 0 and found[first - 1] >= enough:
-        first -= 1
-    while last + 1 < len(found) and found[last + 1] >= enough:
-        last += 1
-    weights = found[first : last + 1] - enough + 1e-12
-    return float(np.average(periods[first : last + 1], weights=weights))
-
-
-def _likeness(series: Series, periods: Series) -> Series:
-    """Returns ``[n, periods]`` for ``series`` ``[n, samples]``: the excess of the autocorrelation at whole periods over
-    half a period before, averaged over `_TURNS` periods."""
-    number = series.shape[1]
-    centred = series - series.mean(axis=1, keepdims=True)
-    spectrum = np.fft.rfft(centred, 2 * number, axis=1)
-    covariance = np.fft.irfft(np.abs(spectrum) ** 2, 2 * number, axis=1)[:, :number]
-    correlation = covariance / np.maximum(covariance[:, :1], 1e-30) * (number / (number - np.arange(number)))
-    total = np.zeros((len(series), len(periods)))
-    for turn in range(1, _TURNS + 1):
-        total += _between(correlation, turn * periods) - _between(correlation, (turn - 0.5) * periods)
-    return total / _TURNS
-
-
-def _between(rows: Series, positions: Series) -> Series:
-    below = np.minimum(positions.astype(int), rows.shape[1] - 2)
-    part = positions - below
-    return np.asarray(rows[:, below] * (1 - part) + rows[:, below + 1] * part)
-
-
-def _noise_like(values: Series) -> Series:
-    """Returns ``[_NOISES, samples - 1]`` of noise with the memory and the jumps of the series, without a period."""
-    centred = values - values.mean()
-    memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
-    residuals = centred[1:] - memory * centred[:-1]
-    rng = np.random.default_rng(0)
-    noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
-    for index in range(1, len(noise)):
-        noise[index] += memory * noise[index - 1]
-    return np.ascontiguousarray(noise.T)
+    later = correlation[below[0] : longest + 1]
+    lag = int(below[0] + np.argmax(later >= _NEARLY * later.max()))
+    while lag < longest and correlation[lag + 1] > correlation[lag]:
+        lag += 1
+    return interval_s * lag if min(correlation[lag], correlation[2 * lag]) >= _LEAST_LIKENESS else None
 
 
 _READINGS = 4
