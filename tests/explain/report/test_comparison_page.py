@@ -43,7 +43,7 @@ def test_two_real_runs_have_figures_pictures_and_findings(real: Comparison) -> N
     assert len(found.charts) == 4
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert labels[0].startswith("Parts of a mean step. A: wait 12.8 ms, copy 0.34")
-    assert labels[1] == "GPU utilisation while training. A: GPU 0 mean 74 %; B: GPU 0 mean 94 %."
+    assert labels[1] == "GPU utilisation while training. A: mean 74 %; B: mean 94 %."
     for words in (
         "The rates of A and B are not compared. What is learned differs (workload.data.build_steps)",
         "1.32 times (1.29 to 1.35)",

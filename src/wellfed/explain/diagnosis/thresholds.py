@@ -112,9 +112,6 @@ HOOKS_FRAC = 0.05
 """Minimum share of the wall time of training in callbacks and hooks for a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0
 """Minimum share of the time, and milliseconds, between two steps (a proposal)."""
-BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500
-"""Utilisation swings if its 95th percentile reaches the first and its 5th stays below the second, over at least the
-third number of readings (smdebug-rulesconfig 1.0.1)."""
 EVEN_FRAC = 0.5
 """Share of the waiting that all steps have alike, from which ready batches only wait for their transfer."""
 

@@ -54,46 +54,27 @@ def _mean_step(both: Comparison) -> Iterator[PagePicture]:
 
 
 def _busy(runs: Runs) -> Iterator[PagePicture]:
-    """Draws the utilisation while the runs trained, each over the other; nothing if none was watched."""
+    """Draws the load while the runs trained: mean utilisation of the GPUs, or cores."""
     on_gpu = any(run.telemetry.gpus for run in runs.values())
     name = "util_pct" if on_gpu else "cpu_pct"
     what, unit, scale = ("GPU utilisation", "%", 1.0) if on_gpu else ("CPU cores busy", "cores", 0.01)
-    found = {
-        letter: readings(run.curves, name, run.telemetry.gpus if on_gpu else [HOST]) for letter, run in runs.items()
-    }
-    curves = [curve for each in found.values() for curve in each.values()]
-    if not curves:
+    shown, told = {}, []
+    for letter, run in runs.items():
+        each = [*readings(run.curves, name, run.telemetry.gpus if on_gpu else [HOST]).values()]
+        if each:
+            at_s = each[0][0]
+            busy = scale * np.mean([np.interp(at_s, *curve) for curve in each], axis=0)
+            shown[letter] = (at_s - at_s[0], busy)
+            told.append(f"{letter}: mean {busy.mean():.0f} %" if on_gpu else f"{letter}: mean {busy.mean():.2f}")
+    if not shown:
         return
-    cores = [run.record.machine.get("cpu_quota_cores") or 0.0 for run in runs.values()]
-    top = 100.0 if on_gpu else max(*cores, scale * max(float(busy_pct.max()) for _, busy_pct in curves))
-    axis = Axis(0.0, max(float(at_s[-1] - at_s[0]) for at_s, _ in curves), "since training began", "time")
-    told = []
-    for letter, each in found.items():
-        for gpu, (_, busy_pct) in each.items():
-            of, mean = "" if gpu == HOST else f"GPU {gpu} ", scale * float(np.mean(busy_pct))
-            told.append(f"{letter}: {of}mean {mean:.0f} %" if on_gpu else f"{letter}: mean {mean:.2f}")
-    gpus = list(dict.fromkeys(gpu for each in found.values() for gpu in each))
-    charts = []
-    for gpu in gpus:
-        shown = {
-            letter: (each[gpu][0] - each[gpu][0][0], scale * each[gpu][1])
-            for letter, each in found.items()
-            if gpu in each
-        }
-        charts.append(
-            Chart(
-                title=f"GPU {gpu}" if len(gpus) > 1 else "",
-                unit=unit,
-                axis=axis,
-                curves=_overlaid(runs, shown),
-                top=top,
-                told=f"{what} while training. {'; '.join(told)}." if gpu == gpus[0] else "",
-                height=max(60, 180 // len(gpus)),
-                is_labelled=gpu == gpus[-1],
-            )
-        )
-    missing = ", ".join(letter for letter, each in found.items() if not each)
-    yield PagePicture(what, charts, caption=f"{missing}: not watched." if missing else "")
+    axis = Axis(0.0, max(float(at_s[-1]) for at_s, _ in shown.values()), "since training began", "time")
+    top = 100.0 if on_gpu else 1.05 * max(float(busy.max()) for _, busy in shown.values())
+    chart = Chart(
+        unit, axis, _overlaid(runs, shown), top, told=f"{what} while training. {'; '.join(told)}.", height=180
+    )
+    missing = ", ".join(letter for letter in runs if letter not in shown)
+    yield PagePicture(what, [chart], caption=f"{missing}: not watched." if missing else "")
 
 
 def _steps(runs: Runs) -> Iterator[PagePicture]:

@@ -30,18 +30,6 @@ def test_what_is_due_as_often_is_named():
     assert "As often comes a row of metrics.csv (trainer.log_every_steps, 9.5 s) and a checkpoint" in found.message
 
 
-def test_a_gpu_that_goes_up_and_down_without_order_is_told_after_many_readings():
-    rng = np.random.default_rng(2)
-    lengths = rng.exponential(6, 400).astype(int) + 1
-    values = np.repeat(np.where(np.arange(400) % 2, 2.0, 95.0), lengths)[:1200]
-    curve = {"time_s": 0.5 * np.arange(1200), "util_pct": values}
-    found = check(evidence(curves={1: curve}, copy_ms=0.0))
-    assert found is not None
-    assert "GPU 1 goes up and down between 2 % and 95 %, without a period" in found.message
-    few = {name: column[:400] for name, column in curve.items()}
-    assert check(evidence(curves={1: few}, copy_ms=0.0)) is None
-
-
 def test_what_waiting_explains_is_left_to_the_rule_that_says_why_and_told_with_it():
     case = watched(wait_ms=10.0, ceiling=2.0, plan={"loader.num_workers": 0, "loader.backend": "inline"})
     assert check(case) is None
