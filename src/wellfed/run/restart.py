@@ -20,9 +20,7 @@ from wellfed.units import counted
 
 MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
-MOST_UNCHANGED = 2
-"""Maximum number of restarts without a change, for memory that another program held for a while."""
-_NO_CHANGE, _AHEAD = "nothing changed", "loader.device_prefetch"
+_AHEAD = "loader.device_prefetch"
 
 
 class Restarts:
@@ -49,15 +47,13 @@ class Restarts:
         Raises:
             OutOfMemoryExhausted: the run was restarted too often, or not all machines have the checkpoint.
         """
-        change = show_changes(needed.changes) or _NO_CHANGE
-        is_vain = change == _NO_CHANGE and self._tried.count(change) == MOST_UNCHANGED
-        if len(self._tried) == MOST_RESTARTS or is_vain:
+        if len(self._tried) == MOST_RESTARTS:
             raise OutOfMemoryExhausted(f"{needed} {self._history()}, and is not again.", needed.kind)
         if needed.is_suspect and self._was_suspect:
             message = f"{needed} Less memory has not helped before: this error may have another cause."
             raise OutOfMemoryExhausted(message, needed.kind)
         self._was_suspect = needed.is_suspect
-        self._tried.append(change)
+        self._tried.append(show_changes(needed.changes) or "nothing changed")
         own = latest_checkpoint(self._folder) or self._began_with
         checkpoint: Path | None = self._all_gather("checkpoint", own and own.resolve())[0]
         if not all(self._all_gather("is there", checkpoint is None or checkpoint.is_file())):

@@ -62,7 +62,7 @@ def test_a_figure_that_validation_does_not_give_is_told() -> None:
     model: Any = None
     parts = RunObjects(Datasets(train=[], val=[]), model, None, callbacks=found)
     config = compose(["workload.schedule.name=constant"]).config
-    expected = r"monitor=val/ndcg: validation gives no such figure. Set it to one of val/loss, val/ndcg@10"
+    expected = r"monitor=val/ndcg: validation gives no such metric. Set it to one of val/loss, val/ndcg@10"
     with pytest.raises(ConfigError, match=expected):
         check_metrics(config, parts, "val", {"ndcg@10": 0.5, "loss": 0.5})
     check_metrics(config, parts, "val", {"ndcg": 0.5})

@@ -51,18 +51,14 @@ def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
-        raise _fault(path, f"can't be read: {error.strerror or error}.") from error
+        raise ConfigError.of(str(path), f"can't be read: {error.strerror or error}.", WAY_OUT) from error
     except _NO_CHECKPOINT as error:
         # torch then advises to load without weights_only, which must not be shown
         why = first_line(error).partition(". ")[0][:200].rstrip(". ")
-        raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error
+        raise ConfigError.of(str(path), f"is no checkpoint that can be loaded ({why}).", WAY_OUT) from error
     content: dict[str, Any] = state if isinstance(state, dict) else {}
     missing = [key for key in keys if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
         problem = f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}."
         raise ConfigError.of(str(path), problem, _WEIGHTS_ALONE)
     return content
-
-
-def _fault(path: Path, problem: str) -> ConfigError:
-    return ConfigError.of(str(path), problem, WAY_OUT)

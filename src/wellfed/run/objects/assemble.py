@@ -19,7 +19,7 @@ from wellfed.run.objects.datasets import (
     with_loader,
 )
 from wellfed.run.objects.evaluation import make_metrics
-from wellfed.run.objects.models import check_model, features_of, sparse_layers, use_own_modes
+from wellfed.run.objects.models import check_model, features_of, gives_sparse_gradients, use_own_modes
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import make_callbacks
 
@@ -53,7 +53,7 @@ def make_objects(config: RunConfig) -> RunObjects:
         model,
         features,
         is_lightning_module=is_lightning_module(model),
-        has_sparse_gradients=any(True for _ in sparse_layers(model)),
+        has_sparse_gradients=gives_sparse_gradients(model),
         data_module=data_module,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +59,10 @@ def features_of(data: Datasets, model: nn.Module) -> Features | None:
     return of_data(data.features)
 
 
-def sparse_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the layers whose weights get sparse gradients, by name."""
-    for name, module in model.named_modules():
-        has_weights = any(weight.requires_grad for weight in module.parameters(False))
-        if getattr(module, "sparse", False) is True and has_weights:
-            yield name, module
+def gives_sparse_gradients(model: nn.Module) -> bool:
+    """Returns whether a weight of the model gets sparse gradients."""
+    sparse = [module for module in model.modules() if getattr(module, "sparse", False) is True]
+    return any(weight.requires_grad for module in sparse for weight in module.parameters(False))
 
 
 def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:

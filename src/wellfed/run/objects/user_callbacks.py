@@ -59,19 +59,16 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
     """
     if split != "val" or (objects.is_lightning_module and not metrics):
         return
-    names, best = {f"val/{name}" for name in metrics}, named_best(config, objects)
-    waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
-    waited["workload.schedule.monitor"] = config.workload.schedule.monitor
-    faults = [
-        Fault(f"{where}={monitor}", "validation gives no such figure.", f"Set it to one of {', '.join(sorted(names))}.")
-        for where, monitor in waited.items()
-        if isinstance(monitor, str) and monitor.startswith("val/") and monitor not in names
-    ]
-    if best is not None and best not in metrics:
-        bare = best.removeprefix("val/").removeprefix("val_")
-        listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
-        way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
-        faults.append(Fault(f"trainer.best_metric={best}", "validation gives no such metric.", way_out))
+    asked = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
+    asked["workload.schedule.monitor"] = config.workload.schedule.monitor
+    asked = {where: name for where, name in asked.items() if isinstance(name, str) and name.startswith("val/")}
+    asked["trainer.best_metric"] = named_best(config, objects)
+    faults = []
+    for where, asked_name in asked.items():
+        names = sorted(metrics) if where == "trainer.best_metric" else [f"val/{name}" for name in sorted(metrics)]
+        if asked_name is not None and asked_name not in names:
+            way_out = f"Set it to one of {', '.join(names)}."
+            faults.append(Fault(f"{where}={asked_name}", "validation gives no such metric.", way_out))
     if not objects.is_lightning_module and faults:
         raise ConfigError(faults)
     for fault in faults:
