@@ -231,20 +231,6 @@ def test_checkpoints_hold_what_the_contract_says_and_load_weights_only(tmp_path:
     assert all(name.startswith("model.") for name in state["state_dict"])
 
 
-def test_evaluation_without_one_is_the_mean_loss_over_all_samples(tmp_path: Path) -> None:
-    from wellfed.train.lightning import trainer as lit
-
-    module = tiny.module()
-    results = []
-    for batch_size in (70, 32, 9):
-        figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
-        lit.make_trainer(tiny.options(), [figures], tmp_path).validate(
-            module, tiny.eval_loader(batch_size), verbose=False
-        )
-        results.append(figures.latest["val/loss"])
-    assert results[0] == pytest.approx(results[1], rel=1e-6) == pytest.approx(results[2], rel=1e-6)
-
-
 class CountsItself(tiny.TinyModel):
     """A model that counts two samples a row."""
 

@@ -5,7 +5,7 @@ import torch
 from tests.kit import tiny
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.clock import BareBatches, TimedLoader
+from wellfed.train.lightning.callbacks.clock import TimedLoader
 from wellfed.train.lightning.prefetch import prefetched
 
 CPU = torch.device("cpu")
@@ -61,22 +61,3 @@ def test_an_error_in_training_stops_what_reads_ahead(tmp_path):
     with pytest.raises(KeyError, match="mine"):
         train(tiny.module(model=Breaks()), 2, tmp_path)
     assert not [thread for thread in threading.enumerate() if thread.name == "wellfed-device-prefetch"]
-
-
-class Validates(Own):
-    def validation_step(self, batch, batch_idx):
-        assert batch["x"].mean() < 2
-
-
-def test_two_loaders_have_their_batches_moved_once_each_and_ahead(tmp_path):
-    module = Validates()
-    with (
-        prefetched(tiny.eval_loader(), module, CPU, 2, is_training=False) as val,
-        prefetched(tiny.loader(), module, CPU, 2) as loader,
-    ):
-        timed = TimedLoader(loader, StepClock(), unwrap=True)
-        trainer = lit.make_trainer(tiny.options(max_steps=6, validate_every_steps=2), [], tmp_path)
-        lit.fit(trainer, module, timed, BareBatches(val), None)
-    num_moved = 6 + 3 * 3  # steps, and three batches in each of three validations
-    assert num_moved <= module.moved <= num_moved + 3
-    assert "transfer_batch_to_device" not in vars(module)

@@ -4,7 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.train.memory import features as room
-from wellfed.train.memory.features import FeatureTable, all_rows, blank, hold, of_data
+from wellfed.train.memory.features import FeatureTable, blank, hold, of_data
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks
@@ -72,17 +72,6 @@ def test_the_table_keeps_the_type_of_the_rows():
     source = hold(Features(3, 3, lambda indices: indices[:, None].bfloat16()), "cache", CPU)
     assert source.rows(torch.tensor([2, 0])).tolist() == [[2.0], [0.0]]
     assert source.rows(torch.tensor([2])).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("mode", ["cache", "cache_host"])
-def test_rows_that_are_known_are_not_computed_again(encoder, mode):
-    rows = all_rows(features(encoder), CPU, CPU)
-    encoder.asked.clear()
-    source = hold(features(encoder), mode, CPU, rows)
-    assert source.rows(torch.tensor([699, 3])).equal(rows[[699, 3]])
-    assert encoder.asked == []
-    assert hold(features(encoder), "dynamic", CPU, rows).rows(torch.tensor([3])).shape == (1, 16)
-    assert encoder.asked == [1]
 
 
 def test_a_frozen_encoder_stays_in_eval_mode(encoder):

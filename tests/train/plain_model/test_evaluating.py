@@ -69,11 +69,6 @@ def test_one_sample_that_does_not_fit(tmp_path: Path) -> None:
         validated(tmp_path, Mae(above=0))
 
 
-def test_on_oom_fail_halves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        validated(tmp_path, Mae(above=9), halve_evaluation_on_oom=False)
-
-
 def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     weights = []
     for above in (1000, 5):

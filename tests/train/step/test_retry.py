@@ -188,13 +188,6 @@ def test_what_may_be_for_want_of_memory_steps_down_once(tmp_path: Path) -> None:
     assert events.kinds == ["oom", "step_down"]
 
 
-def test_and_is_raised_as_what_it_is_when_it_comes_again(tmp_path: Path) -> None:
-    events = Notes()
-    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
-        tiny.fit(tiny.module(fail=lambda size, call: SUSPECT, on_event=events), tmp_path, max_steps=4)
-    assert events.kinds == ["oom", "step_down"]
-
-
 def test_of_host_memory_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryExhausted, match="a machine with more memory") as caught:
         tiny.fit(tiny.module(fail=lambda size, call: MemoryError("no room"), micro=2), tmp_path, max_steps=4)

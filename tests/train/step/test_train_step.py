@@ -77,13 +77,6 @@ def test_it_is_plain_pytorch(optimizer: Any, micro: int) -> None:
         assert (ours - others).norm() / others.norm() < 1e-3
 
 
-def test_by_default_errors_of_memory_pass_as_they_are() -> None:
-    step = made(torch.optim.SGD, 16)
-    step._model.fail = lambda size, call: torch.OutOfMemoryError("CUDA out of memory.")
-    with pytest.raises(torch.OutOfMemoryError):
-        step(delivery())
-
-
 def test_what_was_done_is_noted() -> None:
     step = made(torch.optim.SGD, 6)
     step(delivery())
@@ -153,16 +146,6 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_the_first_step(settings: A
     ):
         step(Delivery(batch, epoch=0, index=0, total=8))
     assert torch.equal(weights_of(step), before) == is_refused
-
-
-def test_data_that_split_themselves_are_not_refused() -> None:
-    class Data:
-        def split(self, batch: Any, sizes: list[int]) -> list[Any]:
-            starts = [sum(sizes[:i]) for i in range(len(sizes))]
-            return [(batch[0][a : a + n], batch[1][a : a + n]) for a, n in zip(starts, sizes, strict=True)]
-
-    batch = (torch.randn(8, 3), [str(i) for i in range(9)])
-    step_on(OfTexts(), 4, data=Data())(Delivery(batch, epoch=0, index=0, total=8, num_samples=8))
 
 
 class Masked(nn.Module):

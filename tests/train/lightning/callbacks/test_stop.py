@@ -120,21 +120,6 @@ def test_a_signal_in_a_modules_hook_waits_for_its_end(tmp_path: Path, hook: str,
     assert module.done[-1] in (step, stops_at)
 
 
-def test_a_signal_in_a_validation_waits_for_its_figures(tmp_path: Path) -> None:
-    class SignalInValidation(pl.Callback):
-        def on_validation_batch_start(self, *_: Any) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    from wellfed.train.lightning import trainer as lit
-
-    request, stopped_at = StopRequest(), []
-    at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
-    trainer = lit.make_trainer(tiny.options(), [SignalInValidation(), at_end], tmp_path)
-    with request.listening(), pytest.raises(Stopped):
-        lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(batch_size=70), None)
-    assert stopped_at == [3]
-
-
 def test_outside_a_step_a_signal_raises_at_once_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest().listening(), pytest.raises(Stopped):
@@ -343,19 +328,3 @@ def test_nothing_is_saved_while_callbacks_see_the_end_of_a_validation_or_an_epoc
     with pytest.raises(KeyError):
         with_plateau(tmp_path, [], [fails(hook, 3)], save_every=2, every=None, monitor="val/loss")
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
-
-
-@pytest.mark.parametrize("where", ["the save", "what comes before it"])
-def test_an_error_of_the_save_does_not_hide_what_came_first(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
-) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("can't pickle this")
-
-    loader = tiny.loader()
-    if where != "the save":
-        loader.state_dict = broken
-    at_stop = StopAtStepEnd(StopRequest(), broken)
-    with pytest.raises(KeyError):
-        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_end", 2), at_stop], batches=loader)
-    assert "The state after step 2 could not be saved: can't pickle this" in caplog.text

@@ -100,24 +100,6 @@ def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) ->
     assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
 
 
-def test_best_is_of_the_step_that_was_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    callback = tiny.checkpoints(tmp_path, every_steps=2)
-    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=2)
-    save = pl.Trainer.save_checkpoint
-
-    def full_after_two(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
-        if self.global_step > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(self, path, *rest, **more)
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_after_two)
-    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=5)
-    callback.validated_at_end(0.1, 5)  # of weights that are in no file
-    assert not (tmp_path / "best.ckpt").exists()
-    callback.validated_at_end(0.1, 2)
-    assert step_of(tmp_path / "best.ckpt") == 2
-
-
 class Breaks(tiny.TinyModel):
     """A model with NaN gradients in step 4, and with ``loss_too`` a NaN loss."""
 

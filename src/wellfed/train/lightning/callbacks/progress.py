@@ -102,7 +102,7 @@ class ProgressBar(pl.Callback):
             self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._clock() >= self._look_at_s or trainer.global_step == self._warm_step:
+        if self._clock() >= self._look_at_s:
             self._look("training", trainer.global_step)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
