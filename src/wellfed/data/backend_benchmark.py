@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import statistics
 import time
 import warnings
@@ -81,24 +82,23 @@ def time_step(
     make: Make, first: LoaderSettings, found: FirstBatches, step: TrialStep, data: Any = None
 ) -> FirstBatches:
     """Returns ``found`` with the time of a step on the first batches, once the step is warm."""
+    few: list[Any] = []
+
+    def steps(number: int) -> tuple[float, float]:
+        """Returns seconds and CPU seconds of a step."""
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        for place in range(number):
+            step.run(few[place % len(few)])
+            step.wait()
+        return (time.perf_counter() - began_s) / number, (time.process_time() - began_cpu_s) / number
+
     with without_side_effects(data), closing(make(first)) as loader:
-        few = [delivery.batch for delivery in islice(_endless(loader), 2)]
-        for batch in few:  # the first steps allocate, and choose kernels
-            began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            step.run(batch)
-            step.wait()
-        step_s = time.perf_counter() - began_s
-        if step_s > _STEPS_S:  # no longer measured than needed
-            step_cpu_ms = 1000 * (time.process_time() - began_cpu_s)
-            return replace(found, step_ms=1000 * step_s, step_cpu_ms=step_cpu_ms)
-        count, began_s, began_cpu_s = 0, time.perf_counter(), time.process_time()
-        while count < 2 or (count < _STEPS and time.perf_counter() - began_s < _STEPS_S):
-            step.run(few[count % len(few)])
-            step.wait()
-            count += 1
-        step_ms = 1000 * (time.perf_counter() - began_s) / count
-        step_cpu_ms = 1000 * (time.process_time() - began_cpu_s) / count
-    return replace(found, step_ms=step_ms, step_cpu_ms=step_cpu_ms)
+        few += [delivery.batch for delivery in islice(_endless(loader), 2)]
+        steps(len(few))  # the first steps allocate, and choose kernels
+        step_s, cpu_s = steps(1)
+        if step_s < _STEPS_S / 2:  # a slow step is measured no longer than needed
+            step_s, cpu_s = steps(min(_STEPS, max(2, int(_STEPS_S / step_s))))
+    return replace(found, step_ms=1000 * step_s, step_cpu_ms=1000 * cpu_s)
 
 
 def time_backends(
@@ -135,9 +135,8 @@ def time_backends(
                 failed.append(plan.backend)
                 timed.pop(plan.backend, None)
                 continue
-            before = timed.get(plan.backend)
-            fastest_ms = period_ms if before is None else min(period_ms, before.period_ms)
-            timed[plan.backend] = BackendTime(fastest_ms, plan.num_workers)
+            before_ms = timed[plan.backend].period_ms if plan.backend in timed else math.inf
+            timed[plan.backend] = BackendTime(min(period_ms, before_ms), plan.num_workers)
     return replace(found, timed=timed, failed=tuple(failed))
 
 

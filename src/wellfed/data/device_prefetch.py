@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,23 +29,6 @@ _LAUNCHED = 2
 """Maximum number of steps launched but unfinished: the running step, and the next."""
 
 
-class Positioned(Protocol):
-    """A loader of batches with a position."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Delivery]: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns ``epoch`` and ``batch`` of the next batch, and other state of the loader."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a position."""
-
-    def close(self) -> None:
-        """Ends everything that is built ahead."""
-
-
 class DevicePrefetcher:
     """Yields the loader's batches in order, with up to ``ahead`` of them on the device before they are requested.
 
@@ -55,7 +38,7 @@ class DevicePrefetcher:
 
     def __init__(
         self,
-        loader: Positioned,
+        loader: Any,
         device: torch.device,
         ahead: int,
         *,
@@ -65,6 +48,7 @@ class DevicePrefetcher:
     ) -> None:
         """
         Args:
+            loader: yields deliveries; has ``state_dict``, ``load_state_dict`` and ``close``.
             device: a GPU needs its index, since threads may differ in their current device.
             ahead: number of additional batches on the device, >= 1.
             move: copies a batch to the device; called on the side stream.
@@ -130,16 +114,16 @@ class DevicePrefetcher:
         try:
             with torch.cuda.stream(self._stream):
                 moved = self._move(delivery.batch, self._device)
-            if self._stream is not None:
-                copied = _event()
-                copied.record(self._stream)
-                copied.synchronize()  # releases the GIL; only this thread waits
-                took_ms = 1e3 * (time.perf_counter() - began_s)
-            return replace(delivery, batch=moved, is_on_device=True, copy_ahead_ms=took_ms)
         except Exception as error:
             if not self._no_room(error):
                 raise
-        return delivery
+            return delivery
+        if self._stream is not None:
+            copied = _event()
+            copied.record(self._stream)
+            copied.synchronize()  # releases the GIL; only this thread waits
+            took_ms = 1e3 * (time.perf_counter() - began_s)
+        return replace(delivery, batch=moved, is_on_device=True, copy_ahead_ms=took_ms)
 
     def _hand_out(self, delivery: Delivery) -> None:
         self._position = delivery.position or {"epoch": delivery.epoch, "batch": delivery.index + 1}
@@ -195,16 +179,9 @@ class _ReadAhead:
     """A thread that reads a loader and copies each batch to the device when a slot is free."""
 
     def __init__(
-        self,
-        loader: Positioned,
-        device: torch.device,
-        bring: Callable[[Delivery], Delivery],
-        num_slots: int,
+        self, loader: Any, device: torch.device, bring: Callable[[Delivery], Delivery], num_slots: int
     ) -> None:
-        """
-        Args:
-            bring: copies a batch to the device.
-        """
+        """``bring`` copies a batch to the device."""
         self._loader, self._device, self._bring = loader, device, bring
         self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         """Free slots, each with the end event of its previous step."""

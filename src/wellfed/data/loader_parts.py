@@ -7,12 +7,10 @@ DistributedSampler are replaced by the engine's own order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
-import torch
 from torch import Generator
 from torch.utils.data import (
     BatchSampler,
@@ -23,7 +21,6 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from wellfed import batches
 from wellfed.contract import Batch, Datasets
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.errors import ConfigError
@@ -86,28 +83,6 @@ class LoadedDatasets(Datasets):
 
     loaders: Mapping[str, LoaderParts] = field(default_factory=dict)
     """DataLoaders by split."""
-
-
-class RepeatedBatches:
-    """The first batches of a loader, kept in memory and yielded at each pass; the loader's next pass may have others.
-
-    Each pass yields copies, since a step may write to its batch.
-    """
-
-    def __init__(self, loader: Any, number: int) -> None:
-        self._loader, self._number = loader, number
-        self._kept: list[Batch] = []
-        vars(self).update(batches.methods(loader))
-
-    def __len__(self) -> int:
-        return min(self._number, len(self._loader))
-
-    def __iter__(self) -> Iterator[Batch]:
-        if not self._kept:
-            # In place, since a stream is read from shallow copies, which share the list.
-            self._kept += islice(self._loader, self._number)
-        for batch in self._kept:
-            yield batches.map_tensors(batch, torch.clone)
 
 
 def loader_of(data: Datasets, split: str) -> LoaderParts | None:

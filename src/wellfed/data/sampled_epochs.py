@@ -30,7 +30,7 @@ _OWN = "Set loader=own, which reads what comes."
 
 
 class SampledEpochs:
-    """The indices of each epoch, from a sampler or a batch sampler; all epochs are as long as the first.
+    """The indices of each epoch, from a sampler or a batch sampler; epochs of different lengths are refused.
 
     Args:
         sampler: yields indices, or lists of indices with ``in_batches``.
@@ -42,7 +42,7 @@ class SampledEpochs:
         self._is_free = self._is_torchs or callable(getattr(sampler, "set_epoch", None))
         """Whether epochs may be requested in any order."""
         self._kept: dict[int, list[Tensor]] = {}
-        self._next = 0
+        self._next = self._length = 0
         """Next epoch of a sampler with its own state."""
         self._has_warned = False
 
@@ -61,7 +61,7 @@ class SampledEpochs:
             self._kept[0], self._next = self._draw(0), 1
         if epoch not in self._kept:
             for number in range(epoch if self._is_free else min(self._next, epoch), epoch + 1):
-                self._kept[number] = self._as_long_as_first(self._draw(number), number)
+                self._kept[number] = self._draw(number)
             self._next = max(self._next, epoch + 1)
             for number in sorted(self._kept.keys() - {0, epoch})[:-_KEPT]:
                 del self._kept[number]
@@ -83,22 +83,9 @@ class SampledEpochs:
                 self.name, epoch,
             )  # fmt: skip
 
-    def _as_long_as_first(self, drawn: list[Tensor], epoch: int) -> list[Tensor]:
-        """Returns the indices cut to the length of the first epoch. Raises a DataError if there are fewer."""
-        first = self._kept[0]
-        wanted, given = (len(first), len(drawn)) if self.in_batches else (len(first[0]), len(drawn[0]))
-        if given < wanted:
-            what = "batches" if self.in_batches else "indices"
-            raise DataError(
-                f"{self.name} gave {wanted} {what} for the first epoch and {given} for epoch {epoch}: epochs must be "
-                f"of one length. Let it give as many in each. {_OWN}"
-            )
-        return drawn[:wanted] if self.in_batches else [drawn[0][:wanted]]
-
     def _draw(self, epoch: int) -> list[Tensor]:
         sampler: Any = self._sampler
-        each: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
-        for one in each:
+        for one in (sampler, getattr(sampler, "sampler", None)):
             if callable(getattr(one, "set_epoch", None)):
                 one.set_epoch(epoch)
         seed, own = seed_from(self._seed, epoch), getattr(sampler, "generator", None)
@@ -109,9 +96,11 @@ class SampledEpochs:
             generators.seed_for_sample(seed)
             given = list(islice(sampler, most + 1))
         if len(given) > most:
-            problem = f"gave {len(given)} of an epoch, its __len__ is {most}" if hasattr(sampler, "__len__") else ""
-            problem = problem or f"gave {len(given)} indices of {self._dataset_length} samples and did not end"
-            raise DataError(f"{self.name} {problem}. Give it a __len__ that holds. {_OWN}")
+            raise DataError(f"{self.name} gave over {most:,} of an epoch. Give it a __len__ that holds. {_OWN}")
+        if epoch and len(given) != self._length:
+            problem = f"gave {self._length} for the first epoch and {len(given)} for epoch {epoch}"
+            raise DataError(f"{self.name} {problem}: epochs must be of one length. {_OWN}")
+        self._length = len(given)
         try:
             lists = [list(map(_whole, each)) for each in given] if self.in_batches else [list(map(_whole, given))]
         except TypeError as error:
@@ -122,9 +111,9 @@ class SampledEpochs:
     def _checked(self, indices: list[int]) -> Tensor:
         if not indices:
             raise DataError(f"{self.name} gave no indices for {'a batch' if self.in_batches else 'an epoch'}.")
-        if min(indices) < 0 or max(indices) >= self._dataset_length:
-            wrong = min(indices) if min(indices) < 0 else max(indices)
-            problem = f"{self.name} gave index {wrong}"
+        low, high = min(indices), max(indices)
+        if low < 0 or high >= self._dataset_length:
+            problem = f"{self.name} gave index {low if low < 0 else high}"
             raise DataError(f"{problem}, and there are {self._dataset_length} samples, counted from 0.")
         return torch.tensor(indices, dtype=index_type(self._dataset_length))
 

@@ -59,6 +59,9 @@ def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
         problem = f"the DataLoader's batches have {own.batch_size}, and loader.backend=own leaves them as they are."
         way_out = "Set workload.effective_batch_size=null, or another loader option."
         yield Fault(f"workload.effective_batch_size={effective}", problem, way_out)
+    if config.trainer.overfit_batches is not None:
+        problem = "the next pass of a DataLoader that is left as it came may have other batches."
+        yield Fault("trainer.overfit_batches", problem, "Set loader=auto, or limit the DataLoader's data set.")
     if config.trainer.world_size > 1:
         problem = f"each of {config.trainer.ranks} would read the whole of the DataLoader."
         yield Fault("loader.backend=own", problem, "Set another loader option, which shares each step out.")

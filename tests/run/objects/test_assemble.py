@@ -20,7 +20,6 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.data.backends import thread_backend
-from wellfed.data.loader_parts import without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.errors import ConfigError, DataError
@@ -224,39 +223,6 @@ class Redrawn:
 
     def __iter__(self):
         return iter(self.rng.permutation(12))
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "generator", "sampler", "plain"])
-def test_batches_to_overfit_are_those_of_the_first_epoch_in_a_loader_of_ones_own(kind, caplog):
-    given = config(trainer={"overfit_batches": 2})
-    given.workload.effective_batch_size = 5
-
-    def made():
-        more = {
-            "shuffled": {"shuffle": True},
-            "generator": {"shuffle": True, "generator": torch.Generator().manual_seed(1)},
-            "sampler": {"sampler": Redrawn()},
-        }
-        train = DataLoader(Rows(), 5, **more.get(kind, {}))
-        return make_train_loader(given, LoaderSettings(backend="own"), without_loaders(Datasets(train), 1))
-
-    loader = made()
-    epochs = []
-    for _ in range(3):
-        epochs.append([delivery.batch["index"].tolist() for delivery in loader])
-        for delivery in loader:
-            delivery.batch["index"].fill_(-1)  # a step may write to its batch
-    assert [len(batch) for batch in epochs[0]] == [5, 5]
-    assert epochs == [epochs[0]] * 3
-    assert loader.steps_per_epoch == 2
-    assert epochs[0] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] or kind != "plain"
-    half = iter(loader)
-    assert next(half).batch["index"].tolist() == epochs[0][0]
-    position = loader.state_dict()
-    for resumed in (loader, made()):
-        resumed.load_state_dict(position)
-        assert [(one.epoch, one.index, one.batch["index"].tolist()) for one in resumed] == [(6, 1, epochs[0][1])]
-    assert not caplog.messages
 
 
 def test_a_data_module_gives_its_data():

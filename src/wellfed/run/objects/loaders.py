@@ -13,7 +13,7 @@ from wellfed.data.backend_benchmark import (
     copied,
 )
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.data.loader_parts import RepeatedBatches, loader_of
+from wellfed.data.loader_parts import loader_of
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
@@ -75,16 +75,12 @@ def make_train_loader(
     if limit is not None and batch_size is not None and not getattr(data.train, "gives_batches", False):
         limit *= math.ceil(effective / batch_size)  # keeps the number of samples
     if loader is not None and settings.backend == "own":
-        own = Stream(loader.loader)
-        if trainer.overfit_batches is not None:
-            own.dataset = RepeatedBatches(loader.loader, trainer.overfit_batches)
         return train_loader(
-            own,
+            Stream(loader.loader),
             LoaderSettings(),
             batch_size=effective,
             seed=config.seed,
             limit_batches=limit,
-            shuffle=trainer.overfit_batches is None,  # a resumed run draws the batches of the first epoch again
             on_event=on_event,
         )
     is_read_in_order = isinstance(data.train, Stream)
