@@ -107,9 +107,7 @@ def test_epochs_of_different_lengths_are_refused():
         sampled = epochs(sampler, in_batches=True)
         sampled.batches(0)
         sampler.sizes = sizes
-        with pytest.raises(
-            DataError, match=rf"Lists gave 3 for the first epoch and {len(sizes)} for epoch 3.*loader=own"
-        ):
+        with pytest.raises(DataError, match=rf"Lists gave 3 for the first epoch and {len(sizes)} for .*loader=own"):
             sampled.batches(3)
 
 

@@ -259,6 +259,8 @@ HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0)])
         refused({"loader": {"backend": Backend.own}}, "loader.backend=own", "loader=auto"),
         refused({"loader": {"backend": Backend.own}}, "workload.effective_batch_size=64", "another loader option",
                 data=replace(ITEMS, own_loader=OWN)),
+        refused({"loader": {"backend": Backend.own}, "trainer": {"overfit_batches": 2}, "effective": 2048},
+                "trainer.overfit_batches", "loader=auto", data=replace(ITEMS, own_loader=OWN)),
         refused({}, "workload.data", "loader=own", data=replace(ITEMS, own_loader=OWN, only_as_it_came="val: odd")),
     ],
 )  # fmt: skip

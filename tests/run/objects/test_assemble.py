@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -210,19 +209,6 @@ def test_a_method_that_torchs_subset_hides_is_told(kind, hidden):
     parts, _ = brought("parts_of", 4, kind=kind)
     notes = [note for note in parts.data.notes if "hides" in note]
     assert [hidden in note for note in notes] == ([] if hidden is None else [True])
-
-
-class Redrawn:
-    """A sampler with another order in each epoch, by a generator of its own."""
-
-    def __init__(self):
-        self.rng = np.random.default_rng(1)
-
-    def __len__(self):
-        return 12
-
-    def __iter__(self):
-        return iter(self.rng.permutation(12))
 
 
 def test_a_data_module_gives_its_data():
