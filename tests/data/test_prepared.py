@@ -214,7 +214,8 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_and_left_clean(full_disk: Path, source: Path):
     with pytest.raises(
-        DataError, match=r"no room for the prepared images.*cache clear makes room; or set paths\.cache_dir"
+        DataError,
+        match=r"prepared images can't be written there .No space.*cache clear makes room; or set paths\.cache_dir",
     ):
         prepared(full_disk, "images", [source], {}, Builder(pixels=b"x" * 2**20))
     assert not [path for path in (full_disk / "images").iterdir() if path.is_dir()]

@@ -248,6 +248,7 @@ HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0)])
         refused({"memory": {"features": FeatureMode.cache}}, "memory.features", "memory.features=dynamic",
                 data=replace(TABLE, features_trainable=True)),
         refused({"loader": {"backend": Backend.threads}}, "loader.backend", "loader.backend=processes", data=ITEMS),
+        refused({"loader": {"backend": Backend.threads}}, "loader.backend", "loader.backend=processes", data=ITERABLE),
         refused({"loader": {"max_skipped": 3}, "trainer": {"devices": 2}}, "loader.max_skipped", "loader.skip_ids",
                 TWO, data=ITEMS),
         refused({"loader": {"num_workers": 2}}, "loader.num_workers=2", "shard(index, count)",
@@ -284,7 +285,6 @@ def test_facts_and_what_is_refused(groups, where, way_out, facts, more):
         case({"loader": {"device_prefetch": 2, "num_workers": 0}}, "loader.device_prefetch=2 is not used", data=ITEMS),
         case({"loader": {"skip_ids": [3, 5]}}, "loader.skip_ids=[3,5] is not used", data=ITERABLE),
         case({"loader": {"max_skipped": 3}}, "loader.max_skipped=3 is not used", data=ITERABLE),
-        case({"loader": {"backend": Backend.threads, "num_workers": 2}}, "loader.backend=processes", data=ITERABLE),
     ],
 )
 def test_facts_and_what_is_warned_of(groups, said, facts, more):

@@ -6,7 +6,6 @@ complete. Its manifest lists the sizes of its files. No torch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -65,7 +64,11 @@ def prepared(
             if not _is_whole(folder):  # another process may have built it
                 _build(folder, build, sources, settings)
     except OSError as error:
-        raise _as_data_error(error, home, kind) from error
+        place = Path(error.filename or home)
+        if not (place.is_relative_to(home) or home.is_relative_to(place)):
+            raise  # of the user's files
+        way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that can be written to."
+        raise DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}") from error
     return folder
 
 
@@ -139,10 +142,6 @@ def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path],
         if digest(sources, settings) != folder.name:
             raise DataError(f"{first}: what was to be prepared changed meanwhile. Start again when it is whole.")
         partial.rename(folder)
-    except (OSError, RuntimeError) as error:  # numpy and torch raise without naming the disk
-        if shutil.disk_usage(partial).free < 2**20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -155,18 +154,6 @@ def _synced_size(file: Path) -> int:
     with file.open("rb") as opened:
         os.fsync(opened.fileno())  # else a power failure could keep the name and lose the content
         return os.fstat(opened.fileno()).st_size
-
-
-def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
-    """Returns a DataError for an error of writing the entry; other errors unchanged."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that has more."
-        return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
-    place = Path(error.filename) if isinstance(error.filename, str) else None
-    if place is not None and (place.is_relative_to(home) or home.is_relative_to(place)):
-        way_out = "Set paths.cache_dir to a folder that can be written to."
-        return DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}")
-    return error
 
 
 def _is_whole(folder: Path) -> bool:

@@ -29,8 +29,8 @@ def loader_faults(
     yield from _own_faults(config, data)
     if data.stream is not None:
         yield from _stream_faults(config, data.stream, section)
-    elif section.backend == "threads" and not data.has_fetch:
-        problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
+    if section.backend == "threads" and (data.is_iterable or not data.has_fetch):
+        problem = "threads needs training data with fetch(indices, rng), and these have none."
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
     if ready is not None and ready.is_full:
         problem = f"the batches kept ready don't fit: {ready.describe()}."
@@ -107,7 +107,7 @@ def loader_warnings(
     cores = facts.cpu_quota_cores
     own_cores = max(1, int(cores / devices))
     if data.stream is not None:
-        yield from _stream_warnings(config, data.stream, section)
+        yield from _stream_warnings(config, data.stream)
     if section.num_workers * devices > cores and section.num_workers > own_cores and asked.num_workers is not None:
         on_each = "" if devices == 1 else f" on each of {devices} devices"
         yield (
@@ -132,13 +132,7 @@ def loader_warnings(
         yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
 
 
-def _stream_warnings(config: RunConfig, stream: StreamFacts, section: LoaderSection) -> Iterator[str]:
-    if section.backend == "threads":
-        yield (
-            f"loader.backend=threads: what {stream.name} draws from the generators of Python, numpy and torch is "
-            "drawn beside the step, and can't be repeated. Let it have a generator of its own, or set "
-            "loader.backend=processes."
-        )
+def _stream_warnings(config: RunConfig, stream: StreamFacts) -> Iterator[str]:
     world, num_shards = config.trainer.world_size, stream.num_shards
     if stream.shared_by and num_shards and num_shards % world:
         yield (

@@ -28,8 +28,6 @@ from wellfed.data.streams.stream import PartOf, Stream, as_worker, has_states
 from wellfed.errors import reason_of
 from wellfed.sample_rng import seed_from
 
-_LOOK_S = 0.05
-"""Seconds between checks for an ended pass while a thread waits for its turn."""
 _END = object()
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
 
@@ -89,11 +87,7 @@ class StreamedBatch(BuiltBatch):
 class StreamBuilder(BatchBuilder):
     """Builds batches of ``batch_size`` samples, or passes on the stream's own batches.
 
-    Draws from the process's generators are functions of (seed, epoch, part, batch). Not in threads, since the step
-    draws from the same generators meanwhile.
-
-    Args:
-        in_threads: whether several threads call it and wait for their turns.
+    Draws from the process's generators are functions of (seed, epoch, part, batch).
     """
 
     def __init__(
@@ -104,12 +98,10 @@ class StreamBuilder(BatchBuilder):
         collate: Callable[[list[Any]], Batch] | None = None,
         *,
         purpose: str = "training",
-        in_threads: bool = False,
         drop_last: bool = False,
     ) -> None:
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
         self.stream, self.batch_size, self.drop_last = stream, batch_size, drop_last
-        self._turns = threading.Condition() if in_threads else None
         self._builds = not isinstance(stream.dataset, DataLoader)  # its own workers build the batches
         self._readers: dict[int, _PartReader] = {}
         self._reading = -1
@@ -120,11 +112,14 @@ class StreamBuilder(BatchBuilder):
         if request.part < 0:
             return BuiltBatch(None)
         built: BuiltBatch
+        began = clocks()
         try:
-            with self._turn(request) as reader:
-                began = clocks()  # read after the wait for the turn
-                built = BuiltBatch(None) if reader is None else reader.next(request)
-                built.took = build_time(began) if self._builds else None
+            if request.start is not None:
+                if request.reading != self._reading:
+                    self._reading, self._readers = request.reading, {}
+                self._readers[request.part] = _PartReader(self, request.start)
+            built = self._readers[request.part].next(request)
+            built.took = build_time(began) if self._builds else None
         except Exception as error:
             if is_of_the_machine(error):
                 raise
@@ -132,35 +127,9 @@ class StreamBuilder(BatchBuilder):
         return built
 
     def end_reading(self, reading: int | None = None) -> None:
-        """Ends a pass, or any pass if None; threads that wait for a turn in it return."""
+        """Drops the iterators of a pass that has ended, of any pass if None."""
         if reading in (None, self._reading):
-            self._reading, self._readers = -1, {}
-
-    @contextmanager
-    def _turn(self, request: StreamRequest) -> Iterator[_PartReader | None]:
-        """Yields the part's reader once it has built the batches before this one; None = the pass was ended."""
-        with self._turns or nullcontext():
-            if request.start is not None:
-                if request.reading > self._reading:
-                    self._reading, self._readers = request.reading, {}
-                if request.reading == self._reading:
-                    self._readers[request.part] = _PartReader(self, request, request.start)
-            while not self._is_next(request):
-                if request.reading != self._reading:
-                    yield None
-                    return
-                assert self._turns is not None, f"part {request.part} is read by another worker"
-                self._turns.wait(_LOOK_S)
-            reader = self._readers[request.part]
-        yield reader
-        with self._turns or nullcontext():
-            reader.round += 1
-            if self._turns is not None:
-                self._turns.notify_all()
-
-    def _is_next(self, request: StreamRequest) -> bool:
-        reader = self._readers.get(request.part)
-        return request.reading == self._reading and reader is not None and reader.round == request.round
+            self._readers = {}
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
         """Seeds the process's generators by (seed, *place) inside, and restores them after."""
@@ -193,8 +162,8 @@ def _drawing(seed: int) -> Iterator[None]:
 class _PartReader:
     """An iterator over the batches of one part of a stream."""
 
-    def __init__(self, builder: StreamBuilder, request: StreamRequest, start: PartStart) -> None:
-        self._builder, self._start, self.round = builder, start, request.round
+    def __init__(self, builder: StreamBuilder, start: PartStart) -> None:
+        self._builder, self._start = builder, start
         self._data, self._told = builder.stream.part(start.index, start.count, is_alone=start.is_alone)
         in_worker = self._told is not None or get_worker_info() is not None
         if builder.stream.worker_init is not None and in_worker:

@@ -88,7 +88,6 @@ class StreamReading:
             batch_size,
             collate,
             purpose=purpose,
-            in_threads=settings.backend == "threads",
             drop_last=drop_last,
         )
         self._source = BatchSource(self._builder, self._settings)
