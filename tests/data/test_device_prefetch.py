@@ -188,15 +188,3 @@ def test_buffers_may_be_used_again_on_both_sides(ahead):
             del rows, delivery  # its memory is free for a batch that is copied meanwhile
             assert not wrong
     prefetcher.close()
-
-
-@pytest.mark.gpu
-def test_copies_run_beside_the_step():
-    device = torch.device("cuda", 0)
-    data = Reusing(size=2048, width=65536)
-    loader = train_loader(data, batch_size=256, seed=1, settings=LoaderSettings())
-    prefetcher = DevicePrefetcher(loader, device, 2)
-    for delivery in prefetcher:
-        assert delivery.batch[0].device.type == "cuda"
-        assert delivery.batch[0].shape[1] == 65536
-    prefetcher.close()

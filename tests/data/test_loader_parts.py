@@ -1,7 +1,5 @@
 """A DataLoader is taken apart, and its batches come again from our own loaders."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils.data import (
@@ -18,8 +16,7 @@ from torch.utils.data import (
 )
 
 from wellfed.contract import Datasets
-from wellfed.data.eval_loader import EvalLoader
-from wellfed.data.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
+from wellfed.data.loader_parts import take_apart, without_loaders
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.errors import ConfigError
@@ -173,18 +170,6 @@ def test_what_can_not_be_built_again_says_why():
     assert not take_apart(Plain(Numbers()), "train", 1).problem
 
 
-def test_each_split_is_taken_apart_by_itself():
-    data = Datasets(DataLoader(Numbers(), batch_size=4), val=[DataLoader(Numbers(6), batch_size=3)], test=Numbers(2))
-    data = replace(data, notes=("read",))
-    found = without_loaders(data, 1)
-    assert isinstance(found, LoadedDatasets)
-    assert (type(found.train), len(found.val), len(found.test), found.notes) == (Numbers, 6, 2, ("read",))
-    assert loader_of(found, "val").batch_size == 3
-    assert loader_of(found, "test") is None
-    assert loader_of(replace(found, train=Numbers()), "train").batch_size == 4  # a copy of the data keeps them
-    assert loader_of(Datasets(Numbers()), "train") is None
-
-
 def as_mapping(loaders):
     return dict(zip("ab", loaders, strict=True))
 
@@ -194,16 +179,6 @@ def test_several_loaders_of_a_split_are_refused(several):
     two = several([DataLoader(Numbers()), DataLoader(Numbers())])
     with pytest.raises(ConfigError, match=r"gives 2 loaders for val, and a split is one.*ConcatDataset"):
         without_loaders(Datasets(Numbers(), val=two), 1)
-
-
-def test_an_evaluation_sees_what_the_sampler_chooses_once():
-    found = parts(sampler=SubsetRandomSampler([4, 9, 2]), batch_size=2)
-    loader = EvalLoader(found.dataset, 2, seed=1, sampled=found.sampled)
-    passes = [[delivery.batch.tolist() for delivery in loader] for _ in range(2)]
-    assert passes[0] == passes[1]
-    assert sorted(flat(passes[0])) == [2, 4, 9]
-    dropped = EvalLoader(Numbers(), 8, seed=1, drop_last=True)
-    assert [delivery.total for delivery in dropped] == [8, 8]
 
 
 class Opened(Numbers):

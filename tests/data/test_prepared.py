@@ -5,7 +5,6 @@ import importlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -219,18 +218,3 @@ def test_a_full_disk_is_told_and_left_clean(full_disk: Path, source: Path):
     ):
         prepared(full_disk, "images", [source], {}, Builder(pixels=b"x" * 2**20))
     assert not [path for path in (full_disk / "images").iterdir() if path.is_dir()]
-
-
-@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
-def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str):
-    """To open a named pipe waits for its writer."""
-    path = tmp_path / "source"
-    if kind == "a named pipe":
-        os.mkfifo(path)
-    elif kind == "a socket":
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
-            one.bind(str(path))
-    else:
-        path = Path("/dev/null")
-    with pytest.raises(DataError, match=f"{path} is {kind}, not a file"):
-        prepared(tmp_path / "cache", "tables", [path], {}, lambda folder: None)

@@ -141,9 +141,7 @@ def _fastest(names: tuple[str, ...], first: FirstBatches, more: str) -> Decided[
         return Decided("inline", f"nothing else worked{more}", "measured")
     fastest_ms = min(each.period_ms for each in timed.values())
     chosen = next(name for name, each in timed.items() if (1 - TIE_FRAC) * each.period_ms <= fastest_ms)
-    times = ", ".join(
-        f"{show_ms(each.period_ms)} {_with(name, each.num_workers)}" for name, each in timed.items() if name != chosen
-    )
+    times = ", ".join(f"{show_ms(each.period_ms)} with {name}" for name, each in timed.items() if name != chosen)
     own = f"{show_ms(timed[chosen].period_ms)} a step"
     if not times:
         because = f"alone in a trial ({own})"
@@ -152,11 +150,3 @@ def _fastest(names: tuple[str, ...], first: FirstBatches, more: str) -> Decided[
     else:
         because = f"as fast in a trial, within noise ({own}, {times})"
     return Decided(chosen, f"{because}{more}", "measured")
-
-
-def _with(name: str, num_workers: int) -> str:
-    """Returns how a backend builds batches, in words."""
-    if not num_workers:
-        return "sample by sample" if name == "torch" else "without workers"
-    one, several = ("a thread", "threads") if name == "threads" else ("a worker", "workers")
-    return f"with {one if num_workers == 1 else f'{num_workers} {several}'}"

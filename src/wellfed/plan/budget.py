@@ -70,20 +70,34 @@ def within_budget(
     has_features = data.feature_rows > 0 and not data.features_trainable
     modes = _slower_modes(memory.features, fits_host=fits_host) if has_features else (memory.features,)
     limit, step = None if budget_gib is None else limit_bytes(budget_gib), step_shape(plan, model)
+
+    def settings(
+        modes: Sequence[str | None], checkpointed: Sequence[bool], at_most: int, *, may_split: bool
+    ) -> Iterator[Setting | NoEstimate]:
+        """Yields settings in the order of their cost, each with the largest micro-batch that fits."""
+        for features, is_checkpointed in product(modes, checkpointed):
+            footprint = estimate(features, is_checkpointed)
+            if isinstance(footprint, NoEstimate):
+                yield footprint
+                continue
+            micro = at_most
+            if may_split and limit is not None:
+                micro = min(largest_micro_batch(footprint, limit, step), at_most) or 1
+            peak = predicted_peak(footprint, micro, step)
+            yield Setting(features, is_checkpointed, micro, peak, limit is None or peak.reserved_bytes <= limit)
+
+    both = (False, True) if model.has_blocks else (False,)
     passed = list[Setting]()
-    allowed = product(
+    for found in settings(
         modes if asked.features is None else modes[:1],
-        (False, True)
-        if model.has_blocks and asked.checkpoint_activations is None
-        else (memory.checkpoint_activations,),
-    )
-    for features, checkpointed in allowed:
-        footprint = estimate(features, checkpointed)
-        if isinstance(footprint, NoEstimate):
-            warning = f"The peak memory is not predicted: {footprint.reason.rstrip('.')}."
+        both if asked.checkpoint_activations is None else (memory.checkpoint_activations,),
+        memory.micro_batch,
+        may_split=model.may_split and not is_typed,
+    ):
+        if isinstance(found, NoEstimate):
+            warning = f"The peak memory is not predicted: {found.reason.rstrip('.')}."
             return replace(plan, warnings=(*plan.warnings, warning))
-        may_split = model.may_split and not is_typed
-        taken = _setting(features, checkpointed, footprint, step, limit, memory.micro_batch, may_split=may_split)
+        taken = found
         if taken.fits:
             break
         passed.append(taken)
@@ -96,11 +110,13 @@ def within_budget(
         predicted_peak_gib=taken.peak_gib,
         peak_moment=taken.peak.moment,
     )
-    if taken.fits or budget_gib is None or limit is None:
+    if taken.fits or budget_gib is None:
         return plan
-    remedies: dict[str, Setting] = {}
-    for one in _fitting(estimate, step, limit, modes, memory.micro_batch, model):
-        remedies.setdefault(_overrides(config, memory, step, one), one)
+    remedies: dict[str, Setting] = {}  # also by changes of what was typed
+    at_most = step.samples if model.may_split else memory.micro_batch
+    for one in settings(modes, both, at_most, may_split=model.may_split):
+        if isinstance(one, Setting) and one.fits:
+            remedies.setdefault(_overrides(config, memory, step, one), one)
     ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(remedies.items())[:MOST_REMEDIES]]
     if card := larger_card(config, taken.peak.reserved_bytes, profile):
         ways_out.append(f"take a larger card ({card})")
@@ -156,43 +172,6 @@ def _slower_modes(mode: str | None, *, fits_host: bool) -> tuple[str | None, ...
     """Returns this feature mode and the slower ones that need less device memory; no table that the host can't hold."""
     slower = () if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) + 1 :]
     return (mode, *(each for each in slower if fits_host or each != "cache_host"))
-
-
-def _setting(
-    features: str | None,
-    checkpointed: bool,
-    footprint: Footprint,
-    step: StepShape,
-    limit: int | None,
-    at_most: int,
-    *,
-    may_split: bool,
-) -> Setting:
-    """Returns the setting with the largest micro-batch up to ``at_most`` that fits, else with a single sample. If it
-    may not be split, the micro-batch is ``at_most``."""
-    micro = at_most
-    if may_split and limit is not None:
-        micro = min(largest_micro_batch(footprint, limit, step), at_most) or 1
-    peak = predicted_peak(footprint, micro, step)
-    return Setting(features, checkpointed, micro, peak, limit is None or peak.reserved_bytes <= limit)
-
-
-def _fitting(
-    estimate: Estimate,
-    step: StepShape,
-    limit: int,
-    modes: tuple[str | None, ...],
-    micro_batch: int,
-    model: ModelFacts,
-) -> Iterator[Setting]:
-    """Yields settings that fit, cheapest first, if typed settings may be changed too."""
-    at_most = step.samples if model.may_split else micro_batch
-    for features, checkpointed in product(modes, (False, True) if model.has_blocks else (False,)):
-        footprint = estimate(features, checkpointed)
-        if isinstance(footprint, Footprint):
-            one = _setting(features, checkpointed, footprint, step, limit, at_most, may_split=model.may_split)
-            if one.fits:
-                yield one
 
 
 def _decided(

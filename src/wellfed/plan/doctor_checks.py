@@ -32,7 +32,7 @@ class Surroundings:
 
     has_wandb_login: bool
     has_compiler: bool
-    """Why the running engine may differ from the one that the project pins."""
+    """Whether a C++ compiler is there, for torch.compile."""
 
 
 @dataclass(frozen=True)

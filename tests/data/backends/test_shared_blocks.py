@@ -2,7 +2,6 @@
 
 import gc
 import os
-import random
 import resource
 from collections import defaultdict
 from pathlib import Path
@@ -78,43 +77,6 @@ def test_batches_that_are_kept_are_never_overwritten(is_persistent):
     assert len(blocks_of(loader)) == (MOST if is_persistent else 0)
     loader.close()
     assert all(map(is_right, kept))
-
-
-KEEPING = {
-    "the tensor": lambda values: values,
-    "a view": lambda values: values.T[5:],
-    "a column": lambda values: values[:, 3],
-    "its numpy array": lambda values: values.numpy()[1:],
-    "a memoryview": lambda values: memoryview(values.numpy()),
-    "DLPack": torch.from_dlpack,
-    "another type": lambda values: values.view(torch.uint8),
-    "its storage": lambda values: values.untyped_storage(),
-    "for autograd": lambda values: (values * torch.ones(1, requires_grad=True, dtype=torch.float64)).grad_fn,
-}
-
-
-def content(kept):
-    if isinstance(kept, torch.UntypedStorage):
-        kept = torch.empty(0, dtype=torch.uint8).set_(kept)
-    if not isinstance(kept, (torch.Tensor, np.ndarray, memoryview)):
-        kept = kept._saved_self
-    return np.asarray(kept).tobytes()
-
-
-@pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
-def test_whatever_refers_to_a_batch_keeps_it(keep):
-    loader, chosen = made(limit_batches=30), random.Random(1)
-    kept = []
-    for delivery in loader:
-        kept.append(keep(delivery.batch["values"]))
-        kept[-1] = kept[-1], content(kept[-1])
-        delivery.batch = None
-        if len(kept) == 6:
-            last, before = kept.pop(chosen.randrange(len(kept)))
-            assert content(last) == before
-            del last
-    assert all(content(last) == before for last, before in kept)
-    loader.close()
 
 
 class Mixed(Wide):

@@ -45,11 +45,6 @@ class Footprint:
     points: tuple[Point, ...]
     """Peaks by rising micro-batch."""
 
-    def __post_init__(self) -> None:
-        sizes = [point.micro_batch for point in self.points]
-        if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
-            raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
-
 
 @dataclass(frozen=True)
 class NoEstimate:
@@ -118,12 +113,7 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
 
     Values between measured micro-batches are interpolated. They are never too low, since a peak is the maximum of
     several lines. The first value also holds below the first point. Beyond the last point the line is extended.
-
-    Raises:
-        ValueError: micro_batch is below 1.
     """
-    if micro_batch < 1:
-        raise ValueError(f"micro_batch {micro_batch} is below 1")
 
     def share(num_bytes: int) -> int:
         return -(-num_bytes // step.world_size) if step.is_sharded else num_bytes
