@@ -85,7 +85,8 @@ class SampledEpochs:
 
     def _draw(self, epoch: int) -> list[Tensor]:
         sampler: Any = self._sampler
-        for one in (sampler, getattr(sampler, "sampler", None)):
+        each: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
+        for one in each:
             if callable(getattr(one, "set_epoch", None)):
                 one.set_epoch(epoch)
         seed, own = seed_from(self._seed, epoch), getattr(sampler, "generator", None)
