@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,20 +9,10 @@ GPU = GpuFacts(0, "GPU-1", "NVIDIA H200", 139.8, "9.0", free_gib=100.3, nvml_ind
 MACHINE = MachineFacts("a CPU", 2.5, 16.0, 12.0, 8.0, 7.0, (GPU,), warnings=("w",), versions={"python": "3.11"})
 
 
-def test_facts_survive_json():
-    recorded = json.loads(json.dumps(MACHINE.to_dict()))
-    assert MachineFacts.from_dict(recorded) == MACHINE
-
-
 def test_the_record_finds_what_it_stores():
-    recorded = MACHINE.to_dict()
+    recorded = json.loads(json.dumps(MACHINE.to_dict()))
     assert {"cpu", "cpu_quota_cores", "ram_gib", "gpus", "versions"} <= recorded.keys()
     assert {"index", "uuid", "name", "memory_gib", "capability"} <= recorded["gpus"][0].keys()
-
-
-def test_an_unknown_field_is_refused():
-    with pytest.raises(TypeError, match="colour"):
-        MachineFacts.from_dict({**MACHINE.to_dict(), "colour": "red"})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +29,6 @@ def test_a_card_is_named_with_its_size():
 
 def test_training_needs_a_card_that_torch_can_use():
     assert MACHINE.training_gpus == (GPU,)
-    unusable = MachineFacts.from_dict({**MACHINE.to_dict(), "torch_problem": "built without CUDA"})
+    unusable = replace(MACHINE, torch_problem="built without CUDA")
     assert unusable.gpus == (GPU,)
     assert unusable.training_gpus == ()

@@ -24,7 +24,7 @@ _MOST = 1e18
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
 _COVERED_FRAC = 0.95
-"""Minimum share of the run after which the energy counter was still read, for energy per sample to be reported."""
+"""Minimum share of training over which the energy counter was read, for energy per sample to be reported."""
 _SPELT = {f",{phase},".encode(): f",{index},".encode() for index, phase in enumerate(PHASES)}
 """Phase within a row -> its number."""
 
@@ -69,7 +69,7 @@ def figures(watched: Mapping[int, Mapping[str, Series]]) -> dict[int, dict[str, 
     """
     found: dict[int, dict[str, Any]] = {}
     for gpu, curve in watched.items():
-        in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
+        in_training = _in_training(curve)
         for name in METRICS:
             column = curve.get(name, np.empty(0))
             is_read = np.isfinite(column)
@@ -90,16 +90,23 @@ def gpu_figures(folder: Path, samples: int) -> dict[str, dict[str, Any]]:
     """
     watched = curves(folder, ("time_s", *METRICS))
     found = {gpu: of_gpu for gpu, of_gpu in sorted(figures(watched).items()) if gpu != HOST}
-    ended_s = max((np.nanmax(curve["time_s"]) for curve in watched.values()), default=0.0)
+    ended_s = max((_ended_s(curve, _in_training(curve)) for curve in watched.values()), default=0.0)
     for gpu, of_gpu in found.items():
-        is_whole = ENERGY in of_gpu and _last_read_s(watched[gpu], ENERGY) >= _COVERED_FRAC * ended_s
+        is_whole = (
+            ENERGY in of_gpu and _ended_s(watched[gpu], np.isfinite(watched[gpu][ENERGY])) >= _COVERED_FRAC * ended_s
+        )
         if samples > 0 and is_whole and of_gpu[ENERGY] > 0:
             of_gpu["energy_per_sample_j"] = of_gpu[ENERGY] / samples
     return {str(gpu): of_gpu for gpu, of_gpu in found.items()}
 
 
-def _last_read_s(curve: Mapping[str, Series], name: str) -> float:
-    return float(curve["time_s"][np.isfinite(curve[name])].max())
+def _in_training(curve: Mapping[str, Series]) -> npt.NDArray[np.bool_]:
+    return np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
+
+
+def _ended_s(curve: Mapping[str, Series], rows: npt.NDArray[np.bool_]) -> float:
+    """Returns the time of the last of these rows; 0 without any."""
+    return float(np.nanmax(curve["time_s"][rows], initial=0.0))
 
 
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:

@@ -141,17 +141,3 @@ class MachineFacts:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
-        """Returns the facts that `to_dict` wrote.
-
-        Raises:
-            TypeError: a field is missing, or unknown to this version.
-        """
-        lists = {name: tuple(recorded.get(name, ())) for name in ("warnings", "cards_left_out")}
-        gpus = (
-            GpuFacts(**{**gpu, "holders": tuple(Holder(**holder) for holder in gpu.get("holders", ()))})
-            for gpu in recorded.get("gpus", ())
-        )
-        return cls(**{**recorded, **lists, "gpus": tuple(gpus)})

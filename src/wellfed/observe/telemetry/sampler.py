@@ -21,10 +21,8 @@ from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample, S
 from wellfed.record.entries import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
-PATIENCE_S = 1.0
-"""Seconds that an event or the end of a run waits for a thread that delivers samples."""
 STOP_S = 1.0
-"""Seconds that the end of a run waits for readings in progress."""
+"""Seconds that the end of a run waits for readings in progress, and then for their delivery."""
 
 
 class Sampler:
@@ -56,7 +54,7 @@ class Sampler:
         self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
         self.watches: list[_Watch] = []
         self._refused: Sequence[str] = ()
-        self._lock, self._is_closed = threading.RLock(), False
+        self._lock, self._is_closed = threading.Lock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
@@ -81,7 +79,7 @@ class Sampler:
         self._began_at_s = self.now_s()
         self.progress.on_edge = self._on_edge
         for watch in self.watches:
-            watch.start()
+            watch.thread.start()
         return self
 
     def __exit__(
@@ -95,36 +93,32 @@ class Sampler:
         try:
             give_up_at_s = time.monotonic() + STOP_S
             for watch in self.watches:
-                if not watch.join(max(0.0, give_up_at_s - time.monotonic())):
-                    message = f"a reading of the {watch.name} had not come back when the run ended."
+                watch.thread.join(max(0.0, give_up_at_s - time.monotonic()))
+                if watch.thread.is_alive():
+                    message = f"a reading of the {watch.source.name} had not come back when the run ended."
                     self.event("telemetry_trouble", trouble="stuck", message=message)
         finally:  # a second signal may arrive during the wait
-            self.close()
+            self._is_closed = True
+            if self._lock.acquire(timeout=STOP_S):  # a delivery may be in progress
+                self._lock.release()
             self._ended_at_s = self.now_s()
 
-    def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
-        """Delivers the samples of one round. The lock keeps times from decreasing between rows."""
-        with self._lock:
-            samples = [] if self._is_closed else stamped()
-            if samples:
-                self._take(samples)
-        if samples and not self._is_closed:
+    def deliver(self, readings: Sequence[Reading], before: tuple[Phase, int] | None) -> None:
+        """Delivers the readings of one round; ``before`` are phase and step if they count to a phase that is over."""
+        with self._lock:  # keeps times from decreasing between rows
+            if self._is_closed or not readings:
+                return
+            phase, step = before or (self.progress.phase, self.progress.step)
+            time_s = self.time_s()
+            samples = [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
+            self._take(samples)
+        if not self._is_closed:
             self._publish(samples)
 
     def event(self, kind: EventKind, **facts: Any) -> None:
         """Delivers an event of the run."""
-        if self._lock.acquire(timeout=PATIENCE_S):
-            try:
-                if not self._is_closed:
-                    self._on_event(kind, **facts)
-            finally:
-                self._lock.release()
-
-    def close(self) -> None:
-        """Stops all delivery; waits a moment for a delivery in progress."""
-        self._is_closed = True
-        if self._lock.acquire(timeout=PATIENCE_S):
-            self._lock.release()
+        if not self._is_closed:
+            self._on_event(kind, **facts)
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of the threads over the time they have run."""
@@ -144,15 +138,15 @@ class _Watch:
     """One source and its thread, which reads it every interval without drift. Missed rounds are skipped."""
 
     def __init__(self, source: Source, sampler: Sampler) -> None:
-        self.name, self._source, self._sampler = source.name, source, sampler
+        self.source, self._sampler = source, sampler
         self._edges: deque[tuple[Phase, int]] = deque()
+        """Phases that are over, with their last step, whose round was not taken yet."""
         self._slow_at_s = sampler.now_s()
         self._wake, self._is_stopping = threading.Event(), False
         self.cpu_s = 0.0
         """CPU seconds of the thread so far."""
         # A daemon thread, so that the process ends even if a driver call never returns.
-        self._thread = threading.Thread(target=self._run, name=f"wellfed-{source.name}", daemon=True)
-        self.start = self._thread.start
+        self.thread = threading.Thread(target=self._run, name=f"wellfed-{source.name}", daemon=True)
 
     def at_edge(self, left: Phase) -> None:
         """Takes a round for the phase that is over."""
@@ -164,49 +158,32 @@ class _Watch:
         self._is_stopping = True
         self._wake.set()
 
-    def join(self, timeout_s: float) -> bool:
-        """Returns whether the thread ended within this time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
         now_s, interval_s = self._sampler.now_s, self._sampler.interval_s
         beat_at_s = now_s()
-        while not self._is_stopping:
-            self._round()
+        while not self._is_stopping or self._edges:  # training has just ended: its last interval counts
+            with self._guarded():
+                self._round()
             self.cpu_s = time.thread_time()
             beat_at_s = next_beat(beat_at_s, now_s(), interval_s)
-            self._wake.wait(min(max(0.0, beat_at_s - now_s()), threading.TIMEOUT_MAX))
-            self._wake.clear()
-        while self._edges:  # training has just ended: its last interval counts
-            self._round()
+            if not self._is_stopping:
+                self._wake.wait(min(max(0.0, beat_at_s - now_s()), threading.TIMEOUT_MAX))
+                self._wake.clear()
         with self._guarded():
-            self._source.close()
+            self.source.close()
         self.cpu_s = time.thread_time()
 
     def _round(self) -> None:
-        with self._guarded():
-            edge = self._edges.popleft() if self._edges else None
-            now_s = self._sampler.now_s()
-            is_slow = edge is None and now_s >= self._slow_at_s
-            if is_slow:
-                self._slow_at_s = now_s + max(SLOW_S, self._sampler.interval_s)
-            readings = [each for each in self._source.read(slow=is_slow, edge=edge is not None) if each.values]
-            # If training began or ended during this round, it counts to the time before.
-            before = edge or (self._edges[0] if self._edges else None)
-            self._hand_over(readings, before)
-            if self._edges:
-                self._wake.set()
-
-    def _hand_over(self, readings: Sequence[Reading], before: tuple[Phase, int] | None) -> None:
-        def stamped() -> list[Sample]:
-            progress = self._sampler.progress
-            phase, step = before or (progress.phase, progress.step)
-            time_s = self._sampler.time_s()
-            return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
-
-        if readings:
-            self._sampler.take(stamped)
+        edge = self._edges.popleft() if self._edges else None
+        now_s = self._sampler.now_s()
+        is_slow = edge is None and now_s >= self._slow_at_s
+        if is_slow:
+            self._slow_at_s = now_s + max(SLOW_S, self._sampler.interval_s)
+        readings = [each for each in self.source.read(slow=is_slow, edge=edge is not None) if each.values]
+        # If training began or ended during this round, it counts to the time before.
+        self._sampler.deliver(readings, edge or (self._edges[0] if self._edges else None))
+        if self._edges:
+            self._wake.set()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -214,8 +191,9 @@ class _Watch:
         try:
             yield
         except Exception as error:  # noqa: BLE001
-            _LOG.exception("the %s thread has failed", self.name)
-            message = f"the {self.name} is no longer watched: {type(error).__name__}: {error}"
+            name = self.source.name
+            _LOG.exception("the %s thread has failed", name)
+            message = f"the {name} is no longer watched: {type(error).__name__}: {error}"
             self._sampler.event("telemetry_trouble", trouble="failed", message=message)
             self._edges.clear()
             self.stop()
