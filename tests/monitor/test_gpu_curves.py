@@ -170,16 +170,6 @@ def test_a_logger_that_fails_is_left_alone_and_others_go_on(
     assert curves.summary["steps"] == 27
 
 
-@pytest.mark.slow
-def test_a_slow_logger_gets_means_and_costs_little(trainer: Callable[..., pl.Trainer]) -> None:
-    slow = Broken(call_s=0.05)
-    began_s = time.monotonic()
-    trainer(GPUCurves(interval_s=0.1, quiet=True), logger=slow).fit(Model(0.03), train(80))
-    assert time.monotonic() - began_s > 2
-    assert len(slow.calls) <= 4  # a row and the parts, at the first chance and at the end
-    assert all("host/rss_gib" in call or "step/compute_ms" in call for call in slow.calls)
-
-
 @pytest.mark.parametrize(
     "hook", ["Watch.start", "Steps.done", "Steps.got", "Watch.enter", "Watch.summary", "Watch.stop"]
 )
@@ -193,15 +183,6 @@ def test_an_error_of_ours_harms_nothing(
     assert made.global_step == 10
     (told,) = [message for message in caplog.messages if "watches no more" in message]
     assert "ZeroDivisionError" in told
-
-
-def test_other_processes_of_the_machine_only_train(
-    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pl.Trainer, "local_rank", 1)
-    curves = GPUCurves()
-    trainer(curves).fit(Model(), train(10))
-    assert (capsys.readouterr().out, curves.summary) == ("", {})
 
 
 @pytest.mark.usefixtures("card")

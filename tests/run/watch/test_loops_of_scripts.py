@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.few import slow
-from tests.run.watch.watching import findings_of, folder_of, rows_of, watched
+from tests.run.watch.watching import findings_of, rows_of, watched
 
 HEAD = """
 import itertools, time, torch
@@ -99,40 +99,6 @@ def test_steps_and_samples(name: str, tmp_path: Path) -> None:
         assert all(float(row["forward_ms"]) >= 10 for row in rows[5:-1])
 
 
-@pytest.mark.slow
-def test_a_model_that_is_trained_more_often(tmp_path: Path) -> None:
-    """The other one's time is part of a step."""
-    watched(
-        HEAD
-        + """
-critic = torch.nn.Linear(4, 1)
-of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
-for i, (x,) in enumerate(loader(240)):
-    critic(x).mean().backward()
-    of_critic.step()
-    if i % 5 == 4:
-        time.sleep(0.04)
-        model(x).mean().backward()
-        optimizer.step()
-""",
-        tmp_path,
-    )
-    rows = rows_of(tmp_path)
-    assert [int(row["step"]) for row in rows] == list(range(1, 31))
-    assert {(row["samples"], row["num_micro"]) for row in rows} == {("8", "1")}
-    with_both = [row for row in rows if int(row["step"]) % 5 == 1 and int(row["step"]) > 10]
-    assert all(float(row["compute_ms"]) >= 10 for row in with_both)
-
-
-@pytest.mark.slow
-def test_a_training_without_a_loader_after_validations_with_one(tmp_path: Path) -> None:
-    """The validation's loader is not taken for its own."""
-    steps = "val = loader()\nfor _ in range(10):\n    train([(torch.randn(8, 4),)] * 2)\n    evaluate(val)\n"
-    record = watched(HEAD + steps, tmp_path)
-    assert [row["samples"] for row in rows_of(tmp_path)] == ["1"] * 20
-    assert record.phases["validate"]["times"] >= 9
-
-
 def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> None:
     loop = (
         "for number, batch in enumerate(loader(320)):\n    train([batch])\n    if number % 5 == 4: evaluate(loader())"
@@ -191,14 +157,6 @@ def averaged(batches):
     record = watched(HEAD + more + loop, tmp_path)
     assert record.steps == 40
     assert ("slow_callbacks" in findings_of(record)) == ("averaged([" in loop)
-
-
-@pytest.mark.slow
-def test_what_a_script_does_after_its_training_is_none_of_it(tmp_path: Path) -> None:
-    record = watched(f"{HEAD}\ntrain(loader(240))\nevaluate(loader())\ntime.sleep(3)", tmp_path)
-    assert sum(spent["total_s"] for phase, spent in record.phases.items() if phase != "start") < record.duration_s - 3
-    last = (folder_of(tmp_path) / "telemetry.csv").read_text().splitlines()[-1]
-    assert float(last.split(",")[0]) < record.duration_s - 2
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,38 +142,3 @@ def test_an_error_within_the_block(tmp_path: Path) -> None:
     assert record.status == "failed"
     assert record.error is not None
     assert record.error["message"] == "ValueError: bad batch"
-
-
-def train_loop(config: dict[str, Any]) -> None:
-    from ray.train.torch import prepare_model
-
-    model = prepare_model(Classifier())
-    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
-    with Watch("of Ray", config["logs"]):
-        for batch in DataLoader(Slow(), batch_size=4):
-            model(**batch)["loss"].backward()
-            optimizer.step()
-
-
-@pytest.mark.guests
-@pytest.mark.filterwarnings("ignore")
-def test_a_training_of_ray(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
-    pytest.importorskip("ray.train", exc_type=ImportError)
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    env = {"env_vars": {"PYTHONPATH": ":".join(sys.path)}}
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env=env)
-    try:
-        TorchTrainer(
-            train_loop,
-            train_loop_config={"lr": 0.1, "logs": str(tmp_path / "logs")},
-            scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(storage_path=str(tmp_path / "ray")),
-        ).fit()
-    finally:
-        ray.shutdown()
-    record, _ = run_of(tmp_path / "logs")
-    assert (record.workload, record.steps, record.samples) == ("of Ray", 40, 320)
-    assert "loading_in_main_process" in findings_of(record)

@@ -24,7 +24,6 @@ from tests.run.watch.watching import (
     folder_of,
     record_of,
     rows_of,
-    watched,
 )
 
 
@@ -40,10 +39,9 @@ def same(one: Any, other: Any) -> bool:
     ("script", "arguments"),
     [
         ("classify.py", ["--workers", "2", "--images", "160", "--output"]),
-        slow("classify.py", ["--workers", "1", "--images", "64", "--context", "spawn", "--output"]),
         slow("two_players.py", []),
     ],
-    ids=["workers", "spawned workers", "two models"],
+    ids=["workers", "two models"],
 )
 def test_nothing_changes_in_what_a_script_computes(script: str, arguments: list[str], tmp_path: Path) -> None:
     """Weights, printed losses, random draws of process and workers, bit for bit."""
@@ -123,15 +121,6 @@ def test_its_files_are_those_of_any_run(starved: tuple[Path, subprocess.Complete
 
 
 @pytest.mark.slow
-def test_other_commands_read_its_folder(starved: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, _ = starved
-    again = ended("-m", "wellfed", "report", folder_of(folder), "--out", folder / "again", cwd=folder)
-    assert again.returncode == 0, again.stderr
-    assert "DataLoader(num_workers=" in (folder / "again" / "report.md").read_text()
-    assert "classify.py" in ended("-m", "wellfed", "runs", cwd=folder).stdout
-
-
-@pytest.mark.slow
 def test_a_library_that_searches_torch_before_its_import(tmp_path: Path) -> None:
     """As transformers and datasets do."""
     (tmp_path / "train.py").write_text(
@@ -149,30 +138,6 @@ for _ in range(5):
     done = ended(*WATCH, "train.py", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, "torch torch\n")
     assert record_of(tmp_path).steps == 5
-
-
-@pytest.mark.slow
-def test_a_training_in_a_forked_process_is_not_seen(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import multiprocessing, torch
-def train():
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(30):
-        model(torch.randn(2, 4)).mean().backward()
-        optimizer.step()
-process = multiprocessing.get_context("fork").Process(target=train)
-process.start()
-process.join()
-print(process.exitcode)
-"""
-    )
-    done = ended(*WATCH, "train.py", cwd=tmp_path)
-    assert done.stdout == "0\n"
-    assert "no training was seen" in done.stderr
-    assert "processes that it forks are not watched" in done.stderr
-    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize(
@@ -267,28 +232,3 @@ print(model.weight.tolist())
     assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
     assert record_of(tmp_path).steps == 11
     assert "Batches of a DataLoader could not be seen" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setting", "tf32"),
-    [
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
-        ("torch.set_float32_matmul_precision('high')", True),
-        ("", False),
-    ],
-)
-def test_tf32_is_seen_however_it_is_set(setting: str, tf32: bool, tmp_path: Path) -> None:
-    record = watched(
-        f"""
-import torch
-{setting}
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(5):
-    model(torch.randn(2, 4)).mean().backward()
-    optimizer.step()
-""",
-        tmp_path,
-    )
-    assert record.config["gpu"] == {"precision": "32-true", "tf32": tf32, "compile": "none"}

@@ -39,8 +39,6 @@ def train_one_epoch(model, criterion, optimizer, loader, device, epoch, args):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if args.item:
-            loss.item()
         if i % 10 == 0:
             print(f"epoch {epoch} [{i}] loss {loss.item():.5f}")
 
@@ -62,15 +60,13 @@ def main():
     parser.add_argument("--images", type=int, default=480)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--read-ms", type=float, default=0.0)
-    parser.add_argument("--context", default=None)
-    parser.add_argument("--item", action="store_true")
     parser.add_argument("--output")
     args = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    options = {"num_workers": args.workers, "collate_fn": collate, "multiprocessing_context": args.context}
+    options = {"num_workers": args.workers, "collate_fn": collate}
     train = DataLoader(Pictures(args.images, args.read_ms), batch_size=args.batch_size, shuffle=True, **options)
     val = DataLoader(Pictures(64, 0.0), batch_size=32)
     model = nn.Sequential(

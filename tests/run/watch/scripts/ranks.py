@@ -28,21 +28,13 @@ class Rows(Dataset):
         return torch.full((16,), index % 7 / 7), index % 2
 
 
-@torch.no_grad()
-def validate(model, takes_ms):
-    for x, _ in DataLoader(Rows(5 * BATCH, 0.0), batch_size=BATCH):
-        model(x)
-        time.sleep(takes_ms / 5e3)
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow-rank", type=int, default=-1)
     parser.add_argument("--read-ms", type=float, default=5.0)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rank-1", choices=["raises", "exits", "leaves early", "ends late"])
+    parser.add_argument("--rank-1", choices=["raises", "leaves early"])
     parser.add_argument("--compute-ms", type=float, default=10.0)
-    parser.add_argument("--validate-ms", type=float, default=0.0, help="on rank 0 alone, after each tenth step")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
@@ -57,8 +49,6 @@ def main():
         for number, (x, y) in enumerate(loader):
             if number == args.steps // 2 and how == "raises":
                 raise ValueError("of rank 1")
-            if number == args.steps // 2 and how == "exits":
-                os._exit(7)
             if number == args.steps // 2 and how == "leaves early":
                 break
             loss = nn.functional.cross_entropy(model(x), y)
@@ -66,16 +56,10 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if args.validate_ms and number % 10 == 9:
-                if rank == 0:
-                    validate(model.module, args.validate_ms)
-                dist.barrier()
     if rank == 0:
         print(f"{sum(one.abs().sum().item() for one in model.parameters()):.6f}")
     dist.barrier()  # else the first to end may close a connection that the other still reads from
     dist.destroy_process_group()
-    if how == "ends late":
-        time.sleep(15)
 
 
 if __name__ == "__main__":
