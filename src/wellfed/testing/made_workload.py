@@ -201,9 +201,3 @@ class MadeWorkload:
             first, how = built.lost[0], "__getitem__" if by_item else "fetch"
             self.fail(f"{self.data_name}.{how} raises for sample {first.index}: {first.reason}")
         return built.batch
-
-
-def cut_sizes(num_samples: int) -> list[int]:
-    """Returns two unequal sizes that cut a batch."""
-    first = max(1, 3 * num_samples // 8)
-    return [first, num_samples - first]
