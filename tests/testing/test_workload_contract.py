@@ -334,6 +334,7 @@ def test_all_of_it_from_another_folder_leaves_nothing_in_the_project(tmp_path: P
     assert files(project) == before
 
 
+@pytest.mark.slow
 def test_without_the_plugin_the_line_to_write_is_told(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     (project / "tests" / "conftest.py").unlink()
@@ -358,6 +359,7 @@ def test_the_page_names_every_test():
     assert sorted(re.findall(r"`(test_\w+)`", rows)) == sorted(OF_WORKLOADS | {EXPERIMENTS})
 
 
+@pytest.mark.slow
 def test_a_project_without_workloads_is_told(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     (project / "configs" / "workload" / "blank.yaml").unlink()

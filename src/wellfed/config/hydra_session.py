@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from hydra import version
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
@@ -44,34 +44,17 @@ SCHEMAS: Mapping[str, tuple[type, type | None]] = {
 """Name of a schema -> its class, and the schema that it extends. Primary configs list it first in their defaults."""
 
 
-def register_schemas() -> None:
-    """Registers `SCHEMAS` with Hydra; may be called again.
-
-    A primary config lists its schema first in its defaults. Files and overrides after it are then typed.
-    """
-    repo = ConfigStore.instance().repo
-    for name in SCHEMAS:
-        repo.setdefault(f"{name}.yaml", _StoredSchema(name, None, None, None, "wellfed"))  # type: ignore[arg-type]
-
-
-class _StoredSchema(ConfigNode):
-    """A schema in Hydra's store, made when it is first loaded: making one takes 20 ms, and most commands use one."""
-
-    def __copy__(self) -> ConfigNode:
-        """Returns what `ConfigStore.load`, which copies what it returns, has to return."""
-        return ConfigNode(self.name, _schema(*SCHEMAS[self.name]), self.group, self.package, self.provider)
-
-
 @cache
-def _schema(schema_type: type, base: type | None) -> DictConfig:
-    """Returns a schema without values for keys of ``base``, so that merging it keeps the base's values."""
-    schema: DictConfig = OmegaConf.structured(schema_type)
-    for name in OPEN_NODES:
-        if (node := OmegaConf.select(schema, name)) is not None:
-            OmegaConf.set_struct(node, False)  # `examine` reports unknown keys there
-    for entry in () if base is None else fields(base):
-        schema[entry.name] = MISSING
-    return schema
+def register_schemas() -> None:
+    """Registers `SCHEMAS` with Hydra. Files and overrides after a schema in a defaults list are typed."""
+    for name, (schema_type, base) in SCHEMAS.items():
+        schema: DictConfig = OmegaConf.structured(schema_type)
+        for node in OPEN_NODES:
+            if (opened := OmegaConf.select(schema, node)) is not None:
+                OmegaConf.set_struct(opened, False)  # `examine` reports unknown keys there
+        for entry in () if base is None else fields(base):
+            schema[entry.name] = MISSING  # merging the schema keeps the base's values
+        ConfigStore.instance().store(name, schema, provider="wellfed")
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:

@@ -106,11 +106,6 @@ class Knob:
         return self.field.metadata.get("range")
 
     @property
-    def takes(self) -> str:
-        """Type in words: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
-        return f"{self._in_words()} or null" if self.is_optional else self._in_words()
-
-    @property
     def must_be(self) -> str:
         """Type and range in words: ``a whole number >= 1 or null``."""
         words = f"{self._in_words()} {self.range}" if self.range else self._in_words()

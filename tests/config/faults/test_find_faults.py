@@ -22,7 +22,6 @@ ONE_EACH = [
     ("gpu=", "no option is named.", GPUS),
     ("gpu=[8gb,43gb]", "there is no option 43gb.", GPUS),
     ("gpu=null", "every run needs an option of gpu.", GPUS),
-    ("+gpu=8gb", "gpu is in the defaults list already.", "Write gpu=8gb."),
     ("gpu=8gb,16gb", "names several values, and this is one run.", "Add -m to run them all, or write gpu=[8gb,16gb]"),
     ("hydra/launcher=nope", "there is no option nope.", "hydra/launcher has basic"),
     ("lodaer=aggressive", "no such knob.", "Did you mean loader=aggressive?"),
@@ -60,7 +59,7 @@ ONE_EACH = [
 
 JUDGED_ALONE = {"workload.model.dropout_rate=3"}
 """Faults that need a configuration that composes."""
-BY_THEMSELVES = {"gpu=24", "~gpu", "+gpu=8gb", "seed=null", "lodaer.num_workers=2", "a b c=3", *JUDGED_ALONE}
+BY_THEMSELVES = {"gpu=24", "~gpu", "seed=null", "lodaer.num_workers=2", "a b c=3", *JUDGED_ALONE}
 """Faults that are also given without others in make test."""
 
 

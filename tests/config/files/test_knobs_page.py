@@ -9,7 +9,7 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.files.knobs_page import PROJECT_GROUPS, page
-from wellfed.config.knobs import all_knobs, entries
+from wellfed.config.knobs import all_knobs
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 ROOT = Path(__file__).parents[3]
@@ -43,11 +43,9 @@ def test_every_knob_has_a_row_with_its_text():
     found = rows(page())
     assert {*all_knobs(RunConfig), *all_knobs(EvaluateConfig)} <= set(found)
     for name in all_knobs(RunConfig):
-        takes, default, allowed, meaning = (cell.strip() for cell in found[name])
+        takes, default, meaning = (cell.strip() for cell in found[name])
         assert takes
         assert default
-        knob = entries(RunConfig)[name]
-        assert allowed == (f"`{knob.range}`" if knob.range else "")
         assert len(meaning) > 5, name
 
 

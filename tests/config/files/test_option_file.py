@@ -49,7 +49,7 @@ def test_lines_read_back_as_the_values_and_say_why():
 def test_a_folder_that_is_a_file_is_told(tmp_path):
     (tmp_path / "memory").write_text("")
     with pytest.raises(ConfigError, match=r"asked: .*memory.* can't be written"):
-        write_files({tmp_path / "memory" / "a.yaml": "x"}, "asked", "do")
+        write_files({tmp_path / "memory" / "a.yaml": "x"}, "asked")
 
 
 @pytest.mark.parametrize("word", ["on", "Off", "NO", "yes", "true", "null", "nan", "inf", "y", "n"])
@@ -76,10 +76,10 @@ def test_in_ascii(text: str, expected: str):
 
 def test_what_another_process_has_written_is_not_replaced_unless_it_may_be(tmp_path):
     path = tmp_path / "loader" / "a.yaml"
-    write_files({path: "first"}, "--name a", "", may_replace=lambda path: False)
+    write_files({path: "first"}, "--name a")
     with pytest.raises(ConfigError, match=r"--name a: .*loader/a\.yaml: there already\. Take another name\."):
-        write_files({path: "second", tmp_path / "b": ""}, "--name a", "", may_replace=lambda path: False)
+        write_files({path: "second", tmp_path / "b": ""}, "--name a")
     assert path.read_text() == "first"
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"a.yaml"}
-    write_files({path: "second"}, "--name a", "", may_replace=lambda path: True)
+    write_files({path: "second"}, "--name a", replaces=True)
     assert path.read_text() == "second"

@@ -69,7 +69,7 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
     for path, file in files.items():
         text = (_BLANK / file).read_text(encoding="utf-8")
         texts[path] = text.replace("wellfed.cli.blank", f"{package}.{name}").replace("blank", name)
-    write_files(texts, asked, "Free space, or make its folder writable.", may_replace=lambda path: False)
+    write_files(texts, asked)
     return list(texts)
 
 

@@ -198,9 +198,9 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
         quoted = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
         typed = quoted.group(1) if quoted else ""
         near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
-        return f"must be {knob.takes}.", f"Did you mean {dotted}={near}?" if near else ""
-    if error is not None and "{..}" in knob.takes:  # names the wrong part of an entry
-        return f"must be {knob.takes}: {reason}.", f"{dotted}: {knob.text}"
+        return f"must be {knob.must_be}.", f"Did you mean {dotted}={near}?" if near else ""
+    if error is not None and "{..}" in knob.must_be:  # names the wrong part of an entry
+        return f"must be {knob.must_be}: {reason}.", f"{dotted}: {knob.text}"
     return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ConfigDefault, GroupDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -23,10 +21,13 @@ from wellfed.config.faults.file_faults import NamingRepository, merge_files
 from wellfed.config.faults.gone import GONE
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
-from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS, job_of
+from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import ConfigError, Fault
+
+_GROUPS = tuple(name for name, entry in entries(RunConfig).items() if entry.is_group)
+"""Groups of which every run needs an option."""
 
 
 def find_faults(
@@ -62,21 +63,14 @@ class _Search:
         self.repo = repo
         self.config_name = config_name
         self.typed = typed
-        primary = repo.load_config(config_name)
-        defaults = _with_included(repo, primary.defaults_list or []) if primary else []
-        self.declared = {one.group for one in defaults if isinstance(one, GroupDefault) and one.group}
-        listed = [str(one.path) for one in defaults if isinstance(one, ConfigDefault)]
-        self.schema = next((schema for name, (schema, _) in SCHEMAS.items() if name in listed), RunConfig)
-        self.knobs = entries(self.schema)
         self.faults = {index: one.fault for index, one in enumerate(typed) if one.fault}
         """Index of an override -> its fault."""
 
     def run(self) -> list[Fault]:
-        required = {name for name, entry in self.knobs.items() if entry.is_group} & self.declared
         for index, parsed in self._usable(choices=True):
-            if fault := choice_fault(parsed, self.repo, required, self.declared):
+            if fault := choice_fault(parsed, self.repo, _GROUPS):
                 self.faults[index] = fault
-        cfg, from_files = self._base()
+        cfg, from_files = self._merged_files()
         added = self._set_values(cfg) if is_dataclass(OmegaConf.get_type(cfg)) else []
         if self.faults or from_files:
             return [*(fault for _, fault in sorted(self.faults.items())), *from_files]
@@ -96,37 +90,32 @@ class _Search:
             if one.parsed is not None and index not in self.faults and is_choice(one.parsed, self.repo) == choices
         ]
 
-    def _base(self) -> tuple[DictConfig, list[Fault]]:
-        """Returns the configuration of all files, and the faults of their entries; with faulty choices the schema."""
-        refused: list[Fault] = []
-        cfg: DictConfig = OmegaConf.structured(self.schema)
-        if not self.faults:
-            choices = [parsed for _, parsed in self._usable(choices=True)]
-            try:
-                listed = chosen_files(self.repo, self.config_name, choices)
-                cfg, refused = merge_files(self.loader, listed, self.repo)
-            except COMPOSE_ERRORS as error:
-                named = (one.input_line for one in choices if f"'{one.key_or_group}" in str(error))
-                refused = [Fault(next(named, None) or "defaults list", *_defaults_fault(error))]
+    def _merged_files(self) -> tuple[DictConfig, list[Fault]]:
+        """Returns the configuration of all files that choices without a fault name, and the faults of its entries."""
+        choices = [parsed for _, parsed in self._usable(choices=True)]
+        try:
+            listed = chosen_files(self.repo, self.config_name, choices)
+        except COMPOSE_ERRORS as error:
+            named = (one.input_line for one in choices if f"'{one.key_or_group}" in str(error))
+            return OmegaConf.create(), [Fault(next(named, None) or "defaults list", *_defaults_fault(error))]
+        cfg, refused = merge_files(self.loader, listed, self.repo)
         OmegaConf.set_struct(cfg, True)
         return cfg, refused
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[str, str]]:
         """Sets each value alone; returns (override, name) of new arguments of free nodes that lack a ``+``."""
-        added = []
+        added, schema_type = [], OmegaConf.get_type(cfg) or RunConfig
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
-            if "hydra" not in cfg and (is_free(dotted) or dotted.startswith("hydra")):
-                continue  # there is only the schema, which has none of these
             try:
-                if parsed.is_delete() and dotted in self.knobs:
+                if parsed.is_delete() and dotted in entries(schema_type):
                     raise ValueError("Hydra takes away some knobs and not others")
                 set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
                 if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((self.typed[index].text, dotted))
                 else:
-                    self.faults.setdefault(index, self._value_fault(parsed, error))
+                    self.faults.setdefault(index, _value_fault(schema_type, parsed, error))
         return added
 
     def _single_values(self) -> Iterator[tuple[int, Override]]:
@@ -138,33 +127,23 @@ class _Search:
                 texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
-    def _value_fault(self, parsed: Override, error: Exception) -> Fault:
-        text, dotted = parsed.input_line or "", parsed.key_or_group
-        if parsed.is_delete():
-            return Fault(text, *explain_delete(self.schema, dotted))
-        problem, way_out = explain(self.schema, dotted, error)
-        if dotted in self.knobs or dotted in GONE:
-            return Fault(text, problem, way_out)
-        if self.schema is RunConfig and dotted in entries(TuneRunConfig):
-            return Fault(text, problem, f"It is a knob of {command('tune')}: write it there.")
-        value = text.partition("=")[2]
-        ours, note = ours_for(dotted, value, self.knobs)
-        if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
-            note = f"It must be {knob.must_be}. {note}".rstrip()
-        if not (ours or note) and (near := nearest_knob(self.schema, dotted)):
-            ours = f"{near}={value}"
-        return Fault(text, problem, f"Did you mean {ours}? {note}".rstrip() if ours else note or way_out)
 
-
-def _with_included(repo: NamingRepository, listed: Sequence[Any]) -> list[Any]:
-    """Returns a list of defaults, followed by the lists of the primary configs that it includes."""
-    found, seen = list(listed), {"_self_"}
-    for one in found:  # the list grows during the loop
-        if isinstance(one, ConfigDefault) and (path := str(one.path)) not in seen:
-            seen.add(path)
-            included = repo.load_config(path)
-            found += (included.defaults_list or []) if included else []
-    return found
+def _value_fault(schema_type: type, parsed: Override, error: Exception) -> Fault:
+    text, dotted, knobs = parsed.input_line or "", parsed.key_or_group, entries(schema_type)
+    if parsed.is_delete():
+        return Fault(text, *explain_delete(schema_type, dotted))
+    problem, way_out = explain(schema_type, dotted, error)
+    if dotted in knobs or dotted in GONE:
+        return Fault(text, problem, way_out)
+    if schema_type is RunConfig and dotted in entries(TuneRunConfig):
+        return Fault(text, problem, f"It is a knob of {command('tune')}: write it there.")
+    value = text.partition("=")[2]
+    ours, note = ours_for(dotted, value, knobs)
+    if (knob := knobs.get(ours)) is not None and not knob.is_group:
+        note = f"It must be {knob.must_be}. {note}".rstrip()
+    if not (ours or note) and (near := nearest_knob(schema_type, dotted)):
+        ours = f"{near}={value}"
+    return Fault(text, problem, f"Did you mean {ours}? {note}".rstrip() if ours else note or way_out)
 
 
 def _defaults_fault(error: Exception) -> tuple[str, str]:

@@ -108,23 +108,18 @@ def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
     return not isinstance(parsed._value, dict) and bool(repo.group_exists(parsed.key_or_group))
 
 
-def choice_fault(
-    parsed: Override, repo: IConfigRepository, required: Collection[str] = (), declared: Collection[str] = ()
-) -> Fault | None:
+def choice_fault(parsed: Override, repo: IConfigRepository, required: Collection[str] = ()) -> Fault | None:
     """Returns the fault of one choice of an option; None if there is such a file.
 
     Args:
         parsed: an override that `is_choice`.
         required: groups that every run needs.
-        declared: groups in the defaults list of the primary config.
     """
     text, group = parsed.input_line or "", parsed.key_or_group
     options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
     listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
     if parsed.is_delete() or (None in (values := _values(parsed)) and not parsed.is_sweep_override()):
         return Fault(text, f"every run needs an option of {group}.", listed) if group in required else None
-    if parsed.is_add() and group in declared:
-        return Fault(text, f"{group} is in the defaults list already.", f"Write {text.lstrip('+')}.")
     for value in values:
         if value is not None and not (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
             if (extra := EXTRAS.get(f"{group}={value}")) is not None:

@@ -67,6 +67,5 @@ def write_experiment(
     tree = filled_in({}, values | dict(planned))
     defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
-    way_out = "Free space or make its folder writable."
-    write_files({path: "\n".join(lines) + "\n"}, typed(flag, name), way_out, may_replace=lambda path: replaces)
+    write_files({path: "\n".join(lines) + "\n"}, typed(flag, name), replaces=replaces)
     return path

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import MISSING
 
 from wellfed import project
-from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
+from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order, leaves
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 
 PROJECT_GROUPS = ("workload", "experiment", "logger")
@@ -59,11 +59,11 @@ def page(config_dir: Path | None = None) -> str:
 
 
 def _table(knobs: Iterable[Knob]) -> str:
-    lines = ["| knob | takes | default | range | meaning |", "|---|---|---|---|---|"]
+    lines = ["| knob | takes | default | meaning |", "|---|---|---|---|"]
     for knob in knobs:
-        takes = "`_target_` and its arguments" if knob.name in FREE_NODES else knob.takes
+        takes = "`_target_` and its arguments" if knob.name in FREE_NODES else _prose(knob.must_be)
         default = "none: must be set" if knob.default == MISSING else f"`{_show(knob.default)}`"
-        lines.append(_row(f"`{knob.name}`", takes, default, f"`{knob.range}`" if knob.range else "", _prose(knob.text)))
+        lines.append(_row(f"`{knob.name}`", takes, default, _prose(knob.text)))
     return "\n".join(lines)
 
 
@@ -81,16 +81,9 @@ def _settings(content: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"`{key.removeprefix('override').strip(' /')}={option}`" for key, option in entry.items())
         elif entry != "_self_":
             yield f"as `{entry}`"
-    yield from (f"`{text}`" for key, value in content.items() if key != "defaults" for text in _flat(key, value))
-
-
-def _flat(name: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        yield f"{name}={_show(value)}"
-        return
-    for key, inner in value.items():
-        # Axes of a sweep are named as typed.
-        yield from _flat(key if name == "hydra.sweeper.params" else f"{name}.{key}", inner)
+    settings = {key: value for key, value in content.items() if key != "defaults"}
+    # Axes of a sweep are named as typed.
+    yield from (f"`{name.removeprefix('hydra.sweeper.params.')}={_show(value)}`" for name, value in leaves(settings))
 
 
 def _show(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,22 +67,18 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield from yaml_lines(entry, indent + "  ")
 
 
-def write_files(
-    texts: Mapping[Path, str], asked: str, way_out: str, *, may_replace: Callable[[Path], bool] = lambda path: True
-) -> None:
-    """Writes each file as a whole, in order; none if one of them may not be replaced.
-
-    Args:
-        may_replace: returns whether a file that exists may be replaced.
+def write_files(texts: Mapping[Path, str], asked: str, *, replaces: bool = False) -> None:
+    """Writes each file as a whole, in order; none if one is there already, unless ``replaces``.
 
     Raises:
-        ConfigError: a file can't be written, or may not be replaced; the message names ``asked``.
+        ConfigError: a file can't be written, or is there; the message names ``asked``.
     """
-    if there := [str(path) for path in texts if path.exists() and not may_replace(path)]:
+    if there := [str(path) for path in texts if path.exists() and not replaces]:
         raise ConfigError.of(asked, f"{' and '.join(there)}: there already.", "Take another name.")
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
         except OSError as error:
+            way_out = "Free space, or make its folder writable."
             raise ConfigError.of(asked, f"{path} can't be written: {error.strerror or error}.", way_out) from error
