@@ -14,7 +14,7 @@ from tests.kit.few import few
 from wellfed import project
 from wellfed.config.compose import Composed, compose
 from wellfed.config.rules import rule_faults
-from wellfed.config.schema import Backend, EvaluateConfig, FeatureMode, LoggerMode, RunConfig, Strategy
+from wellfed.config.schema import Backend, EvaluateConfig, LoggerMode, RunConfig, Strategy
 from wellfed.errors import ConfigError
 
 CONFIGS = project.configs()
@@ -220,15 +220,6 @@ def test_every_gpu_loader_and_memory_go_together():
         assert rule_faults(replace(base.config, **chosen)) == [], combination
 
 
-@pytest.mark.parametrize("index", few(range(6), 3))
-def test_some_of_them_composed_in_full(index):
-    gpu, memory = options("gpu")[index], options("memory")[index]
-    loader = options("loader")[index % 5]
-    composed = once(f"gpu={gpu}", f"loader={loader}", f"memory={memory}")
-    assert composed.choices.items() >= {"gpu": gpu, "loader": loader, "memory": memory}.items()
-    assert composed.config.memory == once(f"memory={memory}").config.memory
-
-
 def test_every_other_option_composes(all_installed):
     """As many of them together as there are groups. Experiments: tests/every/test_workloads.py."""
     found = {group: options(group) for group in ("workload", "trainer", "callbacks", "telemetry", "logger", "paths")}
@@ -257,25 +248,6 @@ LOADERS = {
     "auto": (Backend.auto, None, None, None, None, None, None),
     "own": (Backend.own, None, None, None, None, None, None),
 }
-
-
-def test_loader_options():
-    assert sorted(LOADERS) == options("loader")
-    for name, expected in LOADERS.items():
-        loader = once(f"loader={name}").config.loader
-        got = (loader.backend, loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
-        got += (loader.pin_memory, loader.timeout_s, loader.device_prefetch)
-        assert got == expected, name
-
-
-def test_memory_options():
-    memory = {name: once(f"memory={name}").config.memory for name in options("memory")}
-    assert memory["cache"].features is FeatureMode.cache
-    assert memory["cache_host"].features is FeatureMode.cache_host
-    assert memory["dynamic"].features is FeatureMode.dynamic
-    assert memory["accumulate"].accumulate == 4
-    assert memory["tight"].checkpoint_activations is True
-    assert memory["auto"] == type(memory["auto"])()
 
 
 def test_trainer_telemetry_and_logger_options():

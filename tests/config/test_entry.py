@@ -160,24 +160,6 @@ def test_expand_rewrites_the_overrides():
     assert jobs.seen[0].overrides == ("gpu=8gb", "seed=3")
 
 
-@pytest.mark.parametrize("name", ["resume", "rerun"])
-@pytest.mark.parametrize("flags", [["-m"], ["--multirun"]])
-def test_many_runs_can_not_resume_or_rerun_one(capsys, tmp_path, name, flags):
-    def expand(overrides, compose):
-        raise AssertionError("many runs are not expanded")
-
-    jobs = Jobs()
-    assert main("train", jobs, [*flags, "seed=1,2", f"{name}=logs/x", "gpu=42gb"], expand=expand) == 2
-    assert jobs.seen == []
-    assert capsys.readouterr().err == (
-        "1 fault in the configuration; nothing was run.\n"
-        f"  - {name}=logs/x: is about one run, and -m starts many. Leave out -m, or leave out {name}.\n"
-    )
-    assert main("train", jobs, [*flags, f"++{name}=auto,b"]) == 2
-    assert f"{name}=auto,b: is about one run" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_expand_may_refuse(capsys):
     def expand(overrides, compose):
         raise ConfigError([Fault("resume=x", "is no run folder.", "Name one.")])
@@ -247,12 +229,6 @@ def test_version_and_unknown_flags(capsys):
             main("train", Jobs(), [unknown])
         assert stop.value.code == 2
         assert f"unrecognized arguments: {unknown}" in capsys.readouterr().err
-
-
-def test_shell_completion(capsys, monkeypatch):
-    monkeypatch.setenv("COMP_LINE", "python train.py gpu=")
-    assert main("train", Jobs(), ["-sc", "query=bash"]) == 0
-    assert "gpu=24gb" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -73,19 +73,6 @@ def test_what_is_typed_replaces_the_options_axis(typed: str, axes: object, fixed
     assert axes_of(multirun(typed, params={"loader": "auto,baseline"})) == (axes, fixed)
 
 
-def test_several_options_of_a_list_are_one_choice() -> None:
-    assert axes_of(multirun("gpu=cpu,8gb", "logger=[wandb,csv]")) == ({"gpu": ("cpu", "8gb")}, ("logger=[wandb,csv]",))
-
-
-def test_what_is_typed_last_holds() -> None:
-    assert axes_of(multirun("seed=1,2", "seed=5")) == ({}, ("seed=5",))
-
-
-def test_no_value_counts_twice() -> None:
-    axes, _ = axes_of(multirun("seed=1,2,1,2,3"))
-    assert axes == {"seed": ("1", "2", "3")}
-
-
 @pytest.mark.parametrize(
     ("typed", "values"),
     few(
@@ -138,12 +125,6 @@ def test_an_axis_of_the_option_is_checked_too() -> None:
 def test_all_that_is_refused_is_told_at_once() -> None:
     told = faults_of("loader=baseline,fast", "seed=range(5,5)", "sweep.trial_steps=10,20")
     assert len(told.splitlines()) == 3
-
-
-def test_a_fault_that_was_overruled_is_none() -> None:
-    assert axes_of(multirun("loader=auto,baseline", params={"loader": "fast,auto"}))[0] == {
-        "loader": ("auto", "baseline")
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Paths as overrides: Hydra reads back what was meant."""
 
-import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -42,19 +41,6 @@ def test_a_path_typed_plainly_is_read_as_typed(path):
         return  # quoted for Hydra, an interpolation, nothing: the user's own
     assert read_by_hydra(quoted(f"workload.data.path={path}")) == path
     assert quoted(quoted(f"workload.data.path={path}")) == quoted(f"workload.data.path={path}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "resume=auto", "resume=null", "resume=NULL", "resume=", "resume", "resume='a b'", 'resume="a b"',
-        "resume=logs/x/runs/y",
-        "paths.log_dir=${hydra:runtime.cwd}/x", "paths.log_dir=/data/${oc.env:USER}", "workload.name=a b",
-        "seed=1e3", "~loader",
-    ],
-)  # fmt: skip
-def test_what_needs_no_quotes_of_ours_stays(text):
-    assert quoted(text) == text
 
 
 def test_marks_of_the_key_stay():

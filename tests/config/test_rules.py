@@ -296,12 +296,7 @@ def test_evaluation_needs_a_checkpoint():
 
 EMPTY = [
     ({"workload.sample_unit": ""}, "workload.sample_unit=", "must not be empty.", "=samples."),
-    ({"logger.project": " "}, "logger.project=", "must not be empty.", "Set logger.project=wellfed."),
-    ({"paths.log_dir": ""}, "paths.log_dir=", "must not be empty.", "Set paths.log_dir=logs."),
-    ({"paths.cache_dir": ""}, "paths.cache_dir=", "must not be empty.", "Set paths.cache_dir=.cache."),
     ({"resume": ""}, "resume=", "must not be empty.", "Set resume=null."),
-    ({"logger.entity": ""}, "logger.entity=", "must not be empty.", "Set logger.entity=null."),
-    ({"sweep.name": ""}, "sweep.name=", "must not be empty.", "Set sweep.name=null."),
     ({"workload.name": ""}, "workload.name=", "must not be empty.", "Set workload.name=<value>: Name of the workload"),
 ]
 

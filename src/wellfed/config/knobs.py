@@ -116,8 +116,6 @@ class Knob:
             return "one of " + ", ".join(one.name for one in self.type)
         if get_origin(self.type) is list:
             (inner,) = get_args(self.type)
-            if is_dataclass(inner):
-                return "a list [..] of {..} entries"
             names = ", ".join(
                 (one.name for one in inner) if isinstance(inner, type) and issubclass(inner, Enum) else ()
             )

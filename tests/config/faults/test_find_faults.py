@@ -174,20 +174,6 @@ def test_faults_of_hydras_own_knobs():
     assert [fault.where for fault in found] == ["hydra.foo=3", "hydra.job.nmae=x", "loader.num_worker=3"]
 
 
-@pytest.mark.parametrize(
-    ("names", "value"),
-    [
-        pytest.param(names, value, marks=[] if (place + number) % 2 == 0 else pytest.mark.slow)
-        for place, names in enumerate([("workload.data.scale", "seed"), ("++workload.data.scale", "++gpu.memory_gib")])
-        for number, value in enumerate(["${.}", "0${..}", "${a b}", "${}", "x${"])
-    ],
-)
-def test_an_interpolation_that_is_none(names, value):
-    wheres = [fault.where for fault in faults_of(*(f"{name}={value}" for name in names))]
-    for name in names:
-        assert any(where.startswith(name) and value in where for where in wheres)
-
-
 def test_folders_of_hydra_searchpath_count(tmp_path):
     (tmp_path / "loader").mkdir()
     (tmp_path / "loader" / "mine.yaml").write_text("num_workers: 3\n")

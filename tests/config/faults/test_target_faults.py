@@ -90,22 +90,6 @@ def test_faults(make_config, knobs, where, problem, way_out):
     assert way_out in fault.way_out
 
 
-def test_all_faults_of_all_nodes_at_once(make_config):
-    knobs = data(zzz=3, inner={"_target_": "no_package.f"}) | {
-        "workload.model": 3,
-        "workload.optimizer": {"_target_": "torch.optim.AdamW", "lrr": 0.1, "bettas": 1},
-    }
-    wheres = {fault.where.partition("=")[0] for fault in faults_of(make_config(knobs))}
-    assert wheres == {
-        "workload.model",
-        "workload.data.zzz",
-        "workload.data.inner",
-        "workload.data.inner._target_",
-        "workload.optimizer.lrr",
-        "workload.optimizer.bettas",
-    }
-
-
 @pytest.mark.parametrize(
     "knobs",
     [

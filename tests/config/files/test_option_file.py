@@ -60,13 +60,6 @@ def test_what_is_read_as_a_value_is_no_name(word: str):
     assert is_read_as_value(word)
 
 
-@pytest.mark.parametrize("word", ["mine", "none", "once", "nano", "online"])
-def test_other_words_are_names(word: str):
-    assert OverridesParser.create().parse_override(f"workload={word}").value() == word
-    assert yaml.safe_load(f"name: {word}")["name"] == word
-    assert not is_read_as_value(word)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"), [("Réseau 4 GPU!", "Reseau_4_GPU"), ("größer", "groer"), ("日本", ""), ("a--b__", "a_b")]
 )

@@ -80,8 +80,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
     for key in range(len(node)) if is_list else list(node.keys()):
         dotted = f"{prefix}[{key}]" if is_list else f"{prefix}.{key}" if prefix else str(key)
         child: Any = node._get_node(key)
-        # Classes of list entries refuse unknown keys themselves.
-        closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
+        closed = not is_list and OmegaConf.get_type(node) is not dict
         is_argument = prefix in OPEN_NODES and TARGET in node
         if closed and not is_argument and dotted not in entries(schema_type):
             problem, way_out = explain(schema_type, dotted)

@@ -178,8 +178,12 @@ def nearest_knob(schema_type: type, dotted: str) -> str | None:
     return found[0] if found and nearest(name, [found[0].rpartition(".")[2]]) else None
 
 
-def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
-    """Returns problem and way out for a knob that could not be set; ``dotted`` without ``+`` or ``~``."""
+def explain(schema_type: type, dotted: str, error: Exception | None = None, value: str = "") -> tuple[str, str]:
+    """Returns problem and way out for a knob that could not be set; ``dotted`` without ``+`` or ``~``.
+
+    Args:
+        value: as typed, to be repeated after the knob that was meant.
+    """
     dotted = dotted.split("[", maxsplit=1)[0]
     cause = (error and error.__cause__) or error
     reason = str(cause).splitlines()[0].rstrip(".")
@@ -191,7 +195,11 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     if knob is None and (instead := what_instead(dotted)):
         return "no such knob.", instead
     if knob is None:
-        meant, note = ours_for(dotted, "", entries(schema_type))
+        meant, note = ours_for(dotted, value, entries(schema_type))
+        if (theirs := entries(schema_type).get(meant)) is not None and not theirs.is_group:
+            note = f"It must be {theirs.must_be}. {note}".rstrip()
+        if not (meant or note) and value and (near := nearest_knob(schema_type, dotted)):
+            meant = f"{near}={value}"
         way_out = f"Did you mean {meant}? {note}".rstrip() if meant else note
         return "no such knob.", way_out or _where_instead(schema_type, dotted)
     if knob.is_enum:
@@ -199,8 +207,6 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
         typed = quoted.group(1) if quoted else ""
         near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
         return f"must be {knob.must_be}.", f"Did you mean {dotted}={near}?" if near else ""
-    if error is not None and "{..}" in knob.must_be:  # names the wrong part of an entry
-        return f"must be {knob.must_be}: {reason}.", f"{dotted}: {knob.text}"
     return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
@@ -16,9 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
-from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob, ours_for
+from wellfed.config.faults.explain_refusal import explain, explain_delete
 from wellfed.config.faults.file_faults import NamingRepository, merge_files
-from wellfed.config.faults.gone import GONE
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
@@ -104,7 +104,8 @@ class _Search:
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[str, str]]:
         """Sets each value alone; returns (override, name) of new arguments of free nodes that lack a ``+``."""
-        added, schema_type = [], OmegaConf.get_type(cfg) or RunConfig
+        added = []
+        schema_type: Any = OmegaConf.get_type(cfg)
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
@@ -129,21 +130,12 @@ class _Search:
 
 
 def _value_fault(schema_type: type, parsed: Override, error: Exception) -> Fault:
-    text, dotted, knobs = parsed.input_line or "", parsed.key_or_group, entries(schema_type)
+    text, dotted = parsed.input_line or "", parsed.key_or_group
     if parsed.is_delete():
         return Fault(text, *explain_delete(schema_type, dotted))
-    problem, way_out = explain(schema_type, dotted, error)
-    if dotted in knobs or dotted in GONE:
-        return Fault(text, problem, way_out)
-    if schema_type is RunConfig and dotted in entries(TuneRunConfig):
-        return Fault(text, problem, f"It is a knob of {command('tune')}: write it there.")
-    value = text.partition("=")[2]
-    ours, note = ours_for(dotted, value, knobs)
-    if (knob := knobs.get(ours)) is not None and not knob.is_group:
-        note = f"It must be {knob.must_be}. {note}".rstrip()
-    if not (ours or note) and (near := nearest_knob(schema_type, dotted)):
-        ours = f"{near}={value}"
-    return Fault(text, problem, f"Did you mean {ours}? {note}".rstrip() if ours else note or way_out)
+    if schema_type is RunConfig and dotted in entries(TuneRunConfig).keys() - entries(RunConfig).keys():
+        return Fault(text, "no such knob.", f"It is a knob of {command('tune')}: write it there.")
+    return Fault(text, *explain(schema_type, dotted, error, value=text.partition("=")[2]))
 
 
 def _defaults_fault(error: Exception) -> tuple[str, str]:
