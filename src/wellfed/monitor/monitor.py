@@ -121,8 +121,7 @@ def _verdict(board: Board, gpu: GpuFacts) -> tuple[list[str], str | None]:
     if not gpu.has_utilisation:
         where = "an instance" if gpu.is_mig else "a split card"
         return [f"NVML gives no utilisation of {where}"], None
-    found = verdict_of(*board.curve(gpu.index))
-    return [found.message, *filter(None, [found.in_use_message])], found.advice
+    return verdict_of(*board.curve(gpu.index))
 
 
 def _gpu_lines(gpu: GpuFacts, figures: _Figures) -> list[str]:

@@ -108,9 +108,3 @@ def test_events_that_repeat_are_one_row():
         ("10 to 62", "checkpoint, 53 times", "the last: time_s=31.0, file=last.ckpt"),
         *[("20", "oom", "time_s=1.0")] * 3,
     ]
-
-
-def test_the_report_says_what_ended_the_run():
-    record = full()
-    record.ended_by = "trainer.max_time_s=60"
-    assert "- ok: 1200 steps in 1 min 15 s, ended by trainer.max_time_s=60\n" in to_markdown(record)

@@ -76,18 +76,14 @@ UP_AND_DOWN = [90.0] * 20 + [10.0] * 20
     ],
 )
 def test_a_swing_too_short_for_a_period_is_reported_with_what_was_seen(values, seen):
-    found = verdict_of(*at(values))
-    assert found.whole.verdict in ("starved", "room left")
-    assert found.message.endswith(f"; it swung {seen}, too short a time to find a period")
-    assert found.entry()["is_too_short"]
+    (message,), _ = verdict_of(*at(values))
+    assert message.endswith(f"; it swung {seen}, too short a time to find a period")
 
 
 def test_time_before_and_after_a_training_is_no_swing():
-    found = verdict_of(*at([0.0] * 30 + UP_AND_DOWN + [90.0] * 20 + [0.0] * 30))
-    assert "too short" not in found.message
-    assert found.in_use_message.endswith(
-        "it swung between 10 % and 90 % within 29.5 s, too short a time to find a period"
-    )
+    (whole, in_use), _ = verdict_of(*at([0.0] * 30 + UP_AND_DOWN + [90.0] * 20 + [0.0] * 30))
+    assert "too short" not in whole
+    assert in_use.endswith("it swung between 10 % and 90 % within 29.5 s, too short a time to find a period")
 
 
 def test_without_readings_there_is_no_level():
@@ -97,28 +93,19 @@ def test_without_readings_there_is_no_level():
 
 
 def test_a_verdict_is_of_the_time_in_use():
-    found = verdict_of(*at([0.0] * 60 + [90.0] * 80 + [0.0] * 60))
-    assert (found.message, found.in_use.mean_pct) == ("utilisation 36 % on average: starved", 90)
-    assert found.in_use_message.endswith("utilisation 90 % on average: well used")
-    assert found.advice == found.in_use.advice
-    entry = found.entry()
-    assert (entry["verdict"], entry["in_use"]["verdict"]) == ("starved", "well used")
-    always = verdict_of(*at([90.0] * 80))
-    assert (always.in_use, always.in_use_message, always.rated) == (None, None, always.whole)
+    (whole, in_use), advice = verdict_of(*at([0.0] * 60 + [90.0] * 80 + [0.0] * 60))
+    assert whole == "utilisation 36 % on average: starved"
+    assert in_use.endswith("utilisation 90 % on average: well used")
+    assert verdict_of(*at([90.0] * 80)) == (["utilisation 90 % on average: well used"], advice)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], "no utilisation was read"),
         ([np.nan] * 5, "no utilisation was read"),
         ([50.0], "1 reading, too few for a verdict"),
-        ([0.0] * 2, "2 readings, too few for a verdict"),
         ([0.0] * 9, "nothing ran on it"),
     ],
 )
 def test_of_too_little_there_is_no_verdict(values, message):
-    found = verdict_of(*at(values))
-    assert (found.message, found.rated, found.advice, found.in_use) == (message, None, None, None)
-    entry = found.entry()
-    assert entry is None or (entry["verdict"], entry["advice"]) == (None, None)
+    assert verdict_of(*at(values)) == ([message], None)

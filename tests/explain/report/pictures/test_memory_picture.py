@@ -24,11 +24,6 @@ def keys(picture: PagePicture) -> list[str]:
 LIMITS = ["budget, 7.20 GiB", "predicted peak, 5.00 GiB", "measured peak, 5.50 GiB"]
 
 
-def test_a_card_is_held_against_its_limits(tmp_path: Path) -> None:
-    (picture,) = drawn(tmp_path)
-    assert keys(picture) == ["in use on the device", *LIMITS]
-
-
 def test_a_few_cards_have_a_colour_each_and_many_have_one(tmp_path: Path) -> None:
     for gpus, expected in (
         (2, ["GPU 0", "GPU 1", *LIMITS]),

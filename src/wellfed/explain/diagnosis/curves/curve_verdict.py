@@ -53,11 +53,6 @@ class CurveUtilisation:
     """Whether it has swung, but too few times to show a period."""
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no kernel ran."""
-        return self.peak_pct < AT_WORK_PCT
-
-    @property
     def message(self) -> str:
         """Verdict with its figures, in one sentence without a full stop."""
         mean = f"utilisation {int(self.mean_pct)} % on average"  # truncated, not rounded: 49.9 is below 50
@@ -70,13 +65,13 @@ class CurveUtilisation:
         return f"{mean}: {self.verdict} {levels}, with a period of {show_duration(self.swing.period_s)}"
 
     @property
-    def advice(self) -> str:
-        """Next command to type."""
-        return _ADVICE[self.verdict]
+    def is_idle(self) -> bool:
+        """Whether no kernel ran."""
+        return self.peak_pct < AT_WORK_PCT
 
     def entry(self) -> dict[str, Any]:
         """Returns the level as plain data."""
-        return {**asdict(self), "message": self.message, "advice": self.advice}
+        return {**asdict(self), "message": self.message}
 
 
 def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
@@ -100,62 +95,23 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
     return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), span_s, swing, verdict, is_short)
 
 
-@dataclass(frozen=True)
-class CurveVerdict:
-    """Verdict on one GPU from its curve alone, live or from a file."""
-
-    whole: CurveUtilisation | None
-    """Level of all readings; None without any."""
-    rated: CurveUtilisation | None
-    """Level the verdict is based on: readings while the GPU was in use, else all. None without a verdict."""
-
-    @property
-    def message(self) -> str:
-        """Verdict on all readings, without a full stop."""
-        if self.whole is None:
-            return "no utilisation was read"
-        if self.rated is not None:
-            return self.whole.message
-        if self.whole.num < FEWEST_OF_CARD:
-            return f"{counted(self.whole.num, 'reading')}, too few for a verdict"
-        return "nothing ran on it"
-
-    @property
-    def in_use(self) -> CurveUtilisation | None:
-        """Level while the GPU was in use; None if that was all the time."""
-        return None if self.rated is self.whole else self.rated
-
-    @property
-    def in_use_message(self) -> str | None:
-        """Message of `in_use`, without a full stop."""
-        found = self.in_use
-        return None if found is None else f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
-
-    @property
-    def advice(self) -> str | None:
-        """Next command to type; None without a verdict."""
-        return None if self.rated is None else self.rated.advice
-
-    def entry(self) -> dict[str, Any] | None:
-        """Returns plain data; None without readings. Without a verdict, ``verdict`` and ``advice`` are None."""
-        if self.whole is None:
-            return None
-        verdict = None if self.rated is None else self.whole.verdict
-        in_use = None if self.in_use is None else self.in_use.entry()
-        fields = {"verdict": verdict, "message": self.message, "advice": self.advice}
-        return {**asdict(self.whole), **fields, "in_use": in_use}
-
-
-def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
-    """Returns the verdict on a curve. Idle time before and after a training is left out."""
+def verdict_of(time_s: Series, util_pct: Series) -> tuple[list[str], str | None]:
+    """Returns the verdict on a curve, a line on all readings and one on the time in use if that was not all of it, and
+    the next command to type. Idle time before and after a training is left out."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
     whole = utilisation_of(time_s, util_pct)
-    if whole is None or whole.num < FEWEST_OF_CARD or whole.is_idle:
-        return CurveVerdict(whole, None)
+    if whole is None:
+        return ["no utilisation was read"], None
+    if whole.num < FEWEST_OF_CARD:
+        return [f"{counted(whole.num, 'reading')}, too few for a verdict"], None
+    if whole.is_idle:
+        return ["nothing ran on it"], None
     busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
     used = slice(busy[0], busy[-1] + 1)
     in_use = utilisation_of(time_s[used], util_pct[used])
     if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
-        return CurveVerdict(whole, whole)
-    return CurveVerdict(replace(whole, is_too_short=False), in_use)  # the time before and after is no swing
+        return [whole.message], _ADVICE[whole.verdict]
+    whole = replace(whole, is_too_short=False)  # the time before and after is no swing
+    about = f"while it was in use, for {show_duration(in_use.span_s)}: {in_use.message}"
+    return [whole.message, about], _ADVICE[in_use.verdict]
