@@ -72,10 +72,10 @@ def test_pictures_tell_what_they_show(tmp_path: Path) -> None:
     ("made", "pictures"),
     few(
         [
-            ({"steps": 0, "has_telemetry": False}, 1),
+            ({"steps": 0, "has_telemetry": False}, 0),
             ({"steps": 0, "has_telemetry": False, "memory": {}, "machine": {}, "plan": {}, "status": "failed"}, 0),
             ({"steps": 1}, 5),
-            ({"steps": 200, "has_telemetry": False}, 4),
+            ({"steps": 200, "has_telemetry": False}, 3),
             ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 5),
             ({"gpus": 8, "period_s": 1.0, "steps": 400}, 14),
             ({"is_mig": True}, 6),

@@ -37,8 +37,6 @@ _CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd
 """Flags that choose configurations; the value of one may be the next word."""
 _ORDER: Mapping[str, int] = {"val": 0, "test": 1}
 """Order of the splits of metrics; the others follow."""
-_ABOUT = ("kind", "step", "time_s")
-"""Facts of every event."""
 
 
 def last_lines(evidence: Evidence, folder: Path, width: int | None) -> Iterator[Text]:
@@ -259,7 +257,7 @@ def _metrics(evidence: Evidence) -> Iterator[Text]:
 
 
 def _events(record: RunRecord) -> Iterator[Text]:
-    """Yields the events that need attention. A kind alone has its facts, several have one line."""
+    """Yields the events that need attention, in one line; the report has their facts."""
     by_kind: dict[str, list[Mapping[str, object]]] = {}
     for event in record.events:
         if event["kind"] not in (*run_lines.EVERYDAY_EVENTS, "signal"):  # the first line has it
@@ -270,10 +268,6 @@ def _events(record: RunRecord) -> Iterator[Text]:
     for kind, events in by_kind.items():
         often = f", the first of {len(events)}" if len(events) > 1 else ""
         told.append(f"{kind.replace('_', ' ')} at step {events[0]['step']}{often}")
-    if len(by_kind) == 1:
-        ((first, *_),) = by_kind.values()
-        facts = [f"{name}={value}" for name, value in first.items() if not (name in _ABOUT or value is None)]
-        told[0] += f": {', '.join(facts)}" if facts else ""
     if told:
         yield _badge("Happened", _cut("; ".join(told), _LONGEST_EVENT), "yellow")
 

@@ -54,11 +54,7 @@ class Slowdown:
             return f"Slower: {self.measured}, which is above {limit}."
         if self.is_within_limit:
             return f"Within {limit}: {self.measured}."
-        unnoticed = ""
-        if self.ratio.low:
-            least_frac = (1 + self.limit_frac) * self.ratio.factor / self.ratio.low - 1
-            unnoticed = f" Less than {show_percent(least_frac)} more time could not be noticed here."
-        return f"Not told apart: {self.measured}, which includes {limit}.{unnoticed}"
+        return f"Not told apart: {self.measured}, which includes {limit}."
 
     @property
     def measured(self) -> str:

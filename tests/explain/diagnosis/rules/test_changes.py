@@ -128,5 +128,5 @@ def test_a_long_warm_up_is_a_note() -> None:
     found = feeding.slow_start(run)
     assert found is not None
     assert found.is_note
-    assert found.evidence["first_steps_s"] == pytest.approx(9.0, rel=0.01)
+    assert found.evidence["warmup_s"] == pytest.approx(9.0, rel=0.01)
     assert feeding.slow_start(evidence(steps=200)) is None

@@ -34,7 +34,6 @@ from wellfed.explain.diagnosis.waiting import (
     waiting_for,
     way_out_of_latency,
 )
-from wellfed.record.entries import WallEntry
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
 
 _UNUSED_FETCH = ". The data has fetch, which builds whole batches, but the loader requests single samples."
@@ -359,40 +358,25 @@ def _hidden(copy: float, evidence: Evidence) -> Gain:
 
 
 def slow_start(evidence: Evidence) -> Finding | None:
-    """Returns a note if the warm-up took much of the time. No figure contains it."""
-    wall = evidence.record.wall
-    if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.wall.once_s:
-        return _around_steps(evidence, wall)
-    step_ms = evidence.steps.mean_ms
-    if not evidence.record.throughput or step_ms is None:
+    """Returns a note if much of the time is lost once: before the first step, in the warm-up, after the last step."""
+    wall, lost_s = evidence.wall.entry, evidence.wall.once_s
+    if wall is None or lost_s < max(limits.SLOW_START_S, limits.SLOW_START_FRAC * wall["total_s"]):
         return None
     warmup = len(evidence.steps.warmup_ms)
-    first_s, all_s = float(evidence.steps.warmup_ms.sum()) / 1e3, float(evidence.steps.all_ms.sum()) / 1e3
-    lost_s = first_s - warmup * step_ms / 1e3
-    if lost_s < limits.SLOW_START_S or lost_s < limits.SLOW_START_FRAC * all_s:
-        return None
+    parts_s = {"start_s": wall["start_s"], "warmup_s": lost_s - wall["start_s"] - wall["end_s"], "end_s": wall["end_s"]}
     compiled = evidence.value("gpu.compile") not in (None, "none")
     why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
+    places = {
+        "start_s": "before the first step (setting up, trainer.sanity_batches)",
+        "warmup_s": f"in the warm-up of {counted(warmup, 'step')} ({why})",
+        "end_s": "after the last step",
+    }
+    shown = [f"{show_duration(took_s)} {places[key]}" for key, took_s in parts_s.items() if took_s > 0.1 * lost_s]
     return Finding(
         "slow_start",
-        f"The warm-up of {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of "
-        f"training: {why}. It is in no figure; a longer run loses no more.",
-        {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
-        is_note=True,
-    )
-
-
-def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
-    """Returns a note if much of the time passed before the first step or after the last."""
-    around_s = wall["start_s"] + wall["end_s"]
-    if around_s < limits.SLOW_START_S or around_s < limits.SLOW_START_FRAC * wall["total_s"]:
-        return None
-    return Finding(
-        "slow_start",
-        f"{show_duration(wall['start_s'])} passed before the first step (setting up, trainer.sanity_batches) and "
-        f"{show_duration(wall['end_s'])} after the last, of {show_duration(wall['total_s'])} of training. A longer run "
-        "loses no more.",
-        {"start_s": wall["start_s"], "end_s": wall["end_s"], "training_s": wall["total_s"]},
+        f"{show_duration(lost_s)} of the {show_duration(wall['total_s'])} of training are lost once: "
+        f"{', '.join(shown)}. A longer run loses no more.",
+        {**parts_s, "training_s": wall["total_s"]},
         is_note=True,
     )
 

@@ -151,7 +151,7 @@ def _most_held(evidence: Evidence) -> tuple[str, float | None]:
     """Returns who held host memory, as text, and the most GiB of it; None if unknown.
 
     The sum over the run's processes counts shared pages once for each. If it exceeds the memory that all programs used,
-    that memory is returned. Without that figure (records of earlier versions) this process counts alone.
+    that memory is returned.
     """
     ram_gib, own = evidence.record.machine.get("ram_gib"), evidence.record.host.get("rss_gib")
     rss, available = (evidence.telemetry.curve(name) for name in ("rss_gib", "ram_available_gib"))

@@ -170,13 +170,8 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     levels = _memory_levels(evidence.record.memory)
     curves, is_host = of_gpus(evidence, "mem_used_gib"), False
     if not curves and not evidence.on_gpu:
-        curves, is_host = of_host(evidence, "rss_gib"), True
-        levels = [] if curves else levels
+        curves, is_host, levels = of_host(evidence, "rss_gib"), True, []
     if not curves:
-        if levels:
-            told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
-            rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]
-            yield PagePicture("Memory", image=bars(rows, told))
         return
     highest = max(float(values.max()) for _, values in curves.values())
     drawn = over_gpus(curves, "this process and its workers" if is_host else "in use on the device")
