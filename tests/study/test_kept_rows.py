@@ -10,7 +10,6 @@ import pytest
 from tests.kit import made
 from wellfed.errors import ConfigError
 from wellfed.study.ledger import Ledger, append, read
-from wellfed.study.points.grid import baselines_of
 from wellfed.study.row import Row
 from wellfed.study.study import Trials
 from wellfed.study.study_screen import StudyScreen
@@ -59,20 +58,6 @@ def test_the_three_best_by_the_objective_are_measured_again_in_turn(
     assert ledger.to_confirm(IDS) == [*turn, *turn[::-1], *turn]
     assert ledger.to_confirm([second, third]) == [second, third, third, second, second, third]
     assert ledger.to_confirm([third]) == []
-
-
-def test_the_baseline_of_the_first_is_measured_again_too(tmp_path: Path) -> None:
-    baselines = baselines_of({point.id: point.values for point in POINTS})
-    assert baselines == dict.fromkeys(IDS, SLOW.id)
-    ledger = kept(tmp_path)
-    turn = [FASTEST.id, FAST.id, THRIFTY.id, SLOW.id]
-    assert ledger.to_confirm(IDS, baselines) == [*turn, *turn[::-1], *turn]
-    assert ledger.to_confirm(IDS, {THRIFTY.id: SLOW.id}) == ledger.to_confirm(IDS)
-    assert set(ledger.to_confirm(IDS[1:], baselines)) == set(IDS[1:])
-    memory = kept(tmp_path / "memory", objective="peak_memory")
-    assert set(memory.to_confirm(IDS, baselines)) == set(IDS[:3])  # the baseline is the first
-    other = kept(tmp_path / "other", [replace(ROWS[0], code="other"), *ROWS[1:]])
-    assert set(other.to_confirm(IDS, baselines)) == set(IDS[1:])
 
 
 def test_what_can_not_confirm_is_not_measured_over_and_over(tmp_path: Path) -> None:

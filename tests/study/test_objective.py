@@ -20,7 +20,7 @@ from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import chosen, score_text, tie_text
+from wellfed.study.ranking.winner import chosen, score_text
 from wellfed.study.row import Row
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}
@@ -50,16 +50,6 @@ def test_the_knob_and_the_table_name_the_same() -> None:
     assert [each.value for each in SweepObjective] == list(OBJECTIVES)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_each_has_a_winner_of_its_own(objective: str) -> None:
-    found = board(objective)
-    assert found.ranked[0].point == BEST[objective].id
-    assert chosen(found).point == BEST[objective].id
-    assert [entry.rank for entry in found.ranked] == [1, 2, 3]
-    assert found.ranked[0].of_best == 1
-    assert all(0 < entry.of_best < 1 for entry in found.ranked[1:])
-
-
 def test_scores_and_ratios_are_better_the_higher_whatever_is_measured() -> None:
     speed, joules, memory = (board(name) for name in OBJECTIVES)
     assert [of(each, FAST).score for each in (speed, joules, memory)] == [400, pytest.approx(50), 8]
@@ -80,19 +70,6 @@ def test_a_row_without_the_figure_has_no_rank_and_says_why(objective: str, missi
     assert entry.why in to_html(found).replace("&#39;", "'")
     with pytest.raises(ConfigError, match=f"it is ok, but {OBJECTIVES[objective].missing}"):
         chosen(found, FAST.id)
-
-
-def test_peaks_that_overlap_share_a_rank_and_the_fastest_of_them_is_named() -> None:
-    alike = rows((100.0, 0.05, 2.0), (200.0, 0.01, 2.02), (400.0, 0.02, 8.0))
-    again = [replace(row, kind="confirm", peak_memory_gib=row.peak_memory_gib * 1.02) for row in alike]
-    found = board("peak_memory", [*alike, *again])
-    assert [entry.label for entry in found.ranked] == ["1=", "1=", "3"]
-    told = tie_text(found, found.ranked[0])
-    assert told is not None
-    assert f"{THRIFTY.id} is the fastest of them, 200 triplets/s instead of 100 triplets/s" in told
-    assert tie_text(found, of(found, THRIFTY)) == (
-        "1 other point can't be told apart from it (rank 1=); none is known to be faster."
-    )
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,6 @@ RUNS = st.lists(
 NOISES = st.none() | st.builds(Noise, st.floats(0, 1), st.integers(1, 30))
 
 
-def test_a_run_alone_has_its_own_interval() -> None:
-    assert mean_with_interval([Run(100.0, 3.0)], None) == (100.0, (97.0, 103.0))
-
-
-def test_without_steps_enough_and_noise_there_is_no_interval() -> None:
-    assert mean_with_interval([Run(100.0, None)], None) == (100.0, None)
-    assert mean_with_interval([Run(100.0, None), Run(102.0, 1.0)], None) == (101.0, None)
-
-
 def test_several_runs_have_students_interval_of_the_pooled_noise() -> None:
     rate, interval = mean_with_interval([Run(99.0, 0.1), Run(100.0, 0.1), Run(101.0, 0.1)], Noise(0.02, 2))
     assert rate == 100.0

@@ -13,7 +13,7 @@ from wellfed.record import entries
 from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import append, read
 from wellfed.study.row import Row
-from wellfed.study.trial_end import RowMaker, recorded_row, refused_row, why_of
+from wellfed.study.trial_end import RowMaker, recorded_row, why_of
 
 BEGUN = Row("p", "trial", ("seed=1",), "failed", 1, folder="p", code="abc", predicted_peak_gib=1.5, device="a cpu")
 
@@ -153,13 +153,6 @@ def test_a_complete_record_that_no_row_tells_of_becomes_one(tmp_path: Path, stat
 def test_a_trial_that_did_not_end_by_itself_becomes_none(tmp_path: Path, status: str) -> None:
     left(tmp_path, status=status)
     assert recorded_row(BEGUN, tmp_path) is None
-
-
-def test_a_point_that_is_not_run_tells_why() -> None:
-    row = refused_row(BEGUN, "infeasible", "needs 20 GiB")
-    assert row.error is not None
-    assert (row.status, row.error["kind"], row.error["message"]) == ("infeasible", "config", "needs 20 GiB")
-    assert row.started_at.endswith("+00:00")
 
 
 TRACEBACK = """\

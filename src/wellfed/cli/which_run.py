@@ -21,22 +21,9 @@ def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
 def evidence_of(folder: Path) -> Evidence:
     """Returns the evidence of a run folder with its findings; raises a ConfigError for a damaged record."""
     try:
-        evidence = Evidence.of(read(folder), folder)
+        evidence = Evidence.of(RunRecord.read(folder), folder)
         conclude(evidence)
-    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+    except (OSError, TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
+        why = f"{FILE_NAME}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        raise ConfigError.of(str(folder), f"can't be read: {why.rstrip('.')}.", "Name another run.") from error
     return evidence
-
-
-def read(folder: Path) -> RunRecord:
-    """Returns the record of a run folder, else raises a ConfigError."""
-    try:
-        return RunRecord.read(folder)
-    except OSError as error:
-        raise _damaged(folder, f"{FILE_NAME}: {error.strerror or error}") from error
-    except (ValueError, TypeError) as error:
-        raise _damaged(folder, str(error)) from error
-
-
-def _damaged(folder: Path, why: str) -> ConfigError:
-    return ConfigError.of(str(folder), f"can't be read: {why.rstrip('.')}.", "Name another run.")

@@ -46,11 +46,6 @@ _CHECKOUT_S = 600
 """Most seconds that git may take to check out a commit."""
 _PATIENCE_S = 30.0
 """Seconds that a run which is asked to stop may take to write its record."""
-_OF_RANKS = (
-    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-)
-"""Variables by which a run takes itself for a rank of another."""
 
 
 @dataclass(frozen=True)
@@ -186,16 +181,16 @@ class Bench:
 
 
 def _exit_code(typed: Sequence[str], log: Path, python_path: Sequence[str]) -> int:
-    """Runs a process that trains by itself, where this process may be a rank of another run; returns its exit code.
+    """Runs a process and returns its exit code; nothing that it started is left.
 
-    Nothing that it started is left. ``python_path`` has the folders that are searched first for modules.
+    Args:
+        python_path: folders that are searched first for modules.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
-    paths = [*python_path, *filter(None, [kept.get("PYTHONPATH")])]
+    paths = [*python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("wb") as printed:
         process = subprocess.Popen(
             typed,
-            env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,

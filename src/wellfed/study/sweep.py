@@ -32,9 +32,6 @@ from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
 from wellfed.units import counted
 
-_MANY = 20
-"""Points that take seconds to compose."""
-
 
 def run_sweep(multirun: Multirun, launch: Launch | None = None) -> int:
     """Runs a sweep; returns 0 if any trial is ok. ``launch`` is as `MultirunStudy` has it.
@@ -112,8 +109,6 @@ class SweepStudy(MultirunStudy):
         """
         refused: list[tuple[GridPoint, ConfigError]] = []
         is_expected = False
-        if len(self.points) > _MANY:
-            self.screen.say(f"Composing {counted(len(self.points), 'point')}")
         for point in self.points:
             if (error := trials.compose(point)) is not None:
                 refused.append((point, error))

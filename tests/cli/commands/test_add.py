@@ -83,24 +83,6 @@ def test_a_new_one_goes_beside_the_default_one_or_below_it(tmp_path: Path, defau
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "python -m wellfed add: add what? There is: workload (model, data and yaml"),
-        (["workloads", "mine"], "add workloads: there is no such thing to add. There is: workload"),
-        (["workload"], "add workload: under which name?"),
-    ],
-)
-def test_a_command_that_says_too_little_is_told_what_there_is(
-    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-):
-    assert cli.main(["add", *words]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert "python -m wellfed add workload my_workload" in err
-    assert files(project) == []
-
-
-@pytest.mark.parametrize(
     ("name", "better"),
     [
         ("My-Net", "my_net"),

@@ -91,7 +91,6 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
         (["--against", "HEAD", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "resume=auto"], "resume=auto: is about one training, and a bench starts many."),
         (["--against", "loader=balanced"], "Compare settings by a sweep"),
-        (["--against", "HEAD", "hydra.run.dir=x"], "hydra.run.dir=x: names one folder, and each run has its own."),
     ],
 )
 def test_what_can_not_be_benched_is_told_before_anything_runs(

@@ -71,8 +71,3 @@ def test_where_there_are_no_runs_the_first_is_told(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["diagnose"]) == 2
     assert "logs: there is no run in logs yet. python src/train.py makes one." in capsys.readouterr().err
-
-
-def test_a_csv_of_curves_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["diagnose", str(tmp_path / "gpus.csv")]) == 2
-    assert "diagnose takes a run" in capsys.readouterr().err

@@ -109,19 +109,6 @@ def test_a_signal_while_it_looks_for_gpus_ends_it_at_once(
     assert capsys.readouterr().out == ""
 
 
-def test_a_driver_that_takes_its_time_is_worth_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def waits() -> FoundGpus:
-        time.sleep(0.05)
-        return FoundGpus((), "library not found")
-
-    monkeypatch.setattr(monitor, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(monitor, "find_gpus", waits)
-    assert cli.main(["monitor", "--seconds", "0.1"]) == 0
-    assert capsys.readouterr().out.startswith("Looking for GPUs ...\n")
-
-
 def variables(driver: FakeDriver, scenario: Scenario, **more: str) -> dict[str, str]:
     ours = ("COLUMNS", "LINES", "NO_COLOR")
     known = {name: value for name, value in driver.environment(scenario).items() if name not in ours}

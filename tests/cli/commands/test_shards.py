@@ -19,11 +19,10 @@ def wavs(tmp_path: Path) -> Path:
     return tmp_path / "wavs"
 
 
-def test_it_tells_what_was_packed_and_what_was_not(wavs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_tells_what_was_packed(wavs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["shards", str(wavs), "--out", str(tmp_path / "out"), "--num", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"6 files of 2 classes (24 B) in 2 shards: {tmp_path / 'out'}"
-    assert lines[1].startswith("7 other files left out")
     assert lines[-1] == f"To train on them: python src/train.py workload=... workload.data.path={tmp_path / 'out'}"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0000.tar", "0001.tar", "classes.json"]
 

@@ -5,7 +5,6 @@ import html
 import io
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from tests.kit import made
@@ -77,11 +76,3 @@ def test_both_files_are_written_and_replaced(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == before | {path.name for path in paths}
     assert (folder / CSV).read_text() == to_csv(found)
     assert write(folder, found) == paths
-
-
-def test_a_text_that_is_no_utf8_stops_nothing(tmp_path: Path) -> None:
-    sweep = made.sweep_file({"path": ("a\udc80", "b")})
-    found = board(sweep, [replace(made.row(point), folder="x\udcff") for point in sweep.points])
-    table, page = write(tmp_path, found)
-    assert "a?" in table.read_text(encoding="utf-8")
-    assert "a\\udc80" in page.read_text(encoding="utf-8")  # written out: values may differ by it

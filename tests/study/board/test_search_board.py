@@ -5,21 +5,16 @@ import io
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.page_reader import read_page
-from wellfed.config.files import folder_lookup
-from wellfed.errors import ConfigError
-from wellfed.study import ledger
 from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.learning_curve import CurvePoint, best_point, read_curve, reported_metrics
 from wellfed.study.ledger import Read
 from wellfed.study.points.space import Choices, Numbers
-from wellfed.study.ranking.ranking import board_of, search_board
+from wellfed.study.ranking.ranking import search_board
 from wellfed.study.row import Row
-from wellfed.study.study_files import SEARCH, SearchFile, is_of_search
+from wellfed.study.study_files import SearchFile
 
 LR, DIM, DEPTH = "workload.optimizer.lr", "workload.model.dim", "workload.model.depth"
 STRANGE = "<b>|`*\x1b[1m"
@@ -73,7 +68,7 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
         ("pruned", "ended after 2 validations, 8 steps"),
         ("oom", "no room Less. Log: p2/stderr.txt"),
         ("ok", "ended well, but without a metric: validation gave no finite figure of the metric"),
-        ("killed", "ended by signal 9"),
+        ("killed", "exit code -9"),
     ]
     assert made.counts == {"complete": 1, "pruned": 1, "failed": 3}
 
@@ -129,29 +124,3 @@ def test_the_page_has_curves_axes_and_no_html_of_the_users():
 
 
 NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
-
-
-@pytest.mark.parametrize("values", [(0.5, NO_NUMBERS[0]), (NO_NUMBERS[1], 0.5, NO_NUMBERS[2]), NO_NUMBERS, (0.25, 0.5)])
-@pytest.mark.parametrize("outcome", ["complete", "pruned"])
-def test_curves_with_validations_that_are_no_number_are_drawn(values: tuple[float, ...], outcome: str):
-    curves = {f"p{number}": [CurvePoint(4 * at, value) for at, value in enumerate(values)] for number in range(2)}
-    rows = (row(0, 0.5), row(1, 0.4, outcome))
-    page = read_page(to_html(search_board(file(), Read(rows), curves)))
-    finite = [(4 * at, value) for at, value in enumerate(values) if abs(value) < float("inf")]
-    marked = [(x, y) for x, y, text, *_ in page.charts[0]["n"] if text == "1"]
-    assert marked == finite[-1:]
-
-
-def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
-    folder = tmp_path / "recsys" / "searches" / "mine"
-    folder.mkdir(parents=True)
-    file().write(folder)
-    ledger.append(folder, [row(0, 0.5), row(1, float("nan"), "failed")])
-    assert SearchFile.read(folder) == file()
-    assert folder_lookup.find("mine", tmp_path, SEARCH) == folder
-    assert folder_lookup.find(str(folder), tmp_path, SEARCH) == folder
-    assert is_of_search(folder)
-    assert [entry.row.value for entry in board_of(folder).entries] == [0.5, None]
-    (folder / "search.json").write_text("{}")
-    with pytest.raises(ConfigError, match="can't be read"):
-        board_of(folder)

@@ -38,16 +38,6 @@ def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
     assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
 
 
-def test_the_front_is_labelled_in_the_picture_and_listed_below_it() -> None:
-    found = board(made.sweep_file())
-    _, _, after = to_html(found).partition(" alive")
-    (chart,) = read_page(to_html(found)).charts
-    front = [entry.label for entry in found.ranked if entry.on_front]
-    assert front
-    assert all(f"<td class=n>{label}</td>" in after for label in front)
-    assert {note[2] for note in chart["n"]} == {*front}
-
-
 @pytest.mark.parametrize("evil", [EVIL, QUOTE])
 def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
     sweep = made.sweep_file(

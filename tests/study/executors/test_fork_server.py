@@ -147,25 +147,6 @@ def test_what_is_prepared_is_prepared_once_and_changes_in_a_job_stay_there(serve
     assert (servers.folder / "server0.log").read_text() == "preparing\n"
 
 
-def test_jobs_run_at_the_same_time_and_each_is_told_when_it_ends(servers: Servers) -> None:
-    def work(prepared: Any, task: tuple[str, str]) -> int:
-        """Ends after another that was started later."""
-        mine, awaited = (servers.folder / name for name in task)
-        mine.touch()
-        until(awaited.exists)
-        return 0
-
-    server = servers.ready(work)
-    jobs = [servers.job(task) for task in (("a", "end"), ("b", "a"), ("c", "b"))]
-    for job in jobs:
-        server.start(job)
-    assert {server.take().key for _ in range(2)} == {jobs[1].key, jobs[2].key}
-    (servers.folder / "end").touch()
-    ended = server.take()
-    assert ended.key == jobs[0].key
-    assert ended.seconds > 0
-
-
 def grandchild(prepared: Any, task: str) -> int:
     """Starts a process that writes its number and would live on; then waits, or ends."""
     script = "echo $$ > pid.new; mv pid.new pid; exec sleep 600"

@@ -139,13 +139,6 @@ def test_each_trial_is_told_and_what_is_shared_is_prepared_once(local: Make) -> 
     assert [log.read_text() for log in logs] == ["preparing\n"] * 2
 
 
-def test_one_that_takes_too_long_is_ended_and_the_next_runs(local: Make) -> None:
-    runs = local(lambda prepared, task, ask: time.sleep(task) or 0, timeout_s=1)
-    runs.go(runs.trial("slow", 600), runs.trial("fast", 0))
-    assert runs.codes == {"slow": -signal.SIGKILL, "fast": 0}
-    assert [key for key, end in runs.ends.items() if end.is_timeout] == ["slow"]
-
-
 def test_what_is_shared_and_can_not_be_prepared_fails_its_trials_alone(local: Make) -> None:
     def fail(config: RunConfig) -> None:
         if config.seed != 3:
@@ -176,18 +169,6 @@ def test_each_gpu_has_a_trial_at_a_time_and_all_are_used(local: Make, tmp_path: 
     runs = local(work, gpus=2)
     runs.go(*[runs.trial(name, name[0]) for name in ("a1", "a2")])
     assert sorted(runs.codes.values()) == [0, 1]
-
-
-def test_closing_ends_what_runs(local: Make) -> None:
-    runs = local(lambda prepared, task, ask: time.sleep(600) or 0, gpus=2)
-
-    def stop(key: str) -> None:
-        if key == "b":
-            raise KeyboardInterrupt
-
-    runs.on_start = stop
-    with runs, pytest.raises(KeyboardInterrupt):
-        runs.go(runs.trial("a"), runs.trial("b"))
 
 
 @pytest.mark.parametrize(("gpus", "most"), [(0, 1), (1, 1), (2, 2)])

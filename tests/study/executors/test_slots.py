@@ -62,11 +62,9 @@ def test_where_nothing_is_to_be_shared_all_may_be_used(gpus: list[str], cpus: fr
     ("environment", "num_gpus", "names"),
     [
         ({}, 2, ["0", "1"]),
-        ({}, 0, []),
         ({"CUDA_VISIBLE_DEVICES": "3,1"}, 2, ["3", "1"]),
         ({"CUDA_VISIBLE_DEVICES": " GPU-a , MIG-b "}, 2, ["GPU-a", "MIG-b"]),
         ({"CUDA_VISIBLE_DEVICES": "2,9,4"}, 1, ["2"]),  # CUDA stops at what it does not know
-        ({"CUDA_VISIBLE_DEVICES": ""}, 0, []),
         ({"CUDA_VISIBLE_DEVICES": "7"}, 2, ["0", "1"]),  # set after CUDA was asked
     ],
 )

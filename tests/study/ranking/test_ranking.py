@@ -89,24 +89,6 @@ def test_confirms_are_averaged_with_the_trial() -> None:
     assert told(found, "Between runs of the same settings")
 
 
-def test_noise_between_runs_widens_points_that_were_measured_once() -> None:
-    first, *rest = rated(1000, 500, 400, 300)
-    before, after = board(first, *rest), board(first, *rest, confirm(first, 900))
-    assert before.noise is None
-    assert told(before, "No point was measured twice")
-    assert of(before, 1).ci95 == pytest.approx((495, 505))
-    assert after.noise is not None
-    assert of(after, 1).row.samples_per_s == 500
-    half = 500 * 12.706 * after.noise.relative_sd
-    assert of(after, 1).ci95 == pytest.approx((max(0, 500 - half), 500 + half))
-
-
-def test_confirms_that_failed_do_not_count() -> None:
-    first, *_ = rated(1000)
-    found = board(first, confirm(first, None, status="oom"), confirm(first, None), confirm(first, 990))
-    assert of(found, 0).runs == 2
-
-
 def test_confirms_by_other_code_do_not_count() -> None:
     first, *_ = rated(1000)
     found = board(first, confirm(first, 10, code="other"))

@@ -185,17 +185,6 @@ def test_when_the_time_is_over_what_runs_ends_and_nothing_begins(
     assert "search.max_minutes=1 are over. The same command goes on, for as long again." in lines(capsys)
 
 
-def test_a_pruned_trial_is_neither_ranked_nor_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def pruned(trial: Trial) -> Row:
-        return replace(good(trial), outcome="pruned") if trial.overrides[-1].endswith("0.9") else good(trial)
-
-    assert Searching(tmp_path, pruned, ("0.1", "0.9")).run() == 0
-    out = lines(capsys)
-    assert out[1].startswith("trial 1 pruned score 0.9 after 3 validations")
-    assert "Pruned: 1 trial (1)" in out
-    assert f"Train it again: python src/train.py seed=1 {LR}=0.1" in out
-
-
 def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Path) -> None:
     """With the real pruner of Optuna: the metric of each trial is flat at its learning rate."""
     options: dict[str, Any] = {"space": {LR: Numbers(0.1, 0.9)}, "max_trials": 16, "pruner": SearchPruner.median}

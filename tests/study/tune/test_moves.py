@@ -54,23 +54,6 @@ def test_feeding_can_win_no_more_than_the_time_that_data_takes() -> None:
     assert {move.bound for move in listed(trial(0.0, 1.0, ceiling=1.05)) if move.kind == "data"} == {1.0}
 
 
-def test_a_step_that_only_computes_is_not_expected_to_win_without_end() -> None:
-    found = {
-        move.settings[0]: move.bound for move in listed(trial(0.0, 1.0, **{"memory.checkpoint_activations": True}))
-    }
-    assert found["memory.checkpoint_activations=null"] == 1.5
-    assert found["memory.accumulate=4"] == 2.0
-
-
-def test_of_backends_that_a_plan_has_timed_one_other_is_tried() -> None:
-    def others(**known: bool) -> list[str]:
-        found = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2})
-        return [move.settings[0] for move in listed(found, **known) if move.settings[0].startswith("loader.backend=")]
-
-    assert others() == ["loader.backend=inline", "loader.backend=processes"]
-    assert others(backends_are_timed=True) == ["loader.backend=inline"]
-
-
 def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_wait_for_a_disk() -> None:
     def counts(found: TuneTrial) -> list[str]:
         return [word for move in listed(found) for word in move.settings if word.startswith("loader.num_workers=")]

@@ -8,7 +8,6 @@ from tests.kit.played_trials import PlayedTrials
 from wellfed.study.executors.executor import Trial
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.grid import point_id
 from wellfed.study.row import Row
 from wellfed.study.study import Trials
 from wellfed.study.tune.trial import Change
@@ -49,14 +48,6 @@ def tuned(
 ) -> TuneTrials:
     trials = Trials(kept(folder, retry=retry), SCREEN, lambda overrides, own: COMPOSED)
     return TuneTrials(words, trials, played)
-
-
-def test_the_words_of_a_point_are_those_of_the_start_with_the_turned_behind(tmp_path: Path) -> None:
-    trials = tuned(tmp_path, PlayedTrials(), words=("loader=baseline", "seed=2", "telemetry=default"))
-    assert trials.point(()).overrides == ("loader=baseline", "seed=2", "telemetry=default")
-    turned = trials.point(("loader=auto", "loader.num_workers=2"))
-    assert turned.overrides == ("seed=2", "telemetry=default", "loader=auto", "loader.num_workers=2")
-    assert turned.id == point_id(("seed=2", "loader=auto", "loader.num_workers=2"))
 
 
 class Machine:

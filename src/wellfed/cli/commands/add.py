@@ -17,7 +17,6 @@ from wellfed.config.files.option_file import in_ascii, is_read_as_value, write_f
 from wellfed.errors import EXIT_OK, ConfigError
 
 _BLANK = project.ENGINE / "cli" / "blank"
-_KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
 
@@ -28,15 +27,9 @@ def main(argv: Sequence[str]) -> int:
         prog=command("add"),
         description="Writes the files of something new, with a small one inside that works.",
     )
-    what_there_is = "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
-    parser.add_argument("what", nargs="?", help=what_there_is)
-    parser.add_argument("name", nargs="?", help="of the folder, the yaml and the option: small letters, digits and '_'")
+    parser.add_argument("what", choices=["workload"], help="model, data and yaml, to be replaced by your own")
+    parser.add_argument("name", help="of the folder, the yaml and the option: small letters, digits and '_'")
     asked = parser.parse_args(argv)
-    if asked.name is None or asked.what not in _KINDS:
-        where = f"{command('add')} {asked.what or ''}".rstrip()
-        problem = "there is no such thing to add." if asked.what else "add what?"
-        problem = "under which name?" if asked.what in _KINDS else f"{problem} There is: {what_there_is}."
-        raise ConfigError.of(where, problem, f"Write {command('add')} workload my_workload.")
     written = write_workload(asked.name)
     print("\n".join(["Written:", *(f"  {path.relative_to(project.root())}" for path in written)]))
     print(f"Try it: {command('train')} workload={asked.name} trainer.max_steps=50")

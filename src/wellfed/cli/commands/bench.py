@@ -94,8 +94,6 @@ def _check(overrides: Sequence[str]) -> None:
         key, value = key_value(text)
         if key in ("resume", "rerun") and not is_null(unquoted(value)):
             raise ConfigError.of(text, "is about one training, and a bench starts many.", "Leave it out.")
-        if key == "hydra.run.dir":
-            raise ConfigError.of(text, "names one folder, and each run has its own.", "Write paths.log_dir=<folder>.")
 
 
 def _show(terminal: Answer, bench: Bench, unit: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
-from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.errors import EXIT_OK
 from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.text_table import print_text
 
@@ -32,9 +31,6 @@ def main(argv: Sequence[str]) -> int:
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
-    run = asked.run or ""
-    if run.lower().endswith(".csv") and not os.path.isdir(run):
-        raise ConfigError.of(run, "is a CSV; diagnose takes a run.", f"Watch GPUs: {command('monitor')}.")
     folder = find(asked.run, Path(asked.log_dir), RUN)
     found, terminal = evidence_of(folder).record, Answer()
     if asked.json:

@@ -17,13 +17,12 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
-from wellfed.explain.report.text_table import GAP, print_command, print_text
+from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.plan.predict.size_search import Probe
 from wellfed.process import without_collections
-from wellfed.units import GIB, gib, show_bytes, show_count, show_gib
+from wellfed.units import show_bytes, show_count, show_gib
 
 _TARGET = "target_util_pct="
-_WIDTHS = (12, 14, 14, 12)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         with without_collections():
             from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
 
-        fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())
+        fitting = fit(composed, target, (lambda probe: None) if asked.json else _print_row)
     found, budget_gib = fitting.found, fitting.budget_gib
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
@@ -82,31 +81,17 @@ def _target(typed: Sequence[str]) -> float | None:
     return percent
 
 
-class _Rows:
-    """A table that prints each row when its probe ends, to show progress."""
-
-    def __init__(self) -> None:
-        self._console, self._begun = Answer(), False
-
-    def __call__(self, probe: Probe) -> None:
-        if not self._begun:
-            self._begun = True
-            self._print(("micro-batch", "samples/s", "peak", "utilisation"), "bold")
-        self._print(row(probe))
-
-    def _print(self, cells: Sequence[str], style: str = "") -> None:
-        cells = [cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)]
-        print_text(self._console, (" " * GAP).join(cells), style)
+def _print_row(probe: Probe) -> None:
+    """Prints a probe when it has ended, to show progress."""
+    print_text(Answer(), row_of(probe))
 
 
-def row(probe: Probe) -> tuple[str, str, str, str]:
-    """Returns size, samples/s, peak and mean utilisation as texts; empty without a figure."""
-    peak = "out of memory"
-    if probe.peak is not None:
-        num_bytes = probe.peak.total
-        peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
-    rate = "" if probe.samples_per_s is None else show_count(probe.samples_per_s)
-    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
+def row_of(probe: Probe) -> str:
+    """Returns size, samples/s, peak and mean utilisation in a line, without figures that are unknown."""
+    figures = [] if probe.samples_per_s is None else [f"{show_count(probe.samples_per_s)} samples/s"]
+    figures.append("out of memory" if probe.peak is None else f"peak {show_bytes(probe.peak.total)}")
+    figures += [] if probe.util_pct is None else [f"utilisation {probe.util_pct:.0f} %"]
+    return f"micro-batch {probe.size:,}: {', '.join(figures)}"
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

@@ -7,7 +7,6 @@ import io
 import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,8 +28,6 @@ SHORTEST_S = 0.1
 """Minimum seconds between readings, as for telemetry.interval_s."""
 FIRST_S = 0.3
 """Seconds until the table is first shown."""
-PATIENCE_S = 1.0
-"""Seconds before a message that the driver is still waking its GPUs."""
 MOST_S = 1.0
 """Maximum seconds until an event is shown."""
 
@@ -80,12 +77,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
-    still_looking = threading.Timer(PATIENCE_S, screen.print_line, ("Looking for GPUs ...",))
-    still_looking.start()
-    try:
-        found = find_gpus()
-    finally:
-        still_looking.cancel()
+    found = find_gpus()
     if asked.gpus is not None:
         found = found.only(asked.gpus)
     monitor = Monitor(found, interval_s=asked.interval)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -46,9 +45,7 @@ def main(argv: Sequence[str]) -> int:
         written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
     print_text(terminal, _summary(written, asked.out))
     where = assigned("workload.data.path", str(asked.out))
-    # Hydra needs quotes inside the shell's: double ones, unless the value contains signs special in them.
-    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
-    print_command(terminal, "To train on them:", f"{command('train')} workload=... {where}")
+    print_command(terminal, "To train on them:", f"{command('train')} workload=... {shlex.quote(where)}")
     return EXIT_OK
 
 

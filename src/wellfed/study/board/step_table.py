@@ -17,15 +17,7 @@ from wellfed.units import counted, show_duration, show_factor, show_line
 
 
 def show(console: Console, file: TuneFile) -> None:
-    """Prints the table with the reason for each change, conclusions, and the command to use."""
-    console.print("", table(file), "")
-    for text in _conclusions(file):
-        print_text(console, text)
-    print_command(console, "Use it:", train_command(file.use))
-
-
-def table(file: TuneFile) -> TextTable:
-    """Returns a table with a row for each step, and the reason for its change below."""
+    """Prints a row for each step with the reason for its change below, conclusions, and the command to use."""
     objective, unit = SAMPLES_PER_S, SAMPLES_PER_S.head(file.sample_unit)
     numbers = (TextColumn(name, is_number=True) for name in (f"before ({unit})", f"after ({unit})", "gain"))
     found = TextTable("turned", *numbers, "kept or dropped")
@@ -36,7 +28,10 @@ def table(file: TuneFile) -> TextTable:
         turned = " ".join(step["turned"])
         below = [show_line(step["because"])] if turned else []
         found.add_row(turned or "(the start)", *figures, gain, verdict, below=below)
-    return found
+    console.print("", found, "")
+    for text in _conclusions(file):
+        print_text(console, text)
+    print_command(console, "Use it:", train_command(file.use))
 
 
 def _conclusions(file: TuneFile) -> Iterator[str]:

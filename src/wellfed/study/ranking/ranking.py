@@ -180,9 +180,7 @@ def _why_unranked(trial: Row, objective: Objective) -> str:
         return why_of(trial.error, trial.folder)
     if trial.status == "ok":
         return f"ended well, but without {objective.a_noun}: {objective.missing}"
-    if trial.exit_code is None:
-        return "nothing is known of its end"
-    return f"ended by signal {-trial.exit_code}" if trial.exit_code < 0 else f"exit code {trial.exit_code}"
+    return f"exit code {trial.exit_code}"
 
 
 def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:

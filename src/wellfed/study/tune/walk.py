@@ -105,12 +105,10 @@ class Step:
             "status": trial.row.status,
             "before": self.before,
             "after": self.figure,
-            "ci95": trial.row.ci95,
             "gain": self.gain,
             "is_kept": self.is_kept,
             "why": self.why,
             "seconds": trial.row.seconds,
-            "beside_seconds": round(trial.beside_seconds, 3),
         }
 
 
