@@ -136,6 +136,12 @@ for i, batch in enumerate(loader(480)):
 
 
 @pytest.mark.slow
+def test_what_the_loop_does_with_a_batch_before_its_pass_is_found(tmp_path: Path) -> None:
+    record = watched(f"{HEAD}for batch in loader(320):\n    time.sleep(0.01)\n    train([batch])\n", tmp_path)
+    assert "slow_callbacks" in findings_of(record)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [

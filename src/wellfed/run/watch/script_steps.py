@@ -108,7 +108,8 @@ class ScriptSteps(Harmless):
         self._rows = RowsOfSteps()
         self._saved_after = -1
         """Iterations that had ended at the latest torch.save."""
-        self.is_off = False
+        self.is_off = self.has_untrained = False
+        """Nothing is marked; there is a model that no optimizer trains, whose passes are not seen."""
 
     def abandon(self) -> None:
         """Marks nothing more."""
@@ -224,10 +225,13 @@ class ScriptSteps(Harmless):
         self._mark_pass(FORWARD, is_done=is_done)
 
     def _mark_pass(self, phase: int, *, is_done: bool) -> None:
-        """Marks begin or end of a pass within the open iteration."""
+        """Marks begin or end of a pass within the open iteration. What comes before its first forward pass is no
+        compute, unless another model may have run then."""
         iteration = self._iteration
         if iteration is None or iteration.is_ended:
             return
+        if not iteration.has_pass and phase == FORWARD and not (self.has_untrained or self.clock.has_copies):
+            self.clock.copied()
         iteration.has_pass = True
         after = OPTIMIZER if self._is_updating and phase == BACKWARD else OTHER
         self._mark(after if is_done else phase)

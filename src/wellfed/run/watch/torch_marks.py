@@ -192,6 +192,7 @@ class TorchMarks:
         has_compiled, is_watched = _has_compiled(), False
         for module in outermost_modules():
             if not any(id(one) in parameters for one in module.parameters()):
+                self._steps.has_untrained = True
                 continue
             self._see_parts(module)
             if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
