@@ -150,11 +150,6 @@ def test_a_mistake_is_one_warning_and_no_picture(shown: Shown, image: Any, caplo
     assert shown.pictures == []
 
 
-def test_values_outside_of_a_picture_are_cut_off(shown: Shown) -> None:
-    log_image("a", torch.tensor([[float("nan"), 2.0, 0.5], [-1.0, float("inf"), 1.0]]))
-    assert shown.pictures[0][2].tolist() == [[0, 255, 128], [0, 255, 255]]
-
-
 def test_cells_are_plain(shown: Shown) -> None:
     log_table("mixed", ("n", "x", "text", "other"), [[1, 0.5, "a", None], [np.int64(2), torch.tensor(1), 3, [1, 2]]])
     log_table("tensor", ["a", "b"], torch.arange(4).view(2, 2))

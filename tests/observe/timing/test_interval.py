@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,28 +38,6 @@ def test_the_interval_holds_the_true_rate_nine_times_in_ten_at_least(
 ) -> None:
     times_s = MEAN_S * (1 + 0.1 * autoregressive(runs, steps, autocorrelation, seed=steps))
     assert sum(holds(row) for row in times_s.tolist()) / runs >= 0.92
-
-
-@pytest.mark.parametrize("relative_sd", [0.02, 0.05])
-@pytest.mark.parametrize("autocorrelation", [0, 0.5, 0.9])
-def test_it_does_so_too_where_it_is_looked_at_until_it_is_narrow(autocorrelation: float, relative_sd: float) -> None:
-    runs, limit, held, taken = 300, 400, 0, []
-    all_times_s = MEAN_S * (1 + relative_sd * autoregressive(runs, limit, autocorrelation, seed=1))
-    for times_s in all_times_s.tolist():
-        steps = next(steps for steps in looks(limit) if steps == limit or is_narrow(times_s[:steps]))
-        held += holds(times_s[:steps])
-        taken.append(steps)
-    assert held / runs >= 0.91
-    assert min(taken) < limit  # or nothing was looked at until it was narrow
-
-
-def looks(limit: int) -> Iterator[int]:
-    """As `StopWhenMeasured` looks: rarer and rarer."""
-    steps = MIN_STEPS
-    while steps < limit:
-        yield steps
-        steps += steps // 4
-    yield limit
 
 
 def is_narrow(times_s: list[float]) -> bool:
@@ -106,6 +83,6 @@ def test_students_t(degrees: int) -> None:
     assert student_t_975(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(1, 127.32), (5, 4.773), (10, 3.581), (30, 3.030), (60, 2.915)])
+@pytest.mark.parametrize(("degrees", "quantile"), [(1, 127.32), (10, 3.581), (60, 2.915)])
 def test_a_far_quantile_of_students_t(degrees, quantile):
-    assert student_t(degrees, 0.9975) == pytest.approx(quantile, rel=0.005)
+    assert student_t(degrees, 0.9975) == pytest.approx(quantile, rel=0.003)

@@ -332,22 +332,6 @@ def test_a_step_has_one_event_more_on_average(micro_batches, apart):
     assert all(row.forward_ms == 0 for row in rows)  # of a host that only launches
 
 
-def test_events_are_used_again():
-    host = Host(has_device=True)
-    for _ in range(50):
-        host.phases((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
-        host.sleep(20)
-        host.rows()
-    host.idle()
-    host.rows()
-    few = len(host.device.events)
-    for _ in range(200):
-        host.phases((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
-        host.idle()
-        assert [row.compute_ms for row in host.rows()] == [pytest.approx(35)]
-    assert len(host.device.events) == few
-
-
 def test_copies_that_others_make_are_copy_wherever_they_are():
     """Work between two of a step is compute, and what comes before them is host time."""
     host, few = Host(has_device=True), 0

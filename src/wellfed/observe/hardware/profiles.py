@@ -40,8 +40,6 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         )
     }
 )
-SMALLEST_CARD_GIB = 7.5
-"""Below this a card gets the 8gb profile with a warning. An 8 GB card shows 7.6 to 8.0 GiB."""
 ASSUMED_CAPABILITY = "8.0"
 """Assumed where no card gives its capability. From 8.0 on, cards support bf16."""
 
@@ -99,12 +97,12 @@ def resolve_budget(
             return chosen
         no_effect = f"gpu.memory_gib={memory_gib:g} has no effect with gpu=cpu."
         return replace(chosen, warnings=(f"{no_effect} Name the card to plan for, e.g. gpu=8gb.",))
-    cards = facts.training_gpus[: max(1, num_devices)]
-    if not cards:
-        return _without_gpu(profile_name, memory_gib, facts)
-    card = min(cards, key=_available_gib)
     named = PROFILES.get(profile_name)
     wanted_gib = memory_gib if memory_gib is not None else named.budget_gib if named else None
+    cards = facts.training_gpus[: max(1, num_devices)]
+    if not cards:
+        return _without_gpu(profile_name, wanted_gib, facts)
+    card = min(cards, key=_available_gib)
     if wanted_gib is None:
         return _whole_card(profile_name, enforce, card)
     return _named_budget(profile_name, wanted_gib, enforce, card)
@@ -180,28 +178,29 @@ def with_cards(
     return replace(facts, gpus=cards, torch_problem=None, warnings=()), f"Planned for {times}{what}; {there}."
 
 
-def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:
+def _source(profile_name: str, budget_gib: float) -> str:
+    """Returns the override that named a budget."""
+    named = PROFILES.get(profile_name)
+    is_profiles_own = named is not None and budget_gib == named.budget_gib
+    return f"gpu={profile_name}" if is_profiles_own else f"gpu.memory_gib={budget_gib:g}"
+
+
+def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFacts) -> Budget:
     """Returns a budget without a usable card. A named budget is planned with but not enforced."""
     why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
     if facts.gpus:
         why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
-    named = PROFILES.get(profile_name)
-    if memory_gib is None and named is None:
+    if wanted_gib is None:
         # No GPU was requested. Warn only about a card that can't be used.
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
         return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
-    if named is not None and memory_gib in (None, named.budget_gib):
-        budget_gib, shown_gib, source = named.budget_gib, named.nominal_gib, f"gpu={profile_name}"
-    else:
-        budget_gib = shown_gib = memory_gib or 0.0
-        source = f"gpu.memory_gib={budget_gib:g}"
-    auto = "" if profile_name == "auto" else "gpu=auto picks the cpu profile; "
+    source = _source(profile_name, wanted_gib)
     warning = (
-        f"{source}: {why}; training on the CPU, the {shown_gib:g} GiB budget is not enforced. "
-        f"{auto}trainer.accelerator=gpu makes this an error."
+        f"{source}: {why}; training on the CPU, the budget of {wanted_gib:g} GiB is not enforced. gpu=auto picks the "
+        "cpu profile; trainer.accelerator=gpu makes this an error."
     )
     profile = "cpu" if profile_name == "auto" else profile_name
-    return Budget(budget_gib, profile, None, False, f"{source}: planned for that card; {why}", (warning,))
+    return Budget(wanted_gib, profile, None, False, f"{source}: planned for that card; {why}", (warning,))
 
 
 def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
@@ -212,47 +211,34 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
         warning = f"gpu={profile_name}: {why}; {plans}"
         because = f"{why}; as the smallest profile"
         return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
-    budget_gib = BUDGET_FRAC * _available_gib(card)
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
     because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
-    warnings: tuple[str, ...] = ()
-    if card.memory_gib < SMALLEST_CARD_GIB:
-        warnings = (
-            f"gpu={profile_name}: this card has {card.memory_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the "
-            "smallest profile (8gb); the numbers are sized for it by measurement. memory=tight or memory=dynamic need "
-            "the least.",
-        )
     profile = pick_profile(card.memory_gib).name
-    return Budget(budget_gib, profile, card.name, bool(enforce), because, warnings)
+    return Budget(BUDGET_FRAC * _available_gib(card), profile, card.name, bool(enforce), because)
 
 
 def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
     """Returns a budget that the user named, by profile or by gpu.memory_gib."""
-    named = PROFILES.get(profile_name)
-    is_profiles_own = named is not None and wanted_gib == named.budget_gib
-    source = f"gpu={profile_name}" if is_profiles_own else f"gpu.memory_gib={wanted_gib:g}"
-    has_gib = _available_gib(card)
+    source, has_gib = _source(profile_name, wanted_gib), _available_gib(card)
     fits = wanted_gib <= has_gib
     budget_gib = wanted_gib if fits else BUDGET_FRAC * has_gib
     cap = enforce if enforce is not None else fits
-    own = pick_profile(card.memory_gib) if card.memory_gib is not None else None
-    profile = named.name if named else own.name if own else profile_name
-    held = f", of which other processes hold {card.others_gib:.1f}: {card.held_by()}" if card.others_gib >= 0.05 else ""
-    warnings = []
+    own = profile_name if card.memory_gib is None else pick_profile(card.memory_gib).name
+    profile = profile_name if profile_name in PROFILES else own
+    shown = card.describe() + (f", whose profile is {own}" if profile != own else "")
+    if card.others_gib >= 0.05:
+        shown += f", of which other processes hold {card.others_gib:.1f}: {card.held_by()}"
+    warning = ""
     if not fits:
-        whose = f", whose profile is {own.name}" if own and named and own.name != profile_name else ""
-        warnings.append(
-            f"{source}: this card is {card.describe()}{held}{whose}; planning for the {budget_gib:.1f} GiB it has "
-            f"instead of {wanted_gib:g}. gpu=auto sizes the run to the card."
+        warning = (
+            f"{source}: this card is {shown}; planning for the {budget_gib:.1f} GiB it has instead of {wanted_gib:g}. "
+            "gpu=auto sizes the run to the card."
         )
-    elif named and own and own.name != profile_name:
+    elif profile != own:
         capped = "capping the allocator" if cap else "not capping the allocator (gpu.enforce=false)"
-        warnings.append(
-            f"gpu={profile_name}: this card is {card.describe()}, whose profile is {own.name}; "
-            f"planning for {budget_gib:g} GiB and {capped}."
-        )
+        warning = f"gpu={profile_name}: this card is {shown}; planning for {budget_gib:g} GiB and {capped}."
     because = f"{source} on {card.describe()}" if fits else f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
-    return Budget(budget_gib, profile, card.name, cap, because, tuple(warnings))
+    return Budget(budget_gib, profile, card.name, cap, because, (warning,) if warning else ())
 
 
 def _capability(card: GpuFacts) -> tuple[int, ...] | None:
