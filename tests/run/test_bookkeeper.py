@@ -8,10 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kit.few import few
-from tests.plan.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
-from wellfed.config.schema import Backend
-from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow
@@ -82,14 +79,6 @@ def test_figures_at_checkpoints_take_a_small_share_of_a_long_run(tmp_path, monke
     assert computed_s[-1] == now_s[0]
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(2, 12.5), (0, None)])
-def test_the_record_has_what_one_worker_alone_took_for_a_batch(tmp_path, workers, expected):
-    books = books_of(tmp_path)
-    given = config(loader={"backend": Backend.processes if workers else Backend.inline, "num_workers": workers})
-    books.planned(planned(given, data=ITEMS, trial=FirstBatches(12.5, 64, 100)))
-    assert books.record.loading.get("build_ms_alone") == expected
-
-
 def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
     record = RunRecord.start("r")
     record.phases = {"validate": {"total_s": 5.0, "times": 2}, "test": {"total_s": 1.0, "times": 1}}
@@ -148,29 +137,6 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
     assert (tmp_path / "report.md").read_text()
     assert "could not be diagnosed" in caplog.text
-
-
-def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
-    def broken(evidence, folder, *, has_page):
-        raise KeyError("a font")
-
-    monkeypatch.setattr(closing, "write_reports", broken)
-    books_of(tmp_path).finish(OK, {})
-    assert recorded(tmp_path)["status"] == "ok"
-    assert "page" not in recorded(tmp_path)["artifacts"]
-    assert "report.html could not be drawn" in caplog.text
-    (event,) = (event for event in recorded(tmp_path)["events"] if event["kind"] == "page_failed")
-    assert "a font" in event["message"]
-
-
-def test_the_record_names_the_reports_that_are_there(tmp_path):
-    books_of(tmp_path).finish(OK, {})
-    reports = {"report": "report.md", "page": "report.html"}
-    assert reports.items() <= recorded(tmp_path)["artifacts"].items()
-    (tmp_path / "report.html").unlink()
-    books_of(tmp_path).finish(OK, {}, has_page=False)
-    assert recorded(tmp_path)["artifacts"]["report"] == "report.md"
-    assert "page" not in recorded(tmp_path)["artifacts"]
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,6 @@ def test_the_line_that_tells_is_the_message_of_a_lost_worker():
     assert "loader.num_workers" in found.advice
 
 
-def test_memory_and_interrupts_have_something_to_type():
-    assert "memory.micro_batch" in outcome_of(torch.OutOfMemoryError("x"), has_trained=True).advice
-    of_host = outcome_of(MemoryError("x"), has_trained=True).advice
-    assert "fewer loader.num_workers" in of_host
-    assert "where the CPU trains, a smaller memory.micro_batch" in of_host
-
-
 GONE = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3969."
 
 

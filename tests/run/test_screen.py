@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +18,6 @@ from rich.text import Text
 from tests.kit.evidence_of import evidence
 from tests.kit.small_terminal import has_terminals
 from tests.plan.test_decide import config, planned
-from wellfed.explain.report.run_lines import show_value
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import FindingEntry
 from wellfed.run import screen
@@ -59,26 +56,6 @@ def test_a_full_disk_does_not_end_the_process() -> None:
             [sys.executable, "-c", SCRIPT], env=environment(), text=True, stdout=full, stderr=subprocess.PIPE
         )
     assert (done.returncode, done.stderr) == (0, "still here\n")
-
-
-def shown_at(width: int, *printed: object) -> list[str]:
-    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(*printed)
-    console.file.close()
-    return console.export_text().splitlines()
-
-
-@pytest.mark.parametrize("with_source", [False, True])
-def test_no_word_of_a_plan_is_cut_at_80_columns(with_source: bool) -> None:
-    plan = planned(config())
-    plan = replace(plan, trainer=replace(plan.trainer, strategy="early_stopping, lr_monitor"))
-    lines = shown_at(80, screen.plan_table("recsys", plan, with_source=with_source))
-    words = {word for line in lines for word in line.split()}
-    assert max(map(len, lines)) <= 80
-    assert set(plan.knobs) <= words
-    for decided in plan.knobs.values():
-        assert set(show_value(decided.value).split()) <= words
-        assert set(decided.because.split()) <= words, decided.because
 
 
 def test_no_text_reaches_the_terminal_as_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,11 @@ import io
 import logging
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.kit.evidence_of import walled
 from wellfed.config.compose import compose
-from wellfed.ranks import own_rank
 from wellfed.record.entries import RunRecord
 from wellfed.run import train
 from wellfed.run.folder.log import log_file
@@ -33,18 +31,6 @@ from wellfed.run.train import SPIN_COUNT, set_environment
 def test_what_torch_reads_once_is_set_unless_the_user_did(before, overrides, after):
     set_environment(before, compose(overrides).config)
     assert before == after
-
-
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [({}, 0), ({"LOCAL_RANK": "1"}, 1), ({"RANK": "5", "LOCAL_RANK": "1"}, 5), ({"SLURM_PROCID": "2"}, 2)],
-)
-def test_the_rank_that_a_launcher_gave(monkeypatch, variables, rank):
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert own_rank() == rank
 
 
 @pytest.mark.parametrize(("rank", "asks"), [("0", True), ("3", False)])
@@ -73,12 +59,3 @@ def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):
         logging.getLogger("wellfed").warning("look")
     assert bar.getvalue() == "WARNING: look\n"
     assert "look" in (tmp_path / "train.log").read_text()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_log_on_a_full_disk_prints_no_traceback(tmp_path, capsys):
-    (tmp_path / "train.log").symlink_to("/dev/full")
-    with log_file(tmp_path / "train.log"):
-        logging.getLogger("wellfed").info("something")
-        logging.getLogger("wellfed").warning("what the terminal shows")
-    assert capsys.readouterr().err == "WARNING: what the terminal shows\n"

@@ -68,26 +68,12 @@ def padded(samples):
     return {"x": nn.utils.rnn.pad_sequence(samples, batch_first=True)}
 
 
-class Stream:
-    def __len__(self):
-        return 6
-
-    def __iter__(self):
-        for number in range(6):
-            torch.rand(1), random.random()
-            yield {"x": torch.ones(16, 5000 if number == 4 else 5, 8)}
-
-
 def datasets(n=64):
     return Datasets(Rows(n))
 
 
 def texts(late):
     return Datasets(Texts(late), collate=padded)
-
-
-def stream():
-    return Datasets(Stream())
 
 
 class Windows:
@@ -195,19 +181,6 @@ def test_a_later_longer_batch_is_planned_for(typed, capsys):
     for_samples = ", for samples as in the longest of 8 small batches (160 B to 156.2 KiB each)"
     assert once_long[1].endswith(for_samples)
     assert "for samples" not in short[1] + all_long[1]
-
-
-@pytest.mark.slow
-def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(typed):
-    words = [*typed, "workload.data._target_=theirs.stream"]
-    plan_without_running(compose(words))  # imports, which may draw
-    drawn = []
-    for more in ([], ["trainer.limit_batches=1"]):
-        found = plan_without_running(compose([*words, *more])).plan
-        drawn.append((random.random(), torch.rand(1).item()))
-        assert found.predicted_peak_gib is not None
-        assert ", for samples as in " not in found.knobs["memory.micro_batch"].because
-    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("samples", [0, 5])

@@ -58,11 +58,6 @@ class ByClosure(torch.optim.Optimizer):
         return loss
 
 
-class Unsteppable(ByClosure):
-    def step(self):
-        raise KeyError("not yet")
-
-
 def datasets():
     return Datasets(train=sets.Fetching())
 
@@ -296,7 +291,6 @@ def test_sparse_gradients_are_known_from_the_model(sparse):
         ("torch.optim.SGD", 0),
         ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
         (f"{__name__}.ByClosure", 1),
-        (f"{__name__}.Unsteppable", 2),
     ],
 )
 def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
@@ -368,21 +362,3 @@ def test_a_split_of_which_no_batch_can_be_made_is_refused(kind, samples):
     parts, given = brought("loaders", kind=kind)
     with pytest.raises(DataError, match=rf"Rows makes no val batch of its {samples} samples\. Check workload\.data"):
         make_eval_loader(given, planned(given), parts.data, "val")
-
-
-class Changed:
-    """Hooks of a LightningModule or a LightningDataModule."""
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch
-
-
-@pytest.mark.parametrize(
-    ("of_model", "of_data", "expected"),
-    [((), (), False), ((Changed,), (), True), ((), (Changed,), True), ((), None, False)],
-)
-def test_a_hook_that_changes_batches_before_their_copy_is_known(of_model, of_data, expected):
-    model = type("Guest", (*of_model, pl.LightningModule), {})()
-    data_module = None if of_data is None else type("Sets", (*of_data, pl.LightningDataModule), {})()
-    parts = RunObjects(Datasets(train=[]), model, None, is_lightning_module=True, data_module=data_module)
-    assert model_facts(parts, config(None)).changes_before_copy is expected

@@ -187,34 +187,6 @@ def test_so_are_hooks_of_a_users_own_module(tmp_path: Path) -> None:
     assert wall["callbacks"]["SlowLR.step"] >= 2 * 0.02
 
 
-class StepsTwice(OwnModule):
-    """A module that takes two optimizer steps a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        for _ in range(2):
-            optimizer.zero_grad()
-            self.manual_backward(self.out(batch["x"]).square().mean())
-            optimizer.step()
-
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.out(batch["x"]).square().mean())
-
-
-def test_steps_by_hand_do_not_keep_a_pruner_from_its_end(tmp_path: Path) -> None:
-    """The second of three epochs ends after more optimizer steps than there are batches."""
-    own = {"model": {"_target_": f"{__name__}.StepsTwice"}, "optimizer": None}
-    passes, _, _ = passes_of(tmp_path, "trainer.max_epochs=3", data="three_splits", **own)
-    pruner = {1: None, 2: "no better than others"}
-    passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: None, lambda number, value: pruner[number])
-    assert passes.is_pruned
-    assert passes.figures.step == 2 * 2 * 6
-
-
 class WithHoles(Numbers):
     """Data whose sample 13 is NaN."""
 

@@ -145,15 +145,6 @@ def test_a_failure_of_its_own_counts_more_than_what_it_caused(exchanges, own):
     assert exchanges[0].reason(own).message.endswith("no such file")
 
 
-def test_where_all_ranks_were_stopped_or_are_silent_none_is_to_blame(exchanges, monkeypatch):
-    monkeypatch.setattr(exchange, "REPORT_S", 0.3)
-    joined(exchanges)
-    assert exchanges[0].reason(STOPPED) is None
-    for one in exchanges[1:]:
-        one.report(STOPPED)
-    assert exchanges[0].reason(STOPPED) is None
-
-
 def test_ranks_of_lightning_find_the_run_by_a_file_that_this_user_alone_can_read(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert invited() is None
