@@ -85,6 +85,7 @@ def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
     assert "img" not in found.tags
 
 
+@pytest.mark.slow
 def test_a_browser_shows_both_within_the_width_of_a_phone(chromium: Path, tmp_path: Path, real: Comparison) -> None:
     page = tmp_path / "page.html"
     probe = "document.title=[document.documentElement.scrollWidth,innerWidth].join()"

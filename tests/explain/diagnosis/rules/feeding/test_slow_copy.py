@@ -11,7 +11,6 @@ from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.rules.feeding_rules import slow_copy
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.explain.diagnosis.script_words import OWN_STREAM
 
 PAGEABLE = {"loader.pin_memory": False, "loader.device_prefetch": 0}
 
@@ -58,18 +57,6 @@ def test_what_the_plan_would_not_copy_ahead_is_not_advised_and_has_no_gain(plan,
     assert "ahead already" not in found.message
 
 
-@pytest.mark.parametrize(("is_ahead", "is_advised"), [(False, True), (True, False)])
-def test_a_script_is_told_to_copy_ahead_unless_it_does(is_ahead, is_advised):
-    found = on_card(copy_ms=4.0, plan=PAGEABLE)
-    found.record.config["script"] = "train.py"
-    if is_ahead:
-        found.record.events.append({"kind": "unseen", "message": OWN_STREAM})
-    finding = slow_copy(found)
-    assert finding is not None
-    assert ("loader.device_prefetch=2" in finding.change) == is_advised
-    assert ("nothing is copied ahead" in finding.message) == is_advised
-
-
 def test_nothing_to_set_where_copies_run_ahead():
     found = slow_copy(on_card(copy_ms=4.0, compute_ms=6.0))
     assert found is not None
@@ -99,15 +86,6 @@ def test_steps_that_copies_ahead_of_them_hold_up(workers: int):
         "Many small tensors in a batch, or the model's transfer_batch_to_device, may also cause this" in found.message
     )
     assert [one.id for one in others if not one.is_note] == []
-
-
-def test_copies_ahead_from_pageable_memory_may_be_faster():
-    found = slow_copy(copied_ahead(4, pin_memory=False))
-    assert found is not None
-    assert found.change == ("loader.pin_memory=true",)
-    assert "1 GB/s; its memory is not page-locked." in found.message
-    assert found.gain is not None
-    assert (found.gain.low, found.gain.factor) == (1.0, pytest.approx(1.5, abs=0.01))
 
 
 def test_a_loader_that_is_left_as_it_came_can_have_page_locked_memory_of_its_own():
