@@ -81,15 +81,18 @@ class MultirunStudy(Study):
         raise ConfigError.of(str(self.folder), problem, f"Set another: hydra.sweep.dir={self.folder}_2")
 
     def report_earlier(self, trials: Trials, progress: str) -> None:
-        """Reports that the rows of an earlier command are kept, and which of them are not like new ones."""
-        say, noun = self.screen.say, self.file.folder_kind.noun
+        """Reports that the rows of an earlier command are kept, and which of them can be measured again."""
+        say, noun, kept = self.screen.say, self.file.folder_kind.noun, trials.ledger
         say(f"Going on in {self.folder}: {progress}")
-        codes = {row.code for row in trials.ledger.latest.values() if row.status == "ok"} - {self.code}
+        codes = {row.code for row in kept.latest.values() if row.status == "ok"} - {self.code}
         if codes:
             say(
                 f"The code has changed since ({', '.join(sorted(codes))} -> {self.code}): what was measured before is "
                 f"kept. To measure it again: {noun}.retry=[ok], or another {noun}.name."
             )
+        ended = {row.status for row in kept.latest.values()} & {"oom", "failed", "killed", "timeout"}
+        if left := sorted(ended - set(kept.retry)):
+            say(f"Trials that failed are kept; {noun}.retry=[{','.join(left)}] runs them again.")
 
     def write_board(self, *notes: str) -> Leaderboard:
         """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written.

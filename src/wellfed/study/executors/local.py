@@ -81,7 +81,9 @@ class LocalExecutor(Executor):
 
     def _num_gpus(self, composed: Composed[RunConfig]) -> int:
         """Returns how many GPUs a trial gets; 0 = it trains on the processor."""
-        return 0 if _is_for_cpu(composed) else min(composed.config.trainer.devices, len(self.plans.gpus))
+        trainer = composed.config.trainer
+        is_for_cpu = trainer.accelerator is Accelerator.cpu or composed.choices.get("gpu") == "cpu"
+        return 0 if is_for_cpu else min(trainer.devices, len(self.plans.gpus))
 
     def _start(self, trial: Trial) -> Ended:
         self._last_num_gpus = self._num_gpus(trial.composed)
@@ -158,11 +160,6 @@ class LocalExecutor(Executor):
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
         end = replace(end, host=socket.gethostname(), predicted_peak_gib=self.plans.peak_gib(trial))
         return super()._row(trial, end)
-
-
-def _is_for_cpu(composed: Composed[RunConfig]) -> bool:
-    """Returns whether a run trains on the processor, whatever else a machine has."""
-    return composed.config.trainer.accelerator is Accelerator.cpu or composed.choices.get("gpu") == "cpu"
 
 
 def prepare_to_fork(config: RunConfig) -> None:
