@@ -42,8 +42,11 @@ def test_settings_memory_and_gpus_of_a_process_that_drives_two(tmp_path: Path, f
     """Autocast that begins within the model, the peak though the script resets torch's own, and no idle third card."""
     code = """
 import time, torch
-model = torch.nn.DataParallel(torch.nn.Linear(4, 1).cuda(), [0, 1])
-model.module.forward = torch.autocast("cuda", torch.bfloat16)(model.module.forward)  # as Accelerate does
+class Net(torch.nn.Linear):
+    @torch.autocast("cuda", torch.bfloat16)
+    def forward(self, x):
+        return super().forward(x)
+model = torch.nn.DataParallel(Net(4, 1).cuda(), [0, 1])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 large = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
 for _ in range(20):
