@@ -6,18 +6,15 @@ fewer samples.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
-import torch
-
 from wellfed import batches
-from wellfed.batches import BuildTime, Delivery
+from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.data.backends.batch_source import BatchSource
 from wellfed.data.settings import LoaderSettings
@@ -45,15 +42,7 @@ class Mark(NamedTuple):
     """Parts that have ended; used with ``states``."""
 
 
-class StreamStep(NamedTuple):
-    """A batch of a stream."""
-
-    batch: Batch
-    size: int
-    """Number of samples."""
-    mark: Mark
-    """Position after the batch."""
-    took: BuildTime | None = None
+Steps = Generator[tuple[Delivery, Mark]]
 
 
 class StreamReading:
@@ -97,8 +86,8 @@ class StreamReading:
         """Returns the position at the start of an epoch."""
         return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size)
 
-    def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[StreamStep]:
-        """Yields the batches of an epoch after a position.
+    def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Steps:
+        """Yields the batches of an epoch after a position, each with the position after it.
 
         Args:
             order_of: epoch that determines the order.
@@ -135,7 +124,9 @@ class StreamReading:
                     known = list(states) if has_states else None
                     turn = request.round * mark.parts + request.part
                     mark = mark._replace(asked=turn + 1, states=known, ended=sorted(ended))
-                    yield StreamStep(built.batch, self._size(built.batch), mark, built.took)
+                    size = self._size(built.batch)
+                    total = size * mark.ranks
+                    yield Delivery(built.batch, epoch, number, total, num_samples=size, took=built.took), mark
                     number += 1
                 if len(ended) == mark.parts:
                     return
@@ -225,9 +216,7 @@ class StreamLoader:
         self._expected = steps_per_epoch
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = self._fresh(), False
-        self._keeps_states: bool | None = None
-        """Whether a checkpoint can hold the states of the dataset; None = unknown."""
-        self._running: Generator[StreamStep] | None = None
+        self._running: Steps | None = None
 
     def __len__(self) -> int:
         return UNKNOWN_LENGTH
@@ -270,19 +259,17 @@ class StreamLoader:
         self._reading.stop()
         if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
             self._epoch, self._next_batch, self._is_over, self._mark = self._epoch + 1, 0, False, self._fresh()
-        first = self._next_batch
         order_of = self._epoch if self._shuffle else 0
-        running = self._running = self._reading.batches(self._epoch, self._mark, order_of, first)
+        running = self._running = self._reading.batches(self._epoch, self._mark, order_of, self._next_batch)
         held: tuple[Delivery, Mark] | None = None
         try:
-            for number, (batch, size, mark, took) in enumerate(running, start=first):
+            for delivery, mark in running:
                 if self._running is not running:
                     return  # another pass began while a batch blocked this thread
                 if held is not None:
                     yield self._given(*held)
-                delivery = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size, took=took)
                 held = delivery, mark
-                if number + 1 == self._limit:
+                if delivery.index + 1 == self._limit:
                     break
         except Exception:  # the previous batch is sound
             if held is not None and self._running is running:
@@ -301,25 +288,11 @@ class StreamLoader:
         yield self._given(*held)
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
-        self._mark = self._with_plain_states(mark)
+        self._mark = mark if mark.ranks == 1 else mark._replace(states=None)  # a checkpoint is written by one rank
         self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
         self._total += 1
         delivery.position = self.state_dict()
         return delivery
-
-    def _with_plain_states(self, mark: Mark) -> Mark:
-        """Returns the position, without states that a checkpoint can't hold."""
-        if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
-            return mark._replace(states=None)
-        if self._keeps_states is None:
-            self._keeps_states = _can_be_saved(mark.states)
-            if not self._keeps_states:
-                _LOG.warning(
-                    "%s.state_dict() holds more than numbers, texts, tensors and lists or dicts of them, which a "
-                    "checkpoint can't. A resumed run will read the epoch again up to where it was left.",
-                    self._reading.stream.name,
-                )
-        return mark if self._keeps_states else mark._replace(states=None)
 
     def _nothing_came(self) -> None:
         """Marks the epoch as ended, or raises a DataError if it had no batch."""
@@ -353,14 +326,13 @@ class EvalStream:
     def __iter__(self) -> Iterator[Delivery]:
         reading = self._reading
         reading.stop()
-        running, number = reading.batches(0, reading.start_of_epoch(), 0), 0
+        running, delivery = reading.batches(0, reading.start_of_epoch(), 0), None
         try:
-            for batch, size, *_ in running:
-                yield Delivery(batch, 0, number, size, num_samples=size)
-                number += 1
-                if number == self._limit:
+            for delivery, _ in running:
+                yield delivery
+                if delivery.index + 1 == self._limit:
                     return
-            if number == 0:
+            if delivery is None:
                 way_out = "Check workload.data, or leave the split out of Datasets."
                 raise DataError(f"{reading.stream.name} gave no sample to evaluate. {way_out}")
         finally:
@@ -376,15 +348,3 @@ class EvalStream:
     def close(self) -> None:
         """Ends persistent worker processes."""
         self._reading.close()
-
-
-def _can_be_saved(states: Sequence[Any]) -> bool:
-    """Returns whether a weights-only load can read the states."""
-    file = io.BytesIO()
-    try:
-        torch.save(list(states), file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except Exception:  # noqa: BLE001  whatever a user's state does when it is pickled
-        return False
-    return True
