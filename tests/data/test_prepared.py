@@ -1,7 +1,6 @@
 """Prepared data on disk, with real processes, a real full disk and real damage."""
 
 import contextlib
-import importlib
 import os
 import shutil
 import signal
@@ -22,8 +21,6 @@ from wellfed.data.prepared import (
     read_manifest,
 )
 from wellfed.errors import DataError
-
-module = importlib.import_module("wellfed.data.prepared")  # `wellfed.data.prepared` is the function
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 BUILDER = """

@@ -69,7 +69,8 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_left(user: Path, wo
             assert "other samples" not in done.err
     whole, parted = (steps(user / name) for name in ("whole", "parted"))
     assert whole == parted
-    assert sorted(index for batch in whole[:7] for index in batch) == ALL
+    per_epoch = 7 if (workload, num_workers) == ("tars", 0) else 8  # the last batch of each part may be smaller
+    assert sorted(index for batch in whole[:per_epoch] for index in batch) == ALL
     one, other = (weights_of(only_folder(user / name, workload)) for name in ("whole", "parted"))
     assert all(one[name].equal(other[name]) for name in one)
 
@@ -79,7 +80,7 @@ def test_the_order_of_a_stream_with_a_number_of_parts_is_the_same_for_any_number
     for name, *words in (
         ("none", "loader.num_workers=0"),
         ("two", "loader.num_workers=2"),
-        ("three", "loader=balanced"),
+        ("three", "loader.num_workers=3"),  # with a number, no steps are tried before
     ):
         done = train(user, "places", "trainer.max_epochs=2", *words, cwd=user / name)
         assert done.code == 0, done.err
@@ -89,7 +90,8 @@ def test_the_order_of_a_stream_with_a_number_of_parts_is_the_same_for_any_number
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["baseline", "balanced", "own"])
 def test_a_data_loader_over_a_stream(user: Path, option: str) -> None:
-    done = train(user, "loader", f"loader={option}", "trainer.max_epochs=1")
+    workers = ["loader.num_workers=2"] * (option == "balanced")  # with a number, no steps are tried before
+    done = train(user, "loader", f"loader={option}", *workers, "trainer.max_epochs=1")
     assert done.code == 0, done.err
     assert sorted(chain(*steps(user))) == ALL
 
@@ -106,7 +108,7 @@ def test_on_cards_its_batches_are_copied_ahead_and_ordered(user: Path, fake_cuda
     found = record_of(only_folder(user, "places"))
     assert (found["status"], found["plan"]["loader.device_prefetch"]["value"]) == ("ok", 2)
     check_ordered(user / "report", num_cards)
-    seen = steps(user)[-14:] if num_cards == 1 else steps(user)  # behind the steps that measure memory
+    seen = steps(user)[-16:] if num_cards == 1 else steps(user)  # behind the steps that measure memory
     assert sorted(set(chain(*seen))) == ALL
     if num_cards == 1:
         assert sorted(chain(*seen)) == sorted(ALL * 2)

@@ -96,11 +96,6 @@ def test_what_never_fits_ends_with_a_warning():
 # -- when real steps are run -------------------------------------------------------------------------------------------
 
 
-def on_devices(plan, devices=1, compile="none"):
-    trainer = dataclasses.replace(plan.trainer, devices=devices)
-    return dataclasses.replace(plan, trainer=trainer, device=dataclasses.replace(plan.device, compile=compile))
-
-
 def test_a_prediction_is_measured_on_a_card_alone():
     assert needs_probe(planned(config(), "8gb", **DEEP))
     assert not needs_probe(planned(config(), "8gb", facts=LAPTOP, **DEEP)), "trains on the CPU"

@@ -194,25 +194,6 @@ def test_an_abandoned_pass_leaves_no_block_in_use():
     loader.close()
 
 
-STARTED = """
-import json, multiprocessing, sys
-from tests.data.backends.test_shared_blocks import PLAN, Mixed, Wide, assert_same, blocks_of, is_right, made
-from wellfed.data.settings import LoaderSettings
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    loader = made()
-    found = [is_right(delivery.batch) for _ in range(2) for delivery in loader]
-    num_blocks = len(blocks_of(loader))
-    loader.close()
-    mixed = made(Mixed())
-    for delivery, in_place in zip(mixed, made(Mixed(), LoaderSettings()), strict=True):
-        assert_same(delivery.batch, in_place.batch)
-    mixed.close()
-    print(json.dumps([len(found), all(found), num_blocks]))
-"""
-
-
 def collated(samples):
     batch = default_collate(samples)
     return {**batch, "is_shared": batch["values"].is_shared()}

@@ -164,15 +164,6 @@ def test_what_a_stream_raises_is_told_with_the_batch(plan):
     assert seen == [[0, 1, 2, 3]]
 
 
-def going_on_with(dataset):
-    first, second = loader_of(dataset), loader_of(dataset)
-    for delivery in first:
-        if delivery.index == 2:
-            break
-    second.load_state_dict(first.state_dict())
-    return second
-
-
 def test_the_trainings_own_generators_are_left_alone():
     torch.manual_seed(5)
     before = torch.rand(3)

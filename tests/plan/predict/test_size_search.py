@@ -15,9 +15,6 @@ def largest_by_search(card, max_size=10**6):
 # Rounding makes the slope seem steeper: the line ends at 31, and 32 fit.
 STEEPER_BY_ROUNDING = Card(3221225472, rest=1530082099, fixed=765041049, optimizer=0, per_sample=23884208.4)
 
-# The last probe is on the line and what fits is still on the flat part: the slope between them says little.
-FLAT_BELOW = Card(2**31, rest=1402575257, fixed=0, optimizer=623837184, per_sample=26021804.4, tells_apart=False)
-
 
 @examples(150)
 @given(cards())
