@@ -26,6 +26,7 @@ def test_what_was_planted_is_said_first(path: Path, tmp_path: Path) -> None:
     findings = run_rules(Evidence.read(tmp_path))
     ids, planted = [finding.id for finding in findings], {expected["cause"], *expected["also"]}
     causes = [finding for finding in findings if not finding.is_note]
+    assert all(finding.change or finding.advice for finding in causes), "no way out"
     if expected["cause"] in ("healthy", "unknown"):
         assert (ids[0], causes) == ("healthy", [])
     elif expected["is_note"] or expected["cause"] in DOUBTS:
