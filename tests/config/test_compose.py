@@ -239,17 +239,6 @@ def test_gpu_options_hold_nine_tenths_of_the_card():
     }
 
 
-# backend, num_workers, prefetch_factor, persistent_workers, pin_memory, timeout_s, device_prefetch
-LOADERS = {
-    "baseline": (Backend.torch, 0, None, False, False, 0, 0),
-    "conservative": (Backend.auto, 1, 2, True, True, 60, 1),
-    "balanced": (Backend.auto, None, 4, True, True, 60, 2),
-    "aggressive": (Backend.auto, None, 8, True, True, 60, 4),
-    "auto": (Backend.auto, None, None, None, None, None, None),
-    "own": (Backend.own, None, None, None, None, None, None),
-}
-
-
 def test_trainer_telemetry_and_logger_options():
     trainers = {name: once(f"trainer={name}").config.trainer for name in options("trainer")}
     assert all(trainer.max_steps is None and trainer.max_epochs for trainer in trainers.values())
