@@ -36,7 +36,9 @@ def test_a_damaged_run_is_passed_over_where_the_latest_is_looked_for(tmp_path: P
     folder = tmp_path / "logs" / "recsys" / "runs" / "2026-01-01_00-00-00_aaaa"
     folder.mkdir(parents=True)
     (folder / FILE_NAME).write_text("[" * 100_000)
-    assert find_latest(compose([f"paths.log_dir={tmp_path / 'logs'}"]).config) == (None, [])
+    found, (passed_over,) = find_latest(compose([f"paths.log_dir={tmp_path / 'logs'}"]).config)
+    assert found is None
+    assert "run.json is damaged" in passed_over
 
 
 def test_events_of_a_kind_are_bounded_and_what_is_left_out_is_counted(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
             if checkpoints:
                 raise _damaged(folder, f"its record can't be read ({first_line(error)})") from error
             if isinstance(error, ValueError):
-                passed_over.append(f"{folder} is damaged ({first_line(error)})")
+                passed_over.append(first_line(error))
             continue
         if earlier.status == "ok":
             continue
