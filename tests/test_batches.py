@@ -147,6 +147,7 @@ class Opaque:
         (np.zeros((2, 3)), "an array of shape (2, 3)"),
         (np.zeros(()), "an array of shape ()"),
         ({"a", "b", "c"}, "a set"),
+        ([("a", "b", "c")] * 3, "a list of 3 entries that are as long"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_by_name(member, said):
@@ -157,6 +158,10 @@ def test_what_cannot_be_cut_is_refused_by_name(member, said):
     assert message.startswith(f"batch['inner'][1].x['it'] can't be cut into micro-batches: it is {said}")
     assert "split(batch, sizes)" in message
     assert "memory.micro_batch=3 memory.on_oom=fail" in message
+
+
+def test_a_list_of_one_sample_is_cut_whatever_it_holds():
+    assert batches.split({"x": torch.zeros(1), "tokens": [[7]]}, [1])[0]["tokens"] == [[7]]
 
 
 class Custom(collections.abc.Mapping):

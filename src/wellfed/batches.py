@@ -190,6 +190,8 @@ def map_rows(
         if _is_constant(value):
             return value
         if _has_length(value, num_samples):
+            if _may_hold_rows(value, num_samples):
+                raise _uncut(name, num_samples, f"{_described(value)} that are as long, one a sample or one a member")
             return of_rows(value)
         is_plain = type(value) in (list, tuple) and all(map(_is_constant, value))
         if _is_container(value) and not is_plain:
@@ -209,6 +211,12 @@ def _has_length(value: Any, num_samples: int) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0 and len(value) == num_samples
     return type(value) in (list, tuple) and len(value) == num_samples
+
+
+def _may_hold_rows(value: Any, num_samples: int) -> bool:
+    """Returns whether each entry of a list has an entry for each of several samples."""
+    is_list = type(value) in (list, tuple) and num_samples > 1
+    return is_list and all(_has_length(item, num_samples) for item in value)
 
 
 def _described(value: Any) -> str:

@@ -73,3 +73,19 @@ def test_room_counts_droppable_cache_as_free(tmp_path):
         "sys/fs/cgroup/job/memory.stat": f"anon {GIB}\ninactive_file {5 * GIB}\nodd",
     }
     assert tree(tmp_path, files).memory_room_bytes == 7 * GIB
+
+
+def test_v1_has_one_tree_a_controller(tmp_path):
+    cpu, memory = "sys/fs/cgroup/cpu/slurm", "sys/fs/cgroup/memory/slurm"
+    files = {
+        "proc/self/cgroup": "4:memory:/slurm/job\n2:cpuacct,cpu:/slurm/job\n1:name=systemd:/other\n0::/init.scope",
+        f"{cpu}/cpu.cfs_quota_us": 400_000,
+        f"{cpu}/cpu.cfs_period_us": 100_000,
+        f"{cpu}/job/cpu.cfs_quota_us": -1,
+        f"{cpu}/job/cpu.cfs_period_us": 100_000,
+        f"{memory}/memory.limit_in_bytes": 2**63 - 4096,
+        f"{memory}/job/memory.limit_in_bytes": 8 * GIB,
+        f"{memory}/job/memory.usage_in_bytes": 6 * GIB,
+        f"{memory}/job/memory.stat": f"inactive_file {GIB}\ntotal_inactive_file {5 * GIB}",
+    }
+    assert tree(tmp_path, files) == CgroupLimits(4.0, 8 * GIB, 7 * GIB)
