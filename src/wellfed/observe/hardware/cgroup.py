@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 """Files of v2, then of v1."""
 
