@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.timing.interval import student_t_975
+from wellfed.observe.timing.interval import student_t
 from wellfed.record.provenance import git_state
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as at a user's second command
@@ -56,7 +56,7 @@ def interval(values: Sequence[float]) -> list[float]:
     """Returns the 95 % interval of the mean; empty for a single value."""
     if len(values) < 2:
         return []
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return [statistics.fmean(values) - half, statistics.fmean(values) + half]
 
 

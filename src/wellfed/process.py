@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -61,37 +60,16 @@ def fork() -> int:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], None]]:
-    """Holds back `STOPS` around a fork, since the child would run the parent's handlers.
+    """Blocks `STOPS` around a fork, since the child would run the parent's handlers.
 
-    The child calls the yielded function once it has its own handlers. At the end, the parent handles what
-    came meanwhile. An error that a handler raised within ``os.fork`` would be lost: Python ignores errors of the
-    functions that follow a fork. Blocking is not enough for the parent, since the system may give the signal to another
-    thread.
+    The child calls the yielded function once it has its own handlers.
     """
-    parent, came = os.getpid(), set[int]()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    held = contextlib.ExitStack()  # lets go of all, even if a handler raises meanwhile
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def let_through() -> None:
-        if os.getpid() == parent:
-            held.close()
-        else:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def handle() -> None:
-        with contextlib.ExitStack() as each:
-            for number in came:
-                each.callback(signal.raise_signal, number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
-        held.callback(handle)
-        held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-        if threading.current_thread() is threading.main_thread():  # handlers run there alone
-            for number in STOPS:
-                if callable(own := signal.getsignal(number)):
-                    held.callback(signal.signal, number, own)
-                    signal.signal(number, lambda number, frame: came.add(number))
         yield let_through
     finally:
         let_through()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from wellfed.observe.timing.interval import student_t_975
+from wellfed.observe.timing.interval import student_t
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Noise:
 
     def half_width(self, runs: int) -> float:
         """Returns the half width of the 95 % interval of a mean over ``runs`` runs, as a fraction of it."""
-        return student_t_975(self.degrees) * self.relative_sd / math.sqrt(runs)
+        return student_t(self.degrees) * self.relative_sd / math.sqrt(runs)
 
 
 def pooled_noise(points: Iterable[Sequence[MeasuredRun]]) -> Noise | None:
@@ -75,5 +75,5 @@ def _own_half_width(runs: Sequence[MeasuredRun]) -> float | None:
     halves = [math.hypot(*known) / len(runs)] if len(known) == len(runs) else []
     if halves and len(runs) > 2:
         spread = stdev(run.figure for run in runs)
-        halves.append(student_t_975(len(runs) - 1) * spread / math.sqrt(len(runs)))
+        halves.append(student_t(len(runs) - 1) * spread / math.sqrt(len(runs)))
     return min(halves, default=None)

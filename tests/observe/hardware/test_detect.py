@@ -36,11 +36,7 @@ def test_without_torch_nvmls_cards_count(tmp_path):
 
 
 def test_torchs_order_and_size_win_and_nvml_adds_the_rest(tmp_path):
-    torch = TorchCuda(
-        (TORCH_LARGE, replace(TORCH_SMALL, index=1)),
-        cuda="CUDA 12.8",
-        free_bytes=lambda index: pytest.fail("asked torch"),
-    )
+    torch = TorchCuda((TORCH_LARGE, replace(TORCH_SMALL, index=1)), cuda="CUDA 12.8")
     facts = look(tmp_path, SMALL, LARGE, torch=torch)
     large, small = facts.gpus
     assert (large.index, large.uuid, large.nvml_index) == (0, "GPU-bbbb", 1)
@@ -52,10 +48,10 @@ def test_torchs_order_and_size_win_and_nvml_adds_the_rest(tmp_path):
 
 
 def test_cuda_without_nvml_takes_memory_from_torch_with_one_warning(tmp_path):
-    torch = TorchCuda((TORCH_SMALL,), cuda="ROCm 6.4", free_bytes=lambda index: 10 * GIB)
+    torch = TorchCuda((TORCH_SMALL,), cuda="ROCm 6.4")
     facts = look(tmp_path, torch=torch, errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
     (gpu,) = facts.gpus
-    assert (gpu.uuid, gpu.nvml_index, gpu.free_gib) == ("aaaa", None, 10.0)
+    assert (gpu.uuid, gpu.nvml_index, gpu.free_gib) == ("aaaa", None, None)
     assert gpu.memory_gib == pytest.approx(14.6)
     (warning,) = facts.warnings
     assert warning.startswith("NVML: library not found. Memory is torch's; utilisation, power and clocks are absent.")
@@ -76,9 +72,8 @@ def test_torch_without_uuids_is_matched_by_index(tmp_path):
 
 def test_nvml_that_refuses_memory_leaves_torchs(tmp_path):
     shared = Card("GPU-bbbb", errors={"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED})
-    torch = TorchCuda((TORCH_LARGE,), free_bytes=lambda index: 50 * GIB)
-    (gpu,) = look(tmp_path, shared, torch=torch).gpus
-    assert (gpu.free_gib, gpu.nvml_index) == (50.0, 0)
+    (gpu,) = look(tmp_path, shared, torch=TorchCuda((TORCH_LARGE,))).gpus
+    assert (gpu.memory_gib, gpu.free_gib, gpu.nvml_index) == (TORCH_LARGE.memory_gib, None, 0)
     (gpu,) = look(tmp_path, shared).gpus
     assert (gpu.memory_gib, gpu.free_gib) == (None, None)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.examples import examples
-from wellfed.observe.timing.interval import MIN_STEPS, error_of_mean, half_width, student_t, student_t_975
+from wellfed.observe.timing.interval import MIN_STEPS, error_of_mean, half_width, student_t
 
 SAMPLES, MEAN_S = 8, 0.01
 
@@ -80,7 +80,7 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 
 @pytest.mark.parametrize("degrees", STUDENT)
 def test_students_t(degrees: int) -> None:
-    assert student_t_975(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
+    assert student_t(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 127.32), (10, 3.581), (60, 2.915)])

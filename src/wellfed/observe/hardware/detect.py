@@ -74,7 +74,7 @@ def machine(
     return MachineFacts(
         cpu=_cpu_name(root),
         cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
-        ram_gib=gib(_least(psutil.virtual_memory().total, limits.memory_bytes, _rlimit_bytes())),
+        ram_gib=gib(_least(psutil.virtual_memory().total, limits.memory_bytes)),
         ram_available_gib=available_gib(limits),
         shm_gib=shm_all_gib,
         shm_free_gib=shm_free_gib,
@@ -129,10 +129,7 @@ def _merged(cards: tuple[GpuFacts, ...], torch: TorchCuda | None) -> tuple[GpuFa
     found = []
     for gpu in torch.devices:
         card = by_index.get(gpu.index, gpu)
-        free_gib = card.free_gib
-        if free_gib is None and (free_bytes := torch.free_bytes(gpu.index)) is not None:
-            free_gib = gib(free_bytes)
-        free_gib = None if free_gib is None else _least(free_gib, gpu.memory_gib)
+        free_gib = None if card.free_gib is None else _least(card.free_gib, gpu.memory_gib)
         known = replace(card, name=gpu.name, memory_gib=gpu.memory_gib, capability=gpu.capability, free_gib=free_gib)
         found.append(replace(known, is_simulated=gpu.name.startswith(SIMULATED)))
     return tuple(found)
@@ -140,16 +137,6 @@ def _merged(cards: tuple[GpuFacts, ...], torch: TorchCuda | None) -> tuple[GpuFa
 
 def _without_own(card: GpuFacts) -> GpuFacts:
     return replace(card, holders=tuple(one for one in card.holders if one.pid != os.getpid()))
-
-
-def _rlimit_bytes() -> int | None:
-    """Returns the lowest limit on this process's own memory, if any."""
-    try:
-        import resource
-    except ImportError:
-        return None  # Windows
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:

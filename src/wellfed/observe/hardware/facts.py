@@ -97,7 +97,7 @@ class MachineFacts:
     cpu_quota_cores: float
     """Cores this process may use: the minimum of affinity and every cgroup limit above it. May be a fraction."""
     ram_gib: float
-    """The host's memory, or the smallest limit on it (cgroup, RLIMIT_AS, RLIMIT_DATA)."""
+    """The host's memory, or the smallest limit on it (cgroup)."""
     ram_available_gib: float
     shm_gib: float | None = None
     """Size of /dev/shm; None where the system has none."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wellfed.errors import first_line
 from wellfed.observe.hardware.facts import GpuFacts
@@ -27,8 +26,6 @@ class TorchCuda:
     """Platform that torch was built for: ``CUDA 12.8`` or ``ROCm 6.4``."""
     notes: tuple[str, ...] = ()
     """torch's warnings while listing, e.g. a card without kernels in this build."""
-    free_bytes: Callable[[int], int | None] = field(default=lambda index: None, compare=False)
-    """Free memory of a device. Creates a CUDA context (0.3-0.5 GiB), so it is used only where NVML gives no figure."""
 
 
 def torch_cuda() -> TorchCuda:
@@ -65,11 +62,4 @@ def torch_cuda() -> TorchCuda:
         )
         for index, each in enumerate(properties)
     )
-
-    def free_bytes(index: int) -> int | None:
-        try:
-            return int(torch.cuda.mem_get_info(index)[0])
-        except RuntimeError:
-            return None  # another process holds all memory, or the card is in exclusive mode
-
-    return TorchCuda(devices, cuda=built_for, notes=notes, free_bytes=free_bytes)
+    return TorchCuda(devices, cuda=built_for, notes=notes)

@@ -12,13 +12,13 @@ from typing import Any
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
-from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, read_rows
+from wellfed.observe.loggers.csv_table import CsvTable, cell, read_rows
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepSummary, StepTable, summarise
-from wellfed.observe.timing.step_clock import PHASE_COLUMNS, READY_FRAC, READY_MS, StepRow
+from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
 from wellfed.record.entries import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ STEP_COLUMNS = (
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
-"""Maximum number of events of a kind. The first half and the latest are kept, ``left_out`` counts the rest."""
+"""Maximum number of events of a kind; ``left_out`` of the last one counts the rest."""
 _STEPS_S = 0.8
 """Seconds for which steps may be held back; with `step_clock.WINDOW_S` they are on disk within a second."""
 KEPT_STEPS = 100_000
@@ -94,18 +94,11 @@ class Journal:
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
-        return sum(int(row["samples"]) for row in self._written(self._steps))
+        return sum(int(row["samples"]) for row in read_rows(self._steps.path))
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        return len({row["step"] for row in self._written(self._metrics) if row["split"] == "val"})
-
-    def _written(self, table: CsvTable) -> Iterable[Mapping[str, str]]:
-        try:
-            return list(read_rows(table.path))
-        except (OSError, ValueError, csv.Error) as error:
-            _LOG.warning("%s can't be read (%s): the record counts from here on.", table.path, error)
-            return []
+        return len({row["step"] for row in read_rows(self._metrics.path) if row["split"] == "val"})
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""
@@ -113,12 +106,11 @@ class Journal:
         with self._lock:
             facts = hidden_in(facts)
             events = self.record.events
-            alike = [index for index, event in enumerate(events) if event["kind"] == kind]
-            if len(alike) >= MOST_OF_A_KIND:
-                before = events[alike[MOST_OF_A_KIND // 2 - 1]]
-                left_out = 1 + events.pop(alike[MOST_OF_A_KIND // 2]).get("left_out", 0)
-                before["left_out"] = left_out + before.get("left_out", 0)
-            events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
+            alike = [event for event in events if event["kind"] == kind]
+            if len(alike) < MOST_OF_A_KIND:
+                events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
+            else:
+                alike[-1]["left_out"] = alike[-1].get("left_out", 0) + 1
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 
     def steps(self, rows: Iterable[StepRow]) -> None:
@@ -214,34 +206,11 @@ class Journal:
 
 def telemetry_line(sample: Sample) -> str:
     """Returns the line of telemetry.csv."""
-    values = sample.values
-    cells = [cell(sample.time_s), str(sample.step), sample.phase, str(sample.gpu)]
-    cells += [
-        "" if (value := values.get(name)) is None else f"{value:.6g}" if 0 <= value < LARGE else cell(value)
-        for name in _TELEMETRY_FIGURES
-    ]
-    return ",".join(cells)
-
-
-_TELEMETRY_FIGURES = TELEMETRY_COLUMNS[4:]
+    figures = map(sample.values.get, TELEMETRY_COLUMNS[4:])
+    return ",".join(map(cell, (sample.time_s, sample.step, sample.phase, sample.gpu, *figures)))
 
 
 def step_line(row: StepRow) -> str:
-    """Returns the line of steps.csv, with the same cells as `csv_table.cell` gives."""
-    step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, asked_wait_ms, *rest = row
-    warmup, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index, *more_ms = rest
-    copied_ms = copy_ms or 0.0
-    step_ms = wait_ms + copied_ms + compute_ms + host_ms
-    is_ready = asked_wait_ms <= (READY_MS if READY_FRAC * step_ms < READY_MS else READY_FRAC * step_ms)
-    largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0, more_ms[-1] or 0.0)
-    if build_ms is None or slowest_ms is not None or slowest_index is not None or largest_ms >= LARGE:
-        found = (step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, is_ready)
-        return ",".join(map(cell, (*found, *rest)))
-    time = f"{time_s:.6g}" if time_s < LARGE else f"{time_s:.3f}"
-    copy = "" if copy_ms is None else f"{copy_ms:.6g}"
-    launch = "" if launch_ms is None else f"{launch_ms:.6g}"
-    more = ",".join(["" if ms is None else f"{ms:.6g}" for ms in more_ms])
-    return (
-        f"{step},{time},{epoch},{samples},{micro},{num_micro},{wait_ms:.6g},{copy},{compute_ms:.6g},{host_ms:.6g},"
-        f"{is_ready:d},{warmup:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,,{more}"
-    )
+    """Returns the line of steps.csv."""
+    ready = STEP_COLUMNS.index("ready")
+    return ",".join(map(cell, (*row[:ready], row.ready, *row[ready + 1 :])))

@@ -45,7 +45,7 @@ def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None
     rate = sum(samples) / total
     edges = [round(block * len(times) / _NUM_BLOCKS) for block in range(_NUM_BLOCKS + 1)]
     errors = [sum(samples[low:high]) - rate * sum(times[low:high]) for low, high in pairwise(edges)]
-    return student_t_975(_NUM_BLOCKS - 1) * error_of_mean(errors) * _NUM_BLOCKS / total
+    return student_t(_NUM_BLOCKS - 1) * error_of_mean(errors) * _NUM_BLOCKS / total
 
 
 def error_of_mean(values: Sequence[float]) -> float:
@@ -85,7 +85,7 @@ def mean_ratio(ratios: Sequence[float]) -> tuple[float, tuple[float, float] | No
     mean, number = fmean(logs), len(logs)
     if number < 2:
         return math.exp(mean), None
-    half = student_t_975(number - 1) * stdev(logs) / math.sqrt(number)
+    half = student_t(number - 1) * stdev(logs) / math.sqrt(number)
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
@@ -104,12 +104,7 @@ _BEYOND = {0.975: (1.960, 2.5), 0.9975: (2.807, 6.8)}
 """Quantile -> a and b of its value a + b / degrees for more degrees, within 0.3 %."""
 
 
-def student_t(degrees: int, part: float) -> float:
+def student_t(degrees: int, part: float = 0.975) -> float:
     """Returns a quantile of Student's t: 0.975 or 0.9975."""
     table, (limit, slope) = _STUDENT_T[part], _BEYOND[part]
     return table[degrees - 1] if degrees <= len(table) else limit + slope / degrees
-
-
-def student_t_975(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's t."""
-    return student_t(degrees, 0.975)

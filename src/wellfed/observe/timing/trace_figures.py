@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ _AROUND = (STEP, "Optimizer.step#")
 """Names of ranges around most of a step; their own time belongs to no operation."""
 _COPY, _SET, _WITHIN = "Memcpy", "Memset", "DtoD"
 """Parts of the names of device events that are no kernels; the last is a copy within a device."""
-Interval = tuple[float, float]
 
 
 def figures(events: Iterable[Any], num_steps: int) -> ProfileEntry | None:
@@ -38,7 +36,7 @@ def figures(events: Iterable[Any], num_steps: int) -> ProfileEntry | None:
     num_steps, total_us = len(windows), sum(end - start for start, end in windows)
     if total_us <= 0:
         return None
-    seen = [one for one in every if _within(one.time_range.start, windows)]
+    seen = [one for one in every if windows[0][0] <= one.time_range.start < windows[-1][1]]
     host = [one for one in seen if one.device_type == DeviceType.CPU]
     work = [one for one in seen if one.device_type != DeviceType.CPU and not one.is_user_annotation]
     kernels = [one for one in work if not one.name.startswith((_COPY, _SET))]
@@ -94,8 +92,3 @@ def _busy_us(kernels: Iterable[Any]) -> float:
         busy_us += max(0.0, end - max(start, until_us))
         until_us = max(until_us, end)
     return busy_us
-
-
-def _within(time_us: float, windows: Sequence[Interval]) -> bool:
-    index = bisect_right(windows, (time_us, math.inf)) - 1
-    return index >= 0 and time_us < windows[index][1]

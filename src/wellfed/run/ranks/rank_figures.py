@@ -18,7 +18,7 @@ import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
-from wellfed.observe.timing.interval import error_of_mean, half_width, student_t_975
+from wellfed.observe.timing.interval import error_of_mean, half_width, student_t
 from wellfed.observe.timing.readiness import Rows, StepTable, summarise
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record.entries import RankEntry
@@ -254,4 +254,4 @@ def _half_width_of(values: Sequence[float]) -> float | None:
     """Returns half the 95 % interval of the mean; None with too few values."""
     if len(values) < _FEWEST_TIMED:
         return None
-    return student_t_975(len(values) - 1) * error_of_mean(values)
+    return student_t(len(values) - 1) * error_of_mean(values)
