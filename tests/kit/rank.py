@@ -19,8 +19,9 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
+from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.gradients import GradientAverage
+from wellfed.train.step.train_step import StepOptions
 
 
 @dataclass

@@ -19,8 +19,9 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
+from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.plain_model.scheduling import Schedule
+from wellfed.train.step.train_step import StepOptions
 
 NUM_SAMPLES, WIDTH = 70, 6
 
@@ -107,7 +108,7 @@ def module(
             evaluation=evaluation,
             eval_data={"val": TinyData(), "test": TinyData()},
             micro=MicroBatches(micro),
-            options=StepOptions(seed=1, **step),
+            options=StepOptions(**{"seed": 1, "on_oom": "retry", **step}),
             make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
             lr_factor=Schedule("cosine", 3, 0.1, 20),
             scheduling=scheduling,

@@ -178,7 +178,7 @@ def test_a_checkpoint_goes_on_with_the_other_kind_of_step(tmp_path: Path, first:
         part = tiny.module(dropout=0.2)
         kept = tiny.checkpoints(tmp_path / str(stop))
         fitted(part, tmp_path, [kept], direct=first, max_steps=stop)
-        trainer = fitted(rest, tmp_path, direct=then, checkpoint=kept.files.folder / "last.ckpt", max_steps=9)
+        trainer = fitted(rest, tmp_path, direct=then, checkpoint=kept.folder / "last.ckpt", max_steps=9)
         assert trainer.global_step == 9
         assert torch.equal(tiny.weights(whole), tiny.weights(rest))
 

@@ -33,7 +33,7 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
-from wellfed.train.step.train_step import StepSettings, TrainStep
+from wellfed.train.step.train_step import StepOptions, TrainStep
 
 CPU = torch.device("cpu")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -229,7 +229,7 @@ def trained(
         device,
         features=lambda: table.source,
     )
-    retry = StepSettings(on_oom="retry")
+    retry = StepOptions(on_oom="retry")
     step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
     evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)

@@ -61,7 +61,7 @@ def flat_module(micro: int, data: Any = None, model: Any = None) -> StepModule:
             train_data=data or Flat(),
             eval_data={"val": data or Flat(), "test": Flat()},
             micro=tiny.MicroBatches(micro),
-            options=tiny.StepOptions(seed=1),
+            options=tiny.StepOptions(seed=1, on_oom="retry"),
             make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
             lr_factor=lambda step: 1.0,
             on_event=lambda kind, **facts: None,

@@ -27,7 +27,7 @@ from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
 from wellfed.train.step.step_passes import Computation
-from wellfed.train.step.train_step import StepSettings, TrainStep
+from wellfed.train.step.train_step import StepOptions, TrainStep
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -207,7 +207,7 @@ def unfrozen(kind: str, number: int, folder: Path) -> None:
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         Fallbacks(MicroBatches(2)),
-        StepSettings(on_oom="retry" if agrees else "raise"),
+        StepOptions(on_oom="retry" if agrees else "raise"),
     )
     deliveries = [Delivery((torch.randn(4, 3), torch.ones(4).bool()), epoch=0, index=i, total=8) for i in range(3)]
     for delivery in deliveries[:2]:
@@ -253,7 +253,7 @@ def steps_of_one(kind: Any, number: int, folder: Path) -> None:
         Computation(model, loss, Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks),
         kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
         Fallbacks(MicroBatches(4)),
-        StepSettings(on_oom="retry"),
+        StepOptions(on_oom="retry"),
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
 
@@ -328,7 +328,7 @@ def steps_with_masks(kind: str, number: int, folder: Path) -> None:
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         Fallbacks(micro),
-        StepSettings(gradient_clip=0.5, on_oom="retry" if agrees else "raise"),
+        StepOptions(gradient_clip=0.5, on_oom="retry" if agrees else "raise"),
     )
     rows = []
     for index, (x, mask) in enumerate(masked_steps()):
@@ -397,6 +397,10 @@ def test_sparse_gradients_are_clipped_as_dense_ones(dtypes):
         return torch.cat([weight.detach().double().flatten() for weight in (table.weight, out.weight)])
 
     assert torch.allclose(trained(sparse=True), trained(sparse=False), rtol=1e-6, atol=1e-9)
+
+
+def test_without_gradients_nothing_is_clipped() -> None:
+    clip_by_norm(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), 0.1)
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 7.5, 1e6])

@@ -142,7 +142,7 @@ def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **m
             eval_data={"val": None, "test": None},
             features=Features(4, rows.nbytes, rows.__getitem__),
             micro=tiny.MicroBatches(micro),
-            options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
+            options=tiny.StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
             make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
             lr_factor=lambda step: 1.0,
             on_event=events or (lambda kind, **facts: None),

@@ -18,7 +18,7 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
-from wellfed.train.step.train_step import StepSettings, TrainStep
+from wellfed.train.step.train_step import StepOptions, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
     torch.manual_seed(3)
     model = tiny.TinyModel()
     computation = Computation(model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU)
-    settings = StepSettings(**more)
+    settings = StepOptions(**more)
     return TrainStep(computation, optimizer(model.parameters(), lr=0.1), Fallbacks(MicroBatches(micro)), settings)
 
 
@@ -94,7 +94,7 @@ def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None
     precision, on_event = more.pop("precision", None) or Precision("32-true", "cpu"), more.pop("on_event", ignore_event)
     computation = Computation(model, Loss(model, "none", print), Preparation(data, 0, model), precision, CPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return TrainStep(computation, optimizer, fallbacks, StepSettings(**more), on_event=on_event)
+    return TrainStep(computation, optimizer, fallbacks, StepOptions(**more), on_event=on_event)
 
 
 class OfTexts(nn.Module):
@@ -174,7 +174,7 @@ def test_a_step_without_weight_changes_nothing(precision: str) -> None:
         Computation(model, loss, prepare, Precision(precision, "cpu", scaler), CPU),
         optimizer,
         Fallbacks(MicroBatches(2)),
-        StepSettings(gradient_clip=1.0),
+        StepOptions(gradient_clip=1.0),
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     x = torch.randn(4, 3)

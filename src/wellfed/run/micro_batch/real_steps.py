@@ -32,7 +32,7 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
-from wellfed.train.step.train_step import StepSettings, TrainStep, parameter_groups
+from wellfed.train.step.train_step import StepOptions, TrainStep, parameter_groups
 
 Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
 """Makes the feature table: `features.hold` computes its rows, `features.blank` only allocates it."""
@@ -63,7 +63,7 @@ class ConfiguredStep:
             device,
             features=lambda: self._features,
         )
-        settings = StepSettings(gradient_clip=config.trainer.gradient_clip)
+        settings = StepOptions(gradient_clip=config.trainer.gradient_clip)
         self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
         self._batch: Batch | None = None
 

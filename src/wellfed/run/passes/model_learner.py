@@ -21,10 +21,10 @@ from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.sharding import KeepWeights
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
-from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
+from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.plain_model.scheduling import Schedule
 from wellfed.train.plain_model.split_metrics import can_be_shared
-from wellfed.train.step.train_step import parameter_groups
+from wellfed.train.step.train_step import StepOptions, parameter_groups
 
 
 @dataclass

@@ -120,9 +120,9 @@ class Passes:
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final weights could not be saved."""
-        failure = self._checkpoints.files.failure
+        failure = self._checkpoints.failure
         if failure is not None:
-            raise LastSaveFailed(self.figures.step, self._checkpoints.files.folder, failure)
+            raise LastSaveFailed(self.figures.step, self._checkpoints.folder, failure)
 
     def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
@@ -347,7 +347,7 @@ class Passes:
         if not self._learner.evaluates("test"):
             return {}
         self._books.progress.enter("test")
-        best = self._checkpoints.files.folder / BEST
+        best = self._checkpoints.folder / BEST
         is_there = best.exists()
         with self._logging_media():
             self.evaluate(best if is_there else None)

@@ -6,7 +6,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
@@ -16,7 +16,6 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import registry
-from lightning.pytorch.accelerators import XLAAccelerator
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -106,13 +105,8 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
 
 
 def before_forks() -> None:
-    """Looks for packages that each Trainer looks for, before processes are forked. Asks for no GPU."""
+    """Looks for packages that each Trainer looks for, before processes are forked."""
     registry.entry_points(group="lightning.pytorch.callbacks_factory")
-    XLAAccelerator.is_available()
-    with suppress(ImportError):  # another version of Lightning
-        from lightning.fabric.plugins.environments.mpi import _MPI4PY_AVAILABLE
-
-        bool(_MPI4PY_AVAILABLE)  # keeps its answer
 
 
 class NoProfiler(PassThroughProfiler):

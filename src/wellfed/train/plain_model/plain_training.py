@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.train.memory.features import FeatureTable
@@ -26,36 +26,9 @@ from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.step_passes import Computation, StepListener
 from wellfed.train.step.totals import Totals
-from wellfed.train.step.train_step import StepSettings, TrainStep
+from wellfed.train.step.train_step import StepOptions, TrainStep
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions(StepSettings):
-    """Planned options of training and evaluation."""
-
-    seed: int
-    on_oom: Literal["raise", "fail", "retry"] = "retry"
-    feature_mode: FeatureModeName | None = None
-    compile_mode: str = "none"
-    halve_evaluation_on_oom: bool = True
-    shares_evaluation: bool = False
-    """Ranks share the batches of an evaluation, and merge their metrics."""
-
-    @property
-    def adapts(self) -> bool:
-        """Whether training continues with less memory after an out-of-memory error."""
-        return self.on_oom == "retry" and self.may_adapt
-
-    @property
-    def halves_evaluation(self) -> bool:
-        """Whether an evaluation continues with half-size batches after an out-of-memory error."""
-        return self.halve_evaluation_on_oom and self.may_adapt
-
-    def goes_on(self, *, is_training: bool) -> bool:
-        """Returns whether training, or an evaluation, continues after an out-of-memory error."""
-        return self.adapts if is_training else self.halves_evaluation
 
 
 @dataclass(frozen=True)
@@ -96,14 +69,14 @@ class PlainTraining:
             model,
             self.evaluation,
             {split: prepare(data) for split, data in setup.eval_data.items()},
-            may_halve=options.halves_evaluation,
+            may_halve=options.goes_on(is_training=False),
             on_event=setup.on_event,
             shares=options.shares_evaluation,
         )
         self._features: FeatureTable | None = None
         if setup.features is not None:
             mode = options.feature_mode or "dynamic"
-            self._features = FeatureTable(setup.features, mode, may_change=options.adapts)
+            self._features = FeatureTable(setup.features, mode, may_change=options.goes_on(is_training=True))
         on_failure = setup.on_event
         self._loss = Loss(model, options.compile_mode, lambda message: on_failure("compile_failed", message=message))
         self._lowered: Mapping[str, int] = {}
@@ -141,12 +114,11 @@ class PlainTraining:
         computation = Computation(
             self.model, self._loss, self._prepare, precision, device, ranks=ranks, features=self.source
         )
-        settings = replace(self.options, gradient_clip=gradient_clip)
         return TrainStep(
             computation,
             optimizer,
             self.fallbacks,
-            settings,
+            replace(self.options, gradient_clip=gradient_clip),
             totals=self.totals,
             listener=listener,
             on_event=self.on_event,

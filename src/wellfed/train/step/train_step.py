@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.batches import Delivery
+from wellfed.contract import FeatureModeName
 from wellfed.errors import ModelError
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
@@ -24,9 +25,9 @@ from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, 
 from wellfed.train.step.totals import Totals
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """Treatment of gradients and out-of-memory errors in a step."""
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Planned options of a step and of evaluation."""
 
     gradient_clip: float | None = None
     """Maximum norm of all gradients; None = no limit."""
@@ -37,6 +38,16 @@ class StepSettings:
     """False: the first out-of-memory error ends training, even with ``retry``."""
     batches_ahead: int = 0
     """Number of batches copied to the device ahead of the step, for messages about memory."""
+    seed: int = 0
+    feature_mode: FeatureModeName | None = None
+    compile_mode: str = "none"
+    halve_evaluation_on_oom: bool = True
+    shares_evaluation: bool = False
+    """Ranks share the batches of an evaluation, and merge their metrics."""
+
+    def goes_on(self, *, is_training: bool) -> bool:
+        """Returns whether training, or an evaluation, continues with less memory after an out-of-memory error."""
+        return self.may_adapt and (self.on_oom == "retry" if is_training else self.halve_evaluation_on_oom)
 
 
 class TrainStep:
@@ -52,7 +63,7 @@ class TrainStep:
         computation: Computation,
         optimizer: torch.optim.Optimizer,
         fallbacks: Fallbacks,
-        settings: StepSettings = StepSettings(),
+        options: StepOptions = StepOptions(),
         *,
         totals: Totals | None = None,
         listener: StepListener | None = None,
@@ -63,13 +74,13 @@ class TrainStep:
         self.was_disturbed = False
         """Whether a step compiled or was repeated, so that its time doesn't count. Reset by the reader."""
         self.totals = totals or Totals()
-        checks_losses = settings.on_nan != "raise"
+        checks_losses = options.on_nan != "raise"
         self.passes = StepPasses(computation, fallbacks.micro, self.totals, listener, checks_losses=checks_losses)
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
-        self._optimizer, self._micro, self._settings = optimizer, fallbacks.micro, settings
+        self._optimizer, self._micro, self._options = optimizer, fallbacks.micro, options
         self._on_event, self._listener = on_event, listener
-        clip, retries = settings.gradient_clip, settings.on_oom == "retry"
+        clip, retries = options.gradient_clip, options.on_oom == "retry"
         self._clip = self._ranks.clipping(optimizer, clip) if clip else None
         self._delivery: Delivery | None = None
         self._first_loss: Tensor | None = None
@@ -82,14 +93,14 @@ class TrainStep:
         ends_together = retries and self._ranks.ends_together
         retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
         self._retry = retry(
-            None if settings.on_oom == "raise" else fallbacks,
+            None if options.on_oom == "raise" else fallbacks,
             self._start if retries else None,
             forget=self._forget_failed,
             way_out=self._way_out,
             on_event=on_event,
-            may_adapt=settings.may_adapt,
+            may_adapt=options.may_adapt,
         )
-        self._adapts = retries and settings.may_adapt
+        self._adapts = options.goes_on(is_training=True)
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Makes a step on a batch; returns the loss before the step.
@@ -153,7 +164,7 @@ class TrainStep:
         self.totals.hold()
         self._ranks.average_gradients()
         self.passes.mark((OPTIMIZER, self.passes.now_s()))
-        if self._settings.on_nan != "raise":
+        if self._options.on_nan != "raise":
             self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
                 self._leave_out()
@@ -226,7 +237,7 @@ class TrainStep:
             return f"It is the host's memory. Next: {ways}, or a machine with more memory."
         features = self._computation.features()
         parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
-        ahead = self._settings.batches_ahead
+        ahead = self._options.batches_ahead
         return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead)
 
 

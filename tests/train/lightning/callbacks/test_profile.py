@@ -1,7 +1,6 @@
 """A trace of some steps and their times, also for a run that fails or ends while they are recorded."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -124,17 +123,13 @@ def test_a_profiler_that_fails_costs_the_run_nothing(
 
 
 @pytest.mark.simulated
-def test_what_torch_can_not_record_of_a_card_is_said_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_a_build_of_torch_that_can_not_record_a_card_records_the_host(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     profiled = Profiled(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
     assert sorted(set(steps_in(profiled.path)), key=int) == ["3", "4", "5", "6"]
     assert [one["by"] for one in profiled.found] == ["cpu"]
-    assert [record.message for record in caplog.records if "torch can't record" in record.message] == [
-        "This build of torch can't record what a card does: the profile shows the host alone."
-    ]
     assert "Failed to record" not in capfd.readouterr().err  # a stack of frames at every operation
 
 

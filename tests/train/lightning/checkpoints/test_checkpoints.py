@@ -21,8 +21,7 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.checkpoints import checkpoint_files
-from wellfed.train.lightning.checkpoints.checkpoint_writer import is_disk_error, is_finite
-from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers
+from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, Checkpoints, is_disk_error, is_finite
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -229,7 +228,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
         on_disk_error=lambda error, step: told.append(step),
         on_saved=lambda step, name: saved.append(step),
     )
-    owner, name = (PlainCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback.files), "_rotate")
+    owner, name = (PlainCheckpointIO, "save_checkpoint") if fails == "write" else (Checkpoints, "_rotate")
     works, calls = getattr(owner, name), [0]
 
     def full_at_the_second(*given: Any, **named: Any) -> None:

@@ -37,7 +37,7 @@ def test_what_is_plain_stays_as_it_is(tmp_path: Path):
 
 
 def test_objects_are_left_out_and_named():
-    left_out: dict[str, str] = {}
+    left_out: list[str] = []
     kept = plain(
         {
             "path": Path("a/b"),
@@ -61,13 +61,8 @@ def test_objects_are_left_out_and_named():
         "list of dicts": [{"x": 1}],
         ("tuple", 1): 2,
     }
-    assert {name: kind for name, kind in left_out.items() if "class" not in name} == {
-        "thing": "Thing",
-        "kind": "type",
-        "nested.thing": "Thing",
-        "list": "Thing",
-        "list of dicts.thing": "Thing",
-    }
+    names = ["thing (Thing)", "kind (type)", "nested.thing (Thing)", "list (Thing)", "list of dicts.thing (Thing)"]
+    assert left_out[:5] == names
     assert len(left_out) == 6  # and the key
 
 

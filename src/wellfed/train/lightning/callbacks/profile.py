@@ -53,7 +53,9 @@ class ProfilerTrace(pl.Callback):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._steps, repeat=1)
         with self._guarded():
-            activities = _activities(trainer.strategy.root_device)
+            activities = {ProfilerActivity.CPU}
+            if trainer.strategy.root_device.type == "cuda":  # torch prints frames where its build can't record a card
+                activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
             self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
             self._profiler.start()
 
@@ -111,15 +113,3 @@ class ProfilerTrace(pl.Callback):
             if profiler is not None:
                 with suppress(Exception):
                     profiler.stop()
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """Returns the activity of the host, and of the card if this build of torch can record it.
-
-    Otherwise torch would print a stack of frames at every operation.
-    """
-    if device.type == "cuda":
-        if ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
-            return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        _LOG.warning("This build of torch can't record what a card does: the profile shows the host alone.")
-    return [ProfilerActivity.CPU]

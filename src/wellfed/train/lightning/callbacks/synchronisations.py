@@ -22,8 +22,6 @@ WATCHED_STEPS = 2
 """Warm-up steps to watch; the first is skipped, since it allocates caches."""
 _SAYS = "called a synchronizing CUDA operation"
 _SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
-_COMPILES = tuple(str(Path(torch.__file__).parent / package) for package in ("_dynamo", "_inductor"))
-"""Folders of torch whose code compiles."""
 _OWN_THREADS = "wellfed"
 """Prefix of the names of our threads, whose waits don't count."""
 
@@ -41,7 +39,6 @@ class Synchronisations(pl.Callback):
         self._on_found: Callable[[list[SynchronisationEntry]], None] | None = on_found
         self._places: Counter[str] = Counter()
         self._num_ended = 0
-        self._mode_before = 0
         self._caught: warnings.catch_warnings[None] | None = None
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -51,7 +48,10 @@ class Synchronisations(pl.Callback):
         if self._num_ended == 1:
             self._watch()
         elif self._num_ended == 1 + WATCHED_STEPS:
-            self._report()
+            on_found = self._on_found
+            self.close()
+            found = self._places.most_common()
+            on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._pause()
@@ -69,8 +69,7 @@ class Synchronisations(pl.Callback):
         self._pause()
 
     def _watch(self) -> None:
-        self._mode_before = torch.cuda.get_sync_debug_mode()
-        if self._mode_before != 0:  # other code uses this mode
+        if torch.cuda.get_sync_debug_mode() != 0:  # other code uses this mode
             self.close()
             return
         self._caught = warnings.catch_warnings()
@@ -84,15 +83,8 @@ class Synchronisations(pl.Callback):
         """Restores mode and warnings until a validation is over."""
         caught, self._caught = self._caught, None
         if caught is not None:
-            torch.cuda.set_sync_debug_mode(self._mode_before)
+            torch.cuda.set_sync_debug_mode("default")
             caught.__exit__(None, None, None)
-
-    def _report(self) -> None:
-        on_found = self._on_found
-        self.close()
-        if on_found is not None:
-            found = self._places.most_common()
-            on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
         """Returns a replacement of ``warnings.showwarning``; ``others`` shows all other warnings."""
@@ -109,12 +101,9 @@ class Synchronisations(pl.Callback):
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """Returns ``file:line`` of the nearest call in the user's code. Returns None for a wait while torch compiles, or if
-    there is no such call."""
+    """Returns ``file:line`` of the nearest call in the user's code; None if there is none."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_COMPILES):
-            return None
         if is_the_users(name):
             path = Path(name)
             return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"

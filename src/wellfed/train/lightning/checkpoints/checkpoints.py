@@ -13,16 +13,22 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import get_total_norm
 
+from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.callbacks.users import averages_weights, monitored
-from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
-from wellfed.train.lightning.checkpoints.checkpoint_writer import BEST_VALUES, CheckpointWriter, check_finite
-from wellfed.train.step.non_finite import NonFiniteLoss
+from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST, replacing
+from wellfed.train.lightning.checkpoints.plain_checkpoint import save_flushed
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
 _LOG = logging.getLogger(__name__)
+BEST_VALUES = "best"
+"""Key of a checkpoint's entry with the metric that picks ``best.ckpt``, in that file alone."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,12 @@ class Checkpoints(pl.Callback):
             metrics: the latest metrics by name, such as ``val/loss``.
             finite_step: returns the step up to which all losses are known to be finite.
         """
-        self.files = CheckpointWriter(folder, options.keep_last, on_disk_error, on_saved)
+        self.folder = folder
+        self.failure: BaseException | None = None
+        """Error of the latest save of ``last.ckpt``; None if it succeeded."""
+        self.last_step: int | None = None
+        """Step of ``last.ckpt`` if this process has written or loaded it, else None."""
+        self._on_disk_error, self._on_saved = on_disk_error, on_saved
         self._options, self._metrics = options, metrics
         self._progress = progress or Progress()
         self._finite_step, self._checked_step = finite_step, 0
@@ -79,7 +90,7 @@ class Checkpoints(pl.Callback):
 
     def _compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         self.best_metric, self.best_mode = metric, mode
-        self.best_value = _best_value(self.files.folder / BEST, metric)
+        self.best_value = _best_value(self.folder / BEST, metric)
         """Best value so far, that of a resumed run included."""
 
     def _is_best(self, value: float) -> bool:
@@ -94,9 +105,9 @@ class Checkpoints(pl.Callback):
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._is_alone = trainer.world_size == 1
         trainer.fit_loop.epoch_loop.when_over = None
-        last = (self.files.folder / LAST).resolve()
+        last = (self.folder / LAST).resolve()
         if trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == last:
-            self.files.is_last_sound, self.files.last_step = True, trainer.global_step
+            self.last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         every, is_due = self._options.every_steps, False
@@ -165,8 +176,8 @@ class Checkpoints(pl.Callback):
 
     def validated_at_end(self, value: float, step: int) -> None:
         """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
-        is_best = self._is_best(value) and self.files.step_of_last() == step
-        if is_best and self.files.copy_to_best({self.best_metric: value}):
+        is_best = self._is_best(value) and self.last_step == step
+        if is_best and self._copy_to_best({self.best_metric: value}):
             self.best_value = value
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
@@ -180,10 +191,10 @@ class Checkpoints(pl.Callback):
             exception.add_note(self._way_back())
 
     def _way_back(self) -> str:
-        step = self.files.step_of_last()
-        if step is None:
+        if self.last_step is None:
             return "No checkpoint had been written by then."
-        return f"{LAST} of step {step} is good: go on from it with trainer.gradient_clip=1.0 or trainer.on_nan=skip."
+        ways = "trainer.gradient_clip=1.0 or trainer.on_nan=skip"
+        return f"{LAST} of step {self.last_step} is good: go on from it with {ways}."
 
     def save_before_end(self, trainer: pl.Trainer) -> None:
         """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
@@ -198,7 +209,7 @@ class Checkpoints(pl.Callback):
         Raises:
             NonFiniteLoss: weights or loss are not finite; earlier checkpoints stay.
         """
-        if self.files.last_step == trainer.global_step:
+        if self.last_step == trainer.global_step:
             return
         self._saved_at_s = time.monotonic()
         self._save(trainer, LAST)
@@ -208,7 +219,71 @@ class Checkpoints(pl.Callback):
         check_finite(trainer, max(self._checked_step + 1, self._finite_step()))
         self._checked_step = trainer.global_step
         with self._progress.during("checkpoint"):
-            return self.files.write(trainer, name)
+            return self._write(trainer, name)
+
+    def _write(self, trainer: pl.Trainer, name: str) -> bool:
+        """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
+        failure: BaseException | None = None
+        try:
+            if trainer.is_global_zero:
+                with replacing(self.folder / name) as temporary:
+                    self._save_file(trainer, temporary)
+                    if name == LAST:
+                        self._rotate()
+            else:
+                self._save_file(trainer, self.folder / name)
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
+            failure = error
+            self._on_disk_error(error, trainer.global_step)
+        if name == LAST:
+            self.failure = failure
+            if failure is not None:
+                _LOG.warning(
+                    "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
+                    "next checkpoint tries again.",
+                    *(self.folder / LAST, trainer.global_step, first_line(failure)),
+                )
+        is_written: bool = failure is None
+        if trainer.world_size > 1:
+            is_written = trainer.strategy.broadcast(is_written)
+        if is_written and name == LAST:
+            self.last_step = trainer.global_step
+        if is_written and trainer.is_global_zero:
+            self._on_saved(trainer.global_step, name)
+        return is_written
+
+    def _save_file(self, trainer: pl.Trainer, path: Path) -> None:
+        try:
+            trainer.save_checkpoint(path)
+        except (OSError, RuntimeError) as error:
+            if is_disk_error(error):
+                trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
+            raise
+
+    def _copy_to_best(self, values: dict[str, float]) -> bool:
+        """Writes ``last.ckpt`` with these values as ``best.ckpt``; returns whether it could."""
+        try:
+            state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+            with replacing(self.folder / BEST) as temporary:
+                save_flushed({**state, BEST_VALUES: values}, temporary)
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
+            self._on_disk_error(error, self.last_step or 0)
+            return False
+        return True
+
+    def _rotate(self) -> None:
+        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. One that this
+        process has neither written nor loaded may be damaged, and is not kept."""
+        if self.last_step is None:
+            return
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._options.keep_last))]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if newer.exists():
+                newer.replace(older)
 
 
 class BeforeUsers(pl.Callback):
@@ -246,3 +321,39 @@ def _best_value(path: Path, metric: str) -> float | None:
         return float(state[BEST_VALUES][metric])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
         return None
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Returns whether a save failed because a file can't be written. torch's writer hides the errno."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def check_finite(trainer: pl.Trainer, first: int) -> None:
+    """Raises NonFiniteLoss on all ranks if weights or losses of one are not finite. Waits for the device.
+
+    Args:
+        first: first step that may have changed them, for the message.
+    """
+    is_good = is_finite(trainer.lightning_module)
+    if trainer.world_size > 1:
+        is_good = trainer.strategy.reduce_boolean_decision(is_good, all=True)
+    if not is_good:
+        raise NonFiniteLoss(
+            f"The training loss or a weight became NaN or infinite {between(first, trainer.global_step)}; they are not "
+            f"saved. {USUAL_CAUSES} trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
+        )
+
+
+def is_finite(module: pl.LightningModule) -> bool:
+    """Returns whether trained weights and losses since the last row are finite on this rank. Waits once."""
+    trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
+    weights = [weight.detach() for weight in trained if weight.numel()]
+    largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN if any is
+    losses = [module.plain.totals.state_dict()["sums"].get("loss")] if isinstance(module, StepModule) else []
+    found = [value.reshape(()).float().to(module.device) for value in [*largest, *losses] if value is not None]
+    return not found or bool(torch.isfinite(torch.stack(found)).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections import Counter, OrderedDict
@@ -21,28 +22,22 @@ _LEFT_OUT = object()
 class PlainCheckpointIO(TorchCheckpointIO):
     """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
 
-    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only. They would
-    refuse a file with objects.
+    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only.
     """
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        left_out: dict[str, str] = {}
+        left_out: list[str] = []
         content = plain(checkpoint, left_out)
-        if Path(path).name.startswith("."):  # ours: `CheckpointWriter` renames it
+        if Path(path).name.startswith("."):  # ours: `Checkpoints` renames it
             save_flushed(content, path)
         else:
             super().save_checkpoint(content, path, storage_options)
-        new = {name: kind for name, kind in left_out.items() if name not in self._warned}
-        if new:
+        if new := [name for name in left_out if name not in self._warned]:
             self._warned.update(new)
-            _LOG.warning(
-                "Checkpoints are written without %s: they hold plain values and tensors alone, and are loaded "
-                "weights-only.",
-                ", ".join(f"{name} ({kind})" for name, kind in new.items()),
-            )
+            _LOG.warning("Checkpoints hold plain values and tensors alone. Left out: %s.", ", ".join(new))
 
 
 def save_flushed(content: Any, path: Path) -> None:
@@ -54,16 +49,22 @@ def save_flushed(content: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
+def plain(content: Any, left_out: list[str], name: str = "") -> Any:
     """Returns a copy that a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
 
     Paths become text, mappings become dicts, numpy's numbers become Python's. Other entries are left out and added to
-    ``left_out``, as dotted name -> type. A list with such an entry is left out as a whole.
+    ``left_out``, as dotted name and type. A list with such an entry is left out as a whole.
     """
-    if type(content) is Counter:
-        return content
-    if isinstance(content, Mapping):
-        return _plain_mapping(content, left_out, name)
+    if isinstance(content, Mapping) and type(content) is not Counter:
+        # A state_dict has the versions of its modules as an attribute, which its copy has too.
+        kept = copy.copy(content) if type(content) is OrderedDict else {}
+        kept.clear()
+        for key, value in content.items():
+            inner = f"{name}.{key}" if name else str(key)
+            entry = [plain(key, left_out, inner), plain(value, left_out, inner)]
+            if not any(one is _LEFT_OUT for one in entry):
+                kept[entry[0]] = entry[1]
+        return kept
     if type(content) in (list, tuple, set):
         items = [plain(item, left_out, name) for item in content]
         return _LEFT_OUT if any(item is _LEFT_OUT for item in items) else type(content)(items)
@@ -71,23 +72,9 @@ def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
         return content.item()
     if isinstance(content, PurePath):
         return str(content)
-    is_plain = type(content) in _PLAIN or type(content) in torch.serialization.get_safe_globals()
-    if content is None or isinstance(content, torch.Tensor) or is_plain:
+    if content is None or isinstance(content, torch.Tensor):
         return content
-    left_out[name] = type(content).__qualname__
+    if type(content) in (Counter, *_PLAIN, *torch.serialization.get_safe_globals()):
+        return content
+    left_out.append(f"{name} ({type(content).__qualname__})")
     return _LEFT_OUT
-
-
-def _plain_mapping(content: Mapping[Any, Any], left_out: dict[str, str], name: str) -> Any:
-    kept = {}
-    for key, value in content.items():
-        inner = f"{name}.{key}" if name else str(key)
-        plain_key, plain_value = plain(key, left_out, inner), plain(value, left_out, inner)
-        if plain_key is not _LEFT_OUT and plain_value is not _LEFT_OUT:
-            kept[plain_key] = plain_value
-    if type(content) is not OrderedDict:
-        return kept
-    ordered = OrderedDict(kept)  # a state_dict has the versions of its modules as an attribute
-    if hasattr(content, "_metadata"):
-        ordered._metadata = content._metadata  # type: ignore[attr-defined]
-    return ordered
