@@ -109,7 +109,6 @@ def test_too_few_steps_are_no_proof() -> None:
     for record in found.records:
         record.throughput = {**record.throughput, "ci95": None}  # type: ignore[typeddict-item]
     assert found.verdict == "B trains 1.00 times as fast as A; too few steps to tell that from chance."
-    assert "A has too few steps for an interval of its rate." in found.caveats
 
 
 def test_other_units_have_no_ratio() -> None:
@@ -117,8 +116,8 @@ def test_other_units_have_no_ratio() -> None:
     throughput = found.b.record.throughput
     assert throughput is not None
     throughput["sample_unit"] = "images"
-    assert found.verdict == "Their rates have no ratio."
     assert found.caveats == ["Samples are samples in A and images in B: rates have no ratio."]
+    assert found.caveats[0] in found.verdict
     assert shown(found)["rate"][2] == ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -129,24 +129,23 @@ def _expected(gain: Gain | None, steps_frac: float | None) -> str:
     return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"
 
 
-_WORDS: Mapping[str, Sequence[str]] = {
-    "Fed": ("healthy",),
-    "Too short": ("too_few_steps",),
-    "Starved": (
-        *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
-        *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
-    ),
-    "Copy-bound": ("slow_copy",),
-    "Launch-bound": ("launch_bound", "synchronisation"),
-    "Memory-bound": ("memory_bound",),
-    "Held up": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
+_STARVED = (
+    *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
+    *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
+)
+_HELD_UP = ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks")
+_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(_STARVED, "Starved"),
+    **dict.fromkeys(_HELD_UP, "Held up"),
+    **{"healthy": "Fed", "too_few_steps": "Too short", "slow_copy": "Copy-bound", "memory_bound": "Memory-bound"},
+    **{"launch_bound": "Launch-bound", "synchronisation": "Launch-bound"},
 }
-"""Word of the verdict -> findings; others are worded by their id."""
-_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two"}
-"""Colours of findings that are verdicts."""
-_SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "info": "four"}
-_COLOURS: Mapping[str, str] = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta"}
-"""Colours of tones on a terminal; others have none."""
+"""Finding -> word of the verdict; others are worded by their id."""
+_COLOURS: Mapping[str, tuple[str, str]] = {
+    **{"healthy": ("good", "green"), "unknown": ("two", "magenta"), "too_few_steps": ("two", "magenta")},
+    **{"high": ("bad", "red"), "medium": ("one", "yellow"), "low": ("accent", ""), "info": ("four", "")},
+}
+"""Finding that is a verdict, or severity of another -> colour on a page, colour on a terminal."""
 
 
 def word_of(finding: FindingEntry) -> str:
@@ -154,14 +153,14 @@ def word_of(finding: FindingEntry) -> str:
     name = finding["id"]
     if name == "unexplained":
         return "Starved" if "wait_frac" in finding["evidence"] else "Held up"
-    return next((word for word, ids in _WORDS.items() if name in ids), name.replace("_", " ").capitalize())
+    return _WORDS.get(name, name.replace("_", " ").capitalize())
 
 
 def tone_of(finding: FindingEntry) -> str:
     """Returns the name of the colour of a finding."""
-    return _TONES.get(finding["id"], _SEVERE[finding["severity"]])
+    return _COLOURS.get(finding["id"], _COLOURS[finding["severity"]])[0]
 
 
 def colour_of(finding: str, severity: str) -> str:
     """Returns the colour of a finding on a terminal; empty for none."""
-    return _COLOURS.get(_TONES.get(finding, _SEVERE.get(severity, "")), "")
+    return _COLOURS.get(finding, _COLOURS.get(severity, ("", "")))[1]

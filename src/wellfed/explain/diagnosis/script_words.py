@@ -52,7 +52,6 @@ _CODE: Mapping[str, Mapping[str, str]] = {
 _PHRASES = (
     ("Give the run more steps (trainer.max_steps, trainer.max_epochs)", "Let it run longer"),
     (" (trainer.max_steps)", ""),
-    (" (setting up, trainer.sanity_batches)", " (setting up)"),
     (
         "callbacks, loggers and hooks of the model run then.",
         "logging, printed values (.item()), schedulers, and batches that the script makes itself come then.",

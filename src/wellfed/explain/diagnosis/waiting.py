@@ -61,12 +61,6 @@ def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
     return None if cause is None else CauseOfWaiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
 
 
-def waiting_for(evidence: Evidence, cause: Cause) -> CauseOfWaiting | None:
-    """Returns the waiting of a run if this is its cause, else None."""
-    found = cause_of_waiting(evidence)
-    return found if found is not None and found.cause == cause else None
-
-
 def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figures, float]:
     """Returns the waiting in single slow steps: beginning of the message, figures, and share of the time lost."""
     slow = slow_steps(evidence, waiting.feeding)

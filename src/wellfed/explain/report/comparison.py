@@ -25,8 +25,6 @@ _ROWS = ("wait", "copy", "compute", *COMPUTE_PHASES, "host")
 """Kinds of a step's time, with the phases of compute, in this order."""
 _LEAST_FRAC = 0.01
 """Minimum share of a step for a ratio of a part of it."""
-_MOST_NAMED = 4
-"""Settings of a workload named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Comparison:
         """Records of both runs."""
         return self.a.record, self.b.record
 
-    @property
+    @cached_property
     def is_of_one_unit(self) -> bool:
         """Whether both count the same samples, so that their rates have a ratio."""
         return len({(record.workload, sample_unit(record)) for record in self.records}) == 1
@@ -144,11 +142,10 @@ class Comparison:
     def verdict(self) -> str:
         """Sentence that names the faster run."""
         rate = self.rate
-        if rate is None:
-            have_both = all(record.throughput for record in self.records)
-            return "Their rates have no ratio." if have_both else "There are no two rates to compare."
         if self.of_other_work:
             return f"The rates of A and B are not compared. {self.of_other_work[0]}"
+        if rate is None:
+            return "There are no two rates to compare."
         if rate.is_told_apart is False:
             both = f"that of B is {rate.times} that of A"
             return f"The rates are not told apart: {both} (95 % interval {rate.between})."
@@ -175,16 +172,18 @@ class Comparison:
         if not self.is_of_one_unit:
             return [f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in B: rates have no ratio."]
         names = [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]
-        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
-        return [f"What is learned differs ({shown}): times and metrics are of different work."] if names else []
+        return (
+            [f"What is learned differs ({', '.join(names)}): times and metrics are of different work."] if names else []
+        )
 
     @cached_property
     def of_other_work(self) -> list[str]:
         """Differences of data and device, with which a ratio of the rates shows no effect of the settings."""
         a, b = map(device, self.records)
-        has_other_device = all(record.machine for record in self.records) and a != b
-        on_others = f"Different devices, {a} and {b}: settings are not all that differs."
-        return [*self.of_other_learning, *([on_others] if has_other_device else [])]
+        on_others = (
+            [f"Different devices, {a} and {b}: settings are not all that differs."] if a and b and a != b else []
+        )
+        return [*self.of_other_learning, *on_others]
 
     @cached_property
     def settings(self) -> list[Compared]:
@@ -196,14 +195,12 @@ class Comparison:
     @cached_property
     def plan(self) -> list[Compared]:
         """Knobs whose planned values differ, and why."""
-        a, b = (record.plan for record in self.records)
-        found = []
-        for knob in {**a, **b}:
-            both = [plan.get(knob) for plan in (a, b)]
-            values = ["not planned" if one is None else show_value(one["value"]) for one in both]
-            reasons = ["" if one is None else f"{one['source']}: {one['because']}" for one in both]
+        found, none = [], {"value": "not planned", "source": "", "because": ""}
+        for knob in {**self.a.record.plan, **self.b.record.plan}:
+            both: list[Mapping[str, Any]] = [record.plan.get(knob, none) for record in self.records]
+            values = [show_value(one["value"]) for one in both]
             if values[0] != values[1]:
-                found.append(Compared(knob, values, reasons=reasons))
+                found.append(Compared(knob, values, reasons=[f"{one['source']}: {one['because']}" for one in both]))
         return found
 
     @cached_property
@@ -261,8 +258,7 @@ def _figures(both: Comparison) -> Iterator[Compared]:
     yield Compared("time, all in all", [show_duration(one.duration_s) for one in records])
     yield Compared("rate", [_shown_rate(one) for one in records], both.rate)
     tops = [None if one.ceiling is None else one.ceiling["samples_per_s"] for one in records]
-    shown = ["" if top is None else _with_unit(top, one) for top, one in zip(tops, records, strict=True)]
-    yield Compared("ceiling", shown, _ratio(tops) if has_ratio else None)
+    yield _measured("ceiling, samples/s", tops, show_count, has_ratio=has_ratio)
     yield _measured("of the ceiling", [_of_ceiling(one) for one in records], show_percent)
     yield _measured("readiness", [one.readiness_frac for one in records], show_percent)
     for name, key in (("mean", "step_ms_mean"), ("median", "step_ms_p50"), ("p95", "step_ms_p95")):
@@ -328,13 +324,9 @@ def _caveats(a: RunRecord, b: RunRecord) -> Iterator[str]:
     for each, one in (("A", a), ("B", b)):
         if one.status != "ok":
             yield f"{each} has the status {one.status}: its figures are those until then."
-        if one.throughput and one.throughput["ci95"] is None:
-            yield f"{each} has too few steps for an interval of its rate."
     yield from dict.fromkeys([*simulated_lines(a), *simulated_lines(b)])
-    if a.metrics and b.metrics and a.steps != b.steps:
-        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in B."
-    if a.seed != b.seed:
-        yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
+    if a.metrics and b.metrics and (a.steps, a.seed) != (b.steps, b.seed):
+        yield f"Metrics are those after {counted_steps(a)} with seed {a.seed}, and {counted_steps(b)} with {b.seed}."
 
 
 def _machine(record: RunRecord) -> dict[str, Any]:
@@ -367,11 +359,7 @@ def _shown_rate(record: RunRecord) -> str:
     if (rate := _rate(record)) is None:
         return ""
     between = f" ({' to '.join(map(show_count, rate.interval))})" if rate.interval else ""
-    return _with_unit(rate.value, record) + between
-
-
-def _with_unit(value: float, record: RunRecord) -> str:
-    return f"{show_count(value)} {sample_unit(record)}/s"
+    return f"{show_count(rate.value)} {sample_unit(record)}/s{between}"
 
 
 def _of_ceiling(record: RunRecord) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from wellfed.explain.diagnosis.gains.pauses import gain_of, pauses
 from wellfed.explain.diagnosis.script_words import is_script
 from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
+    cause_of_waiting,
     cold_over_warm,
     copy_ahead_ms,
     handover_ms,
@@ -31,7 +34,6 @@ from wellfed.explain.diagnosis.waiting import (
     latency_of,
     prefetch_needed,
     slow_twice,
-    waiting_for,
     way_out_of_latency,
 )
 from wellfed.units import MIB, counted, show_bytes, show_duration, show_factor, show_ms, show_percent
@@ -41,11 +43,22 @@ _FETCH_FRAC = 0.1
 """Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
 
 
-def loading_in_main_process(evidence: Evidence) -> Finding | None:
+def _if_it_is_the_cause(
+    word: Callable[[Evidence, CauseOfWaiting], Finding | None],
+) -> Callable[[Evidence], Finding | None]:
+    """Makes a rule of a function that words the waiting of a run if its name is the cause."""
+
+    @wraps(word)
+    def rule(evidence: Evidence) -> Finding | None:
+        waiting = cause_of_waiting(evidence)
+        return word(evidence, waiting) if waiting is not None and waiting.cause == word.__name__ else None
+
+    return rule
+
+
+@_if_it_is_the_cause
+def loading_in_main_process(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if there are no workers, and workers could build beside the step."""
-    waiting = waiting_for(evidence, "loading_in_main_process")
-    if waiting is None:
-        return None
     feeding = waiting.feeding
     text = (
         f"{waiting.share_text}: the training process builds a batch itself in {show_ms(feeding.build_ms)}, and a step "
@@ -66,11 +79,9 @@ def loading_in_main_process(evidence: Evidence) -> Finding | None:
     return Finding("loading_in_main_process", text, feeding.figures(), gain=gain, **way_out)
 
 
-def too_few_workers(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def too_few_workers(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if more workers would build batches faster."""
-    waiting = waiting_for(evidence, "too_few_workers")
-    if waiting is None:
-        return None
     feeding = waiting.feeding
     advised, workers = feeding.workers_advised, feeding.num_workers
     about = "about " if feeding.is_estimate else ""
@@ -86,11 +97,9 @@ def too_few_workers(evidence: Evidence) -> Finding | None:
     return Finding("too_few_workers", text, feeding.figures(), gain=feeding.gain(advised), **way_out)
 
 
-def cpu_bound_loading(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def cpu_bound_loading(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if more workers would only share the same cores."""
-    waiting = waiting_for(evidence, "cpu_bound_loading")
-    if waiting is None:
-        return None
     feeding = waiting.feeding
     text = f"{waiting.share_text}: building a batch takes {show_ms(feeding.build_cpu_ms)} of CPU, a step takes "
     text += show_ms(feeding.fed_ms)
@@ -109,11 +118,9 @@ def cpu_bound_loading(evidence: Evidence) -> Finding | None:
     return Finding("cpu_bound_loading", text, feeding.figures(), lost_frac=waiting.frac, advice=advice)
 
 
-def slow_storage(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def slow_storage(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if building hardly uses the CPU, and there is evidence that it waits for the disk."""
-    waiting = waiting_for(evidence, "slow_storage")
-    if waiting is None:
-        return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
     text = f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to build, only "
     text += f"{show_percent(feeding.cpu_frac)} of it CPU time"
@@ -135,15 +142,13 @@ def slow_storage(evidence: Evidence) -> Finding | None:
     return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high), advice=advice)
 
 
-def contended_loading(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def contended_loading(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if a batch takes far longer beside other workers than with one worker alone.
 
     That was timed before training, or workers were seen to wait for a lock that they share.
     """
-    waiting = waiting_for(evidence, "contended_loading")
-    if waiting is None or waiting.feeding.contention is None:
-        return None
-    feeding, factor = waiting.feeding, waiting.feeding.contention
+    feeding, factor = waiting.feeding, waiting.feeding.contention or 1.0
     figures: Figures = {**feeding.figures(), "contention_factor": factor}
     if feeding.lock_factor >= limits.CONTENTION_FACTOR:
         text = (
@@ -187,11 +192,9 @@ def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
     return Finding("workers_take_the_cpu", f"{text}.", feeding.figures(), gain=gain, lost_frac=1 - 1 / top, **way_out)
 
 
-def uneven_batches(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def uneven_batches(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if more batches kept ready would bridge the slow ones, or latency is random."""
-    waiting = waiting_for(evidence, "uneven_batches")
-    if waiting is None:
-        return None
     feeding = waiting.feeding
     if has_slow_builds(evidence, feeding):
         return _latency(evidence, waiting)
@@ -211,7 +214,8 @@ def uneven_batches(evidence: Evidence) -> Finding | None:
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     """Returns the finding for batches that are far too late, with other samples each time."""
     feeding, (latency, of_latency, lost_frac) = waiting.feeding, latency_of(evidence, waiting)
-    text, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
+    figures = {**feeding.figures(), **of_latency}
+    text = f"{latency}: random latency, or slow samples that were not seen twice."
     found = way_out_of_latency(evidence, feeding)
     if found is None:
         advice = "Make the slowest reads faster: no queue that fits into memory bridges them."
@@ -223,23 +227,13 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     return Finding("uneven_batches", text, figures, gain=feeding.gain(workers, prefetch), **way_out)
 
 
-def _of_samples(evidence: Evidence) -> str:
-    """Returns what the record shows of the samples in the slow batches, as text."""
-    epochs, index = evidence.steps.column("epoch"), evidence.steps.column("slowest_index")
-    if len(index) and np.isfinite(index).any():
-        if len(np.unique(epochs[np.isfinite(epochs)])) > 1:
-            return "random latency, as the samples of one epoch's slow batches were not slow in another."
-        return "random latency, or slow samples; each was read once, so a second epoch is needed to know."
-    return "random latency, or slow samples; which samples were slow is not recorded of whole batches."
-
-
 _NAMED = 5
 
 
 def slow_samples(evidence: Evidence) -> Finding | None:
     """Returns a finding if the same samples were slow in two epochs, or a note on samples that were left out."""
-    waiting = waiting_for(evidence, "slow_samples")
-    if waiting is None:
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "slow_samples":
         return _left_out(evidence)
     repeated, (text, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
     named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
@@ -267,11 +261,9 @@ def _left_out(evidence: Evidence) -> Finding | None:
     return Finding("slow_samples", text, {"samples_skipped": number}, advice=advice, is_note=True)
 
 
-def slow_handover(evidence: Evidence) -> Finding | None:
+@_if_it_is_the_cause
+def slow_handover(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None:
     """Returns a finding if workers are fast enough, and each step waits about equally long for a ready batch."""
-    waiting = waiting_for(evidence, "slow_handover")
-    if waiting is None:
-        return None
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
     text = (
         f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
@@ -304,11 +296,11 @@ else holds up what takes longer."""
 def slow_copy(evidence: Evidence) -> Finding | None:
     """Returns a finding if a step waits for its copy, which could overlap with the previous step or, if it does, takes
     as long as a step."""
-    waiting = waiting_for(evidence, "slow_copy")
+    waiting = cause_of_waiting(evidence)
     copy, mib = evidence.copy_frac, evidence.record.loading.get("batch_mib")
     parts = evidence.steps.column("num_micro")  # a script that accumulates gradients copies each by itself
     num_copies = int(np.median(parts)) if is_script(evidence.record) and len(parts) else 1
-    if waiting is not None:
+    if waiting is not None and waiting.cause == "slow_copy":
         copy, copy_ms = waiting.frac, copy_ahead_ms(evidence)
         figures: Figures = {"wait_frac": copy, "copy_ms": copy_ms}
         text = f"{show_percent(copy)} of each step waits for its batch to be copied to the GPU, which takes as long as "
@@ -344,7 +336,7 @@ def slow_copy(evidence: Evidence) -> Finding | None:
         advice += "Make batches smaller: uint8 or int16, converted to floats on the device (on_device)."
         return Finding("slow_copy", f"{text}, and {ahead}{causes}.", figures, lost_frac=copy, advice=advice)
     text += f"; {' and '.join(whys)}{causes}."
-    if waiting is None and not (is_ahead or may_be_ahead):
+    if "copy_frac" in figures and not (is_ahead or may_be_ahead):
         gain = None  # page-locked memory makes it faster, and nothing hides it
     return Finding("slow_copy", text, figures, tuple(change), gain=gain, lost_frac=None if gain else copy)
 
@@ -362,16 +354,14 @@ def slow_start(evidence: Evidence) -> Finding | None:
     wall, lost_s = evidence.wall.entry, evidence.wall.once_s
     if wall is None or lost_s < max(limits.SLOW_START_S, limits.SLOW_START_FRAC * wall["total_s"]):
         return None
-    warmup = len(evidence.steps.warmup_ms)
     parts_s = {"start_s": wall["start_s"], "warmup_s": lost_s - wall["start_s"] - wall["end_s"], "end_s": wall["end_s"]}
-    compiled = evidence.value("gpu.compile") not in (None, "none")
-    why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
-    places = {
-        "start_s": "before the first step (setting up, trainer.sanity_batches)",
-        "warmup_s": f"in the warm-up of {counted(warmup, 'step')} ({why})",
-        "end_s": "after the last step",
-    }
-    shown = [f"{show_duration(took_s)} {places[key]}" for key, took_s in parts_s.items() if took_s > 0.1 * lost_s]
+    places = (
+        "before the first step",
+        "in the warm-up (compiling, claiming memory, starting workers)",
+        "after the last",
+    )
+    parts = zip(parts_s.values(), places, strict=True)
+    shown = [f"{show_duration(took_s)} {place}" for took_s, place in parts if took_s > 0.1 * lost_s]
     return Finding(
         "slow_start",
         f"{show_duration(lost_s)} of the {show_duration(wall['total_s'])} of training are lost once: "

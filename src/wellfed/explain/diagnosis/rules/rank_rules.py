@@ -127,27 +127,24 @@ def _cause(evidence: Evidence, found: Straggler) -> tuple[str, Figures, str] | N
     samples, usual = rank.get("samples") or 0.0, other.get("samples") or 0.0
     mib, usual_mib = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
     enough = max(least, limits.UNEVEN_FACTOR_OF_RANKS)
+    named = f"rank {other['rank']}"
     if found.part == "forward" and usual and samples >= enough * usual:
-        why = f"Its batches have {show_count(samples)} samples, those of rank {other['rank']} {show_count(usual)}"
+        why = f"Its batches have {show_count(samples)} samples, those of {named} {show_count(usual)}"
         return why, {"samples": samples, "usual_samples": usual}, "Give all ranks as many samples."
     if found.part == "forward" and usual_mib and mib - (rank.get("batch_half_mib") or 0.0) >= enough * usual_mib:
-        shown, usual_shown = show_bytes(mib * MIB), show_bytes(usual_mib * MIB)
-        why = f"Its batches have {shown}, those of rank {other['rank']} {usual_shown}"
+        why = f"Its batches have {show_bytes(mib * MIB)}, those of {named} {show_bytes(usual_mib * MIB)}"
         return why, {"batch_mib": mib, "usual_batch_mib": usual_mib}, "Group samples by length."
     is_of_card = found.part in (*_PHASES, "clock")
     if is_of_card and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
-        why = f"Its GPU runs at {clock:.0f} MHz, that of rank {other['rank']} at {usual_clock:.0f} MHz"
+        why = f"Its GPU runs at {clock:.0f} MHz, that of {named} at {usual_clock:.0f} MHz"
         return why, {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}, _ADVICE["clock"]
     waited, usual_waited = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
     if waited - usual_waited >= limits.CORE_WAIT_FRAC and usual_waited < waited / 2:
-        none_pct, usual_pct = show_percent(waited), show_percent(usual_waited)
-        why = f"It had no core for {none_pct} of the time, rank {other['rank']} for {usual_pct}"
+        why = f"It had no core for {show_percent(waited)} of the time, {named} for {show_percent(usual_waited)}"
         return why, {"core_wait_frac": waited}, "End what else runs there, or set fewer loader.num_workers."
     waiting, usual_waiting = rank.get("iowait_cores") or 0.0, other.get("iowait_cores") or 0.0
     if found.part == "wait" and waiting >= limits.IOWAIT_CORES and usual_waiting < waiting / 2:
-        why = (
-            f"{waiting:.1f} cores of its machine wait for its disk, {usual_waiting:.1f} on that of rank {other['rank']}"
-        )
+        why = f"{waiting:.1f} cores of its machine wait for its disk, {usual_waiting:.1f} on that of {named}"
         return why, {"iowait_cores": waiting}, "Look at that disk and what else uses it."
     return None
 
