@@ -38,29 +38,21 @@ def first_non_finite(
     Args:
         is_usual_allowed: whether earlier batches trained well; if most batches hold such values, None is returned.
     """
-    found: NonFiniteSample | None = None
-    num, num_bad, ends_s = 0, 0, time.monotonic() + _MOST_S
+    bad: list[BatchRequest] = []
+    num, ends_s = 0, time.monotonic() + _MOST_S
     for request in requests:
-        if time.monotonic() > ends_s:
+        if time.monotonic() > ends_s or (bad and not is_usual_allowed):
             break
         num += 1
-        value = _value(builder(request).batch)
-        num_bad += value is not None
-        if found is None and value is not None:
-            found = _sample_of(builder, request)
-        if found is not None and not is_usual_allowed:
-            break
-    return None if is_usual_allowed and num_bad > max(1, num // 2) else found
-
-
-def _sample_of(builder: BatchBuilder, request: BatchRequest) -> NonFiniteSample | None:
-    """Bisects a batch. Returns None if only the whole of it has such values."""
-    indices = request.indices
-    while len(indices) > 1:
-        half, other = indices.tensor_split(2)
-        indices = other if _value(builder(request.only(half)).batch) is None else half
-    value = _value(builder(request.only(indices)).batch)
-    return None if value is None else NonFiniteSample(int(indices), request.epoch, request.batch, value)
+        if _value(builder(request).batch) is not None:
+            bad.append(request)
+    if not bad or (is_usual_allowed and len(bad) > max(1, num // 2)):
+        return None
+    first = bad[0]
+    for index in first.indices.split(1):
+        if (value := _value(builder(first.only(index)).batch)) is not None:
+            return NonFiniteSample(int(index), first.epoch, first.batch, value)
+    return None
 
 
 def _value(batch: Batch) -> str | None:

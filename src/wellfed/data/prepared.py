@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,8 @@ def check_file(path: Path) -> None:
         mode = path.stat().st_mode
     except OSError:  # reading raises it again
         return
-    kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
-    if kind := next((kind for kind, is_so in kinds.items() if is_so(mode)), ""):
-        raise DataError(f"{path} is {kind}, not a file. Write what it gives to a file, and name that.")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path} is a pipe or a device, not a file. Write what it gives to a file, and name that.")
 
 
 def _seen(source: Path) -> tuple[Path, int, int]:
@@ -127,27 +125,16 @@ def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path],
     partial = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed builder
     partial.mkdir()
-    first = str(_seen(sources[0])[0]) if sources else ""
     try:
         build(partial)
-        members = {path.relative_to(partial).as_posix(): _synced_size(path) for path in _files(partial)}
-        manifest = {
-            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "first_source": first,
-            "num_sources": len(sources),
-            "settings": dict(settings),
-            "members": members,
-        }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        members = {path.relative_to(partial).as_posix(): _synced_size(path) for path in files}
+        (partial / MANIFEST).write_text(json.dumps(members, indent=1) + "\n", encoding="utf-8")
         if digest(sources, settings) != folder.name:
-            raise DataError(f"{first}: what was to be prepared changed meanwhile. Start again when it is whole.")
+            raise DataError(f"{sources[0]}: what was to be prepared changed meanwhile. Start again when it is whole.")
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _synced_size(file: Path) -> int:
@@ -159,13 +146,7 @@ def _synced_size(file: Path) -> int:
 def _is_whole(folder: Path) -> bool:
     """Returns whether all files of an entry have the size that they were written with."""
     try:
-        members = read_manifest(folder)["members"]
+        members = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, size in members.items())
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return False
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns an entry's manifest. Raises OSError or ValueError if it can't be read."""
-    found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return found

@@ -124,14 +124,9 @@ class TrainLoader:
         for share in self._order.shares(epoch, range(self._next_batch, len(self))):
             yield BatchRequest(epoch, share.batch, self._bad.leave_out(share.indices), share)
 
-    def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
-        """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.
-
-        Args:
-            skipped: number of batches before the position that are not searched.
-        """
-        at = int(state["epoch"]) * len(self) + int(state["batch"])
-        last = at - skipped
+    def non_finite_sample(self, state: dict[str, Any], *, steps: int = 1) -> NonFiniteSample | None:
+        """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position."""
+        last = int(state["epoch"]) * len(self) + int(state["batch"])
         first = max(0, last - steps)
         requests = (
             BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))

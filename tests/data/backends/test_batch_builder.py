@@ -1,7 +1,5 @@
 import errno
-import pickle
 import random
-import sys
 import time
 
 import numpy as np
@@ -98,18 +96,6 @@ def test_a_sample_that_can_not_be_collated_is_named(collate, indices, parts):
         BatchBuilder(Ragged(""), 1, collate=collate)(BatchRequest(2, 3, torch.tensor(indices)))
     assert str(caught.value).startswith("Ragged: sample ")
     assert all(part in str(caught.value) for part in parts), str(caught.value)
-
-
-def test_an_exit_in_the_data_is_an_error_of_its_sample():
-    class Exiting(sets.BreakingItems):
-        def breaks(self):
-            sys.exit(3)
-
-    built = BatchBuilder(Exiting("", 2), 1, most_lost=1)(BatchRequest(0, 0, torch.tensor([1, 2, 3])))
-    (lost,) = built.lost
-    assert (lost.index, built.batch["index"].tolist()) == (2, [1, 3])
-    assert lost.reason.startswith("ExitInData: sys.exit(3) (test_batch_builder.py:")
-    assert str(pickle.loads(pickle.dumps(lost.cause))) == "sys.exit(3)"
 
 
 def test_what_a_machine_runs_out_of():

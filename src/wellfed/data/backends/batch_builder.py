@@ -28,13 +28,6 @@ _OF_CODE = (TypeError, NameError, AttributeError)
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-class ExitInData(Exception):
-    """Raised for ``sys.exit`` in the dataset: an error of a sample, which must not end the run."""
-
-    def __str__(self) -> str:
-        return f"sys.exit({self.args[0]!r})"
-
-
 def clocks() -> tuple[float, float]:
     """Returns wall time and CPU time of this thread, in seconds."""
     return time.perf_counter(), time.thread_time()
@@ -110,12 +103,9 @@ class BatchBuilder:
 
     def _fetch(self, request: BatchRequest) -> Batch:
         rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
-        try:
-            # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
-            indices = request.indices
-            return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
-        except SystemExit as exit_:
-            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+        # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
+        indices = request.indices
+        return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
 
     def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
         if self._takes_rng:
@@ -178,14 +168,11 @@ class BatchBuilder:
 
     def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
         """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` = seed the process's generators too."""
-        try:
-            if self._takes_rng:
-                return self.dataset.__getitem__(index, rng_of_batch(self.seed, epoch, index, 0))
-            if seeds:
-                generators.seed_for_sample(seed_from(self.seed, epoch, index))
-            return self.dataset[index]
-        except SystemExit as exit_:
-            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+        if self._takes_rng:
+            return self.dataset.__getitem__(index, rng_of_batch(self.seed, epoch, index, 0))
+        if seeds:
+            generators.seed_for_sample(seed_from(self.seed, epoch, index))
+        return self.dataset[index]
 
 
 def collate_fault(

@@ -70,11 +70,8 @@ def index_shards(paths: Sequence[Path], parts: Sequence[str], cache_dir: str | P
     tables: list[Ints] = []
     stamps = []
     for number, path in enumerate(paths):
-        try:
-            stamps.append(stamp(path.stat()))
-        except OSError as error:
-            raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
         keys_of_shard, table_N = _of_shard(path, parts, cache_dir)
+        stamps.append(stamp(path.stat()))
         rows = np.flatnonzero((table_N[:, :, 1] >= 0).any(axis=1))
         keys += [keys_of_shard[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))

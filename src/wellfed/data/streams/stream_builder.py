@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -17,7 +17,6 @@ from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.data.backends.batch_builder import (
     BatchBuilder,
-    ExitInData,
     build_time,
     clocks,
     collate_fault,
@@ -131,14 +130,15 @@ class StreamBuilder(BatchBuilder):
         if reading in (None, self._reading):
             self._readers = {}
 
-    def drawing(self, *place: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def drawing(self, *place: int) -> Iterator[None]:
         """Seeds the process's generators by (seed, *place) inside, and restores them after."""
-        seed = seed_from(self.seed, *place)
-        if get_worker_info() is not None:
-            generators.seed_for_sample(seed)  # nothing else draws in a worker process
-        elif threading.current_thread() is threading.main_thread():
-            return _drawing(seed)
-        return nullcontext()
+        in_worker = get_worker_info() is not None  # where nothing else draws
+        is_main = not in_worker and threading.current_thread() is threading.main_thread()
+        with generators.kept() if is_main else nullcontext():
+            if in_worker or is_main:
+                generators.seed_for_sample(seed_from(self.seed, *place))
+            yield
 
     def collated(self, samples: list[Any], epoch: int, batch: int) -> Batch:
         """Collates samples. An error names the sample at fault."""
@@ -150,13 +150,6 @@ class StreamBuilder(BatchBuilder):
             if fault is None:
                 raise
             raise fault from error
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    with generators.kept():
-        generators.seed_for_sample(seed)
-        yield
 
 
 class _PartReader:
@@ -181,12 +174,12 @@ class _PartReader:
         if self._iterator is None and self._start.state is None:
             # All parts begin with the same seed, so that a dataset that shuffles and distributes its files does so
             # alike in all.
-            with builder.drawing(self._start.epoch), self._reading():
+            with builder.drawing(self._start.epoch), as_worker(self._told):
                 iterator = self._begin()
                 first = next(iterator, _END)
                 self._iterator = iter(()) if first is _END else chain((first,), iterator)
         with builder.drawing(request.epoch, self._start.index, request.round):
-            with self._reading():
+            with as_worker(self._told):
                 if self._iterator is None:
                     self._iterator = self._begin()
                 wanted = 1 if builder.stream.gives_batches else builder.batch_size
@@ -215,11 +208,3 @@ class _PartReader:
             keeper.load_state_dict(start.state)
         self._states = keeper if has_states(keeper) else None
         return iterator
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            with as_worker(self._told):
-                yield
-        except SystemExit as exit_:
-            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None

@@ -71,14 +71,7 @@ class StreamReading:
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
         self._settings = settings
-        self._builder = StreamBuilder(
-            stream,
-            seed,
-            batch_size,
-            collate,
-            purpose=purpose,
-            drop_last=drop_last,
-        )
+        self._builder = StreamBuilder(stream, seed, batch_size, collate, purpose=purpose, drop_last=drop_last)
         self._source = BatchSource(self._builder, self._settings)
         self._numbers = count()
 
@@ -135,13 +128,7 @@ class StreamReading:
             running.close()
 
     def _requests(
-        self,
-        reading: int,
-        epoch: int,
-        mark: Mark,
-        order_of: int,
-        ended: set[int],
-        to_drop: int,
+        self, reading: int, epoch: int, mark: Mark, order_of: int, ended: set[int], to_drop: int
     ) -> Iterator[StreamRequest]:
         """Yields requests round after round until all parts have ended.
 
@@ -165,18 +152,15 @@ class StreamReading:
                     )
                     if part not in begun:
                         begun.add(part)
-                        request.start = self._start_of(part, mark, order_of, is_alone=mark.parts <= num_readers)
+                        request.start = PartStart(
+                            # The first parts may have one shard more, so they are spread over the ranks.
+                            part * self._world_size + self._rank,
+                            self._world_size * mark.parts,
+                            order_of,
+                            is_alone=mark.parts <= num_readers,
+                            state=None if mark.states is None else mark.states[part],
+                        )
                 yield request
-
-    def _start_of(self, part: int, mark: Mark, order_of: int, *, is_alone: bool) -> PartStart:
-        return PartStart(
-            # The first parts may have one shard more, so they are spread over the ranks.
-            part * self._world_size + self._rank,
-            self._world_size * mark.parts,
-            order_of,
-            is_alone,
-            None if mark.states is None else mark.states[part],
-        )
 
     def _size(self, batch: Batch) -> int:
         """Returns the samples of a batch; for a layout of its own, its weight."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -34,19 +34,6 @@ _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
 _FEWEST_TIMED = 5
 """Minimum number of measured batches, or of steps whose phases a device timed, for an interval."""
-
-
-class SharedFigures(Protocol):
-    """Figures that ranks leave for rank 0. `exchange.Exchange` offers them in a run."""
-
-    def publish(self, kind: str, content: Any) -> None:
-        """Leaves figures of this rank, in place of its previous ones."""
-
-    def latest(self, kind: str) -> list[Any]:
-        """Returns, on rank 0, the latest figures of each rank that has left some; [] on others."""
-
-    def gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns the last figures of all ranks on rank 0, which waits for them."""
 
 
 class BatchSizes:
@@ -108,7 +95,8 @@ class RankFigures:
 
     Args:
         about: rank, node, GPU and CPU quota.
-        others: None = this rank trains alone.
+        others: `Exchange` of the ranks, or what has its ``publish``, ``latest`` and ``gather``; None = this rank trains
+            alone.
         rows: returns the rows of the steps so far.
         peak_gib: returns the peak of memory of this rank so far.
         record: records the figures of all ranks.
@@ -117,7 +105,7 @@ class RankFigures:
     def __init__(
         self,
         about: dict[str, Any],
-        others: SharedFigures | None,
+        others: Any,
         *,
         rows: Callable[[], Rows],
         peak_gib: Callable[[], float | None],
