@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from tests.kit.seen import board_of, filled_board, sample, seen
-from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.monitor import board as module
 from wellfed.monitor.board import Curve
 from wellfed.monitor.monitor import summary_lines
@@ -115,7 +114,7 @@ def test_mean_and_peak_of_everything():
 def test_each_verdict_has_a_next_step(curve, verdict):
     lines = lines_of(seen(0), curves=[curve])
     assert f": {verdict}" in lines[1]
-    assert lines[-1] == utilisation_of(np.arange(len(curve)) / 2, np.array(curve)).advice
+    assert "diagnose" in lines[-1]
 
 
 def test_gpus_with_the_same_verdict_share_the_next_step():

@@ -233,7 +233,7 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
         (name, evidence.steps.column(f"{clock}{name}_ms" if name in COMPUTE_PHASES else f"{name}_ms")) for name in _ROWS
     )
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
-    mean_ms = None if evidence.record.time is None else evidence.record.time.get("step_ms_mean")
+    mean_ms = evidence.steps.mean_ms
     for name in COMPUTE_PHASES:  # timed in some steps alone, so the shares in the record decide
         of_timed, share = found.get(name), phase_shares(evidence.record.time).get(name)
         found[name] = None

@@ -179,8 +179,7 @@ def _shares(record: RunRecord) -> Iterator[Text]:
             phases = phase_shares(time).items() if name == "compute" else ()
             split = ", ".join(f"{phase.removesuffix(' compute')} {100 * part:.0f}" for phase, part in phases)
             yield Text(f"{name} {100 * share:.0f} %{f' ({split})' if split else ''}", style)
-    mean_ms = time.get("step_ms_mean")
-    yield Text(f"median {show_ms(time['step_ms_p50'])} a step" if mean_ms is None else f"{show_ms(mean_ms)} a step")
+    yield Text(f"{show_ms(time['step_ms_mean'])} a step")
 
 
 def _devices(record: RunRecord) -> Iterator[Text]:

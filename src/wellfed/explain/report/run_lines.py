@@ -118,11 +118,8 @@ def time_lines(record: RunRecord) -> list[str]:
             for name, share in shares.items()
             if share is not None
         )
-        mean_ms, rest = time.get("step_ms_mean"), f"p95 {time['step_ms_p95']:.2f}"
-        takes = f"{time['step_ms_p50']:.2f} ms in the median ({rest}); on average"
-        if mean_ms is not None:
-            takes = f"{mean_ms:.2f} ms on average (median {time['step_ms_p50']:.2f}, {rest})"
-        lines.append(f"a step takes {takes}: {shown}")
+        levels = f"median {time['step_ms_p50']:.2f}, p95 {time['step_ms_p95']:.2f}"
+        lines.append(f"a step takes {time['step_ms_mean']:.2f} ms on average ({levels}): {shown}")
     lines += rank_lines(record)
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
     return [*(lines or [none]), *phase_lines(record), *wall_lines(record)]

@@ -142,8 +142,10 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         busy, cores = record.host["cpu_pct"] / 100, record.machine["cpu_quota_cores"]
         yield Tile("CPU", f"{busy:.2f}", f"of {cores:.3g} cores", "busy while it trained", min(1.0, busy / cores))
     if time:
-        waits, mean_ms = time["wait_frac"] + (time["copy_frac"] or 0.0), time.get("step_ms_mean")
-        note = "of the mean step" + ("" if mean_ms is None else f", {show_ms(mean_ms)}")
+        waits, note = (
+            time["wait_frac"] + (time["copy_frac"] or 0.0),
+            f"of the mean step, {show_ms(time['step_ms_mean'])}",
+        )
         name = "waiting for data" if time["copy_frac"] is None else "waiting and copying"
         yield Tile(name, show_percent(waits), "", note, waits)
     if memory:

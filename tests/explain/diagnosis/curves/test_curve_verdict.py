@@ -62,30 +62,6 @@ def test_neither_a_slow_ramp_nor_noise_swings(seed, first, last, number):
     assert utilisation_of(*noise(rng, number)).verdict != "swings"
 
 
-UP_AND_DOWN = [90.0] * 20 + [10.0] * 20
-
-
-@pytest.mark.parametrize(
-    ("values", "seen"),
-    [
-        (UP_AND_DOWN * 2 + [90.0] * 10, "between 10 % and 90 % within 44.5 s"),
-        (UP_AND_DOWN * 4, "between 10 % and 90 % within 1 min 20 s"),
-        ([90.0] * 20 + [10.0] * 10 + [90.0] * 20, "between 10 % and 90 % within 24.5 s"),
-        ([90.0, 10.0] * 10, "between 10 % and 90 % within 9.5 s"),
-        ([60.0, 30.0] * 10, "between 30 % and 60 % within 9.5 s"),
-    ],
-)
-def test_a_swing_too_short_for_a_period_is_reported_with_what_was_seen(values, seen):
-    (message,), _ = verdict_of(*at(values))
-    assert message.endswith(f"; it swung {seen}, too short a time to find a period")
-
-
-def test_time_before_and_after_a_training_is_no_swing():
-    (whole, in_use), _ = verdict_of(*at([0.0] * 30 + UP_AND_DOWN + [90.0] * 20 + [0.0] * 30))
-    assert "too short" not in whole
-    assert in_use.endswith("it swung between 10 % and 90 % within 29.5 s, too short a time to find a period")
-
-
 def test_without_readings_there_is_no_level():
     assert utilisation_of(np.array([]), np.array([])) is None
     assert utilisation_of(np.arange(3.0), np.full(3, np.nan)) is None

@@ -31,8 +31,7 @@ def test_a_phase_is_shaded_where_it_ended_not_where_it_was_read() -> None:
     assert axis.spans["validate"] == [(18, 20), (48, 50)]
     assert axis.spans["checkpoint"] == [(51, 52)]
     assert axis.spans["test"] == [(pytest.approx(69.797), pytest.approx(70.193))]
-    told = ["validate, 2 times, 4.0 s in all", "checkpoint, 1.0 s", "test, 10 ms"]
-    assert sorted(key.text for key in axis.keys) == sorted(told)
+    assert [key.text for key in axis.keys] == ["validate", "checkpoint", "test"]
 
 
 def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from wellfed.command_line import command
-from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing, is_too_short, swing_in_time
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing, swing_in_time
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
 from wellfed.units import counted, show_duration
@@ -49,16 +49,11 @@ class CurveUtilisation:
     swing: Swing | None
     """Swing of at least `LEAST_DEPTH`."""
     verdict: Verdict
-    is_too_short: bool = False
-    """Whether it has swung, but too few times to show a period."""
 
     @property
     def message(self) -> str:
         """Verdict with its figures, in one sentence without a full stop."""
         mean = f"utilisation {int(self.mean_pct)} % on average"  # truncated, not rounded: 49.9 is below 50
-        if self.swing is None and self.is_too_short:
-            seen = f"between {self.p5_pct:.0f} % and {self.p95_pct:.0f} % within {show_duration(self.span_s)}"
-            return f"{mean}: {self.verdict}; it swung {seen}, too short a time to find a period"
         if self.swing is None:
             return f"{mean}: {self.verdict}"
         levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
@@ -91,8 +86,7 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
     )
     verdict = verdict if swing is None else "swings"
     peak_pct, span_s = float(util_pct.max()), float(np.ptp(time_s))
-    is_short = swing is None and is_too_short(util_pct)
-    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), span_s, swing, verdict, is_short)
+    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), span_s, swing, verdict)
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> tuple[list[str], str | None]:
@@ -112,6 +106,5 @@ def verdict_of(time_s: Series, util_pct: Series) -> tuple[list[str], str | None]
     in_use = utilisation_of(time_s[used], util_pct[used])
     if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
         return [whole.message], _ADVICE[whole.verdict]
-    whole = replace(whole, is_too_short=False)  # the time before and after is no swing
     about = f"while it was in use, for {show_duration(in_use.span_s)}: {in_use.message}"
     return [whole.message, about], _ADVICE[in_use.verdict]

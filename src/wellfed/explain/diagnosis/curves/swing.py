@@ -30,8 +30,6 @@ _MOST_UNEVEN = 0.4
 """Maximum standard deviation of the cycles over their mean. It is 0.23 with 40 % of jitter."""
 LEAST_DEPTH = 20
 """Minimum percentage points of utilisation from the 5th percentile to the 95th."""
-_LEAST_TURNS = 2
-"""Rises and falls from which a curve has swung: it came back to where it was."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,6 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
     low, high = (float(level) for level in np.percentile(values, (5, 95)))
     period_s = _by_cycles(time_s, values, low, high) or _by_likeness(time_s, values)
     return None if period_s is None else Swing(period_s, low, high)
-
-
-def is_too_short(values: Series) -> bool:
-    """Returns whether a curve has swung, but too few times to show a period."""
-    low, high = np.percentile(values, (5, 95))
-    state = _state(values, low, high)
-    turns = np.count_nonzero(np.diff(state[state != 0]))
-    is_short = len(values) < MIN_SAMPLES or turns < 2 * MIN_PERIODS
-    return bool(high - low >= LEAST_DEPTH and turns >= _LEAST_TURNS and is_short)
 
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -100,27 +99,19 @@ def unexplained(evidence: Evidence) -> Finding | None:
     if most < limits.WORTH_FRAC:
         return None
     figures: Figures = {"between_frac": most}
+    advice = PROFILE
     if most == wait_frac:
-        text, figures = (
-            f"{show_percent(evidence.wait_frac)} of each step waits for data",
-            {"wait_frac": evidence.wait_frac},
-        )
-        advice = PROFILE
+        text, figures = f"{show_percent(wait_frac)} of training waits for data", {"wait_frac": evidence.wait_frac}
         if _epoch_start_frac(evidence) >= _MOSTLY:
             text += ", nearly all of that in the first steps of each epoch: nothing is built ahead across its end."
             advice = "Make epochs longer."
-        elif (factor := evidence.ceiling_factor) is not None and factor <= limits.CEILING_FACTOR:
-            text += f". Yet the same steps without data were only {factor:.2f} times as fast: one of the two is wrong."
         else:
             text += ", and the cause of the delay is unknown."
     elif most == host_frac:
-        text, advice = (
-            f"{show_percent(most)} of the time passes between steps, outside of callbacks and hooks.",
-            PROFILE,
-        )
+        text = f"{show_percent(most)} of the time passes between steps, outside of callbacks and hooks."
     else:
         what = "outside of steps and of all that is timed" if beside == "other" else f"in {beside}"
-        text, advice = f"{show_percent(most)} of training, start and end left out, passed {what}.", PROFILE
+        text = f"{show_percent(most)} of training, start and end left out, passed {what}."
     return Finding("unexplained", text, figures, lost_frac=most, advice=advice)
 
 
@@ -281,32 +272,26 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
         if not np.isfinite(now):
             text = f"The loss was not finite at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
-    named = next((event for event in events if isinstance(event.get("sample"), int)), None)
+    ended = bool(events) and events[-1].get("action") == "raise"
+    lr, named = _far_too_high(evidence), next((event for event in events if "sample" in event), None)
     if named is not None:
-        return _of_data(evidence, named, text, {"step": step, **evidence_})
-    lr = _far_too_high(evidence)
-    cause, change = "the learning rate is too high, or gradients are not clipped", _changes(evidence)
+        where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
+        cause = (
+            f"training sample {named['sample']} holds {named.get('value', 'NaN')} ({where}). The data is the cause, "
+            "not the learning rate: repair that sample, or leave it out"
+        )
+        skipped = [*(evidence.value("loader.skip_ids") or ()), named["sample"]]
+        change: tuple[str, ...] = (f"loader.skip_ids=[{','.join(map(str, skipped))}]",)
+    else:
+        cause = "the learning rate is too high, or gradients are not clipped"
+        cause = cause if lr is None else f"the learning rate of {lr:g} is far too high"
+        change = _changes(evidence)
     return Finding(
         "loss_blows_up",
-        f"{text}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
+        f"{text}: {cause}.",
         {"step": step, **evidence_},
         change,
         advice="" if change else "Lower the learning rate, or clip gradients to a smaller norm.",
-        changes_learning=True,
-        lost_frac=1.0 if events and events[-1].get("action") == "raise" else None,
-    )
-
-
-def _of_data(evidence: Evidence, named: Mapping[str, Any], text: str, figures: Figures) -> Finding:
-    sample, ended = named["sample"], named.get("action") == "raise"
-    where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
-    skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
-    return Finding(
-        "loss_blows_up",
-        f"{text}: training sample {sample} holds {named.get('value', 'NaN')} ({where}). The data is the cause, not the "
-        "learning rate: repair that sample, or leave it out.",
-        {**figures, "sample": sample},
-        (f"loader.skip_ids=[{','.join(map(str, skipped))}]",),
         changes_learning=True,
         lost_frac=1.0 if ended else None,
     )

@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Kind, Stretch
 from wellfed.observe.telemetry.series import HOST
-from wellfed.units import counted, show_duration
+from wellfed.units import counted
 
 MOST = 300
 """Maximum points of a curve in a picture; more are indistinguishable."""
@@ -112,8 +112,6 @@ class TimeAxis:
     end_s: float
     spans: dict[Pause, list[tuple[float, float]]] = field(default_factory=dict)
     """Stretches of each phase but training, seconds."""
-    told: dict[str, str] = field(default_factory=dict)
-    """Phase -> how often and how long, in words."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> TimeAxis:
@@ -125,14 +123,7 @@ class TimeAxis:
             return cls(0.0, 1.0)
         begin_s, end_s = min(float(at_s.min()) for at_s in times), max(float(at_s.max()) for at_s in times)
         end_s = max(end_s, begin_s + 1e-3)
-        told = {
-            phase: f"{phase}, {spent['times']} times, {show_duration(spent['total_s'])} in all"
-            if spent["times"] > 1
-            else f"{phase}, {show_duration(spent['total_s'])}"
-            for phase, spent in evidence.record.phases.items()
-            if spent["times"]
-        }
-        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)), told)
+        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)))
 
     @property
     def span_s(self) -> float:
@@ -158,7 +149,7 @@ class TimeAxis:
     @property
     def keys(self) -> list[Key]:
         """A legend of the phases."""
-        return [Key(phase, self.told.get(phase, phase), "shade") for phase in self.spans]
+        return [Key(phase, phase, "shade") for phase in self.spans]
 
 
 def _spans(evidence: Evidence, least_s: float) -> dict[Pause, list[tuple[float, float]]]:
@@ -178,17 +169,9 @@ def _spans(evidence: Evidence, least_s: float) -> dict[Pause, list[tuple[float, 
 
 def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
     """Returns stretches that end when the phase was recorded, each of the mean length; empty without records."""
-    usual_s = _usual_s(evidence, phase)
+    ended_s = evidence.ended.get({"validate": "val", "test": "test"}.get(phase, ""), np.empty(0)).tolist()
     if phase == "checkpoint":
-        events = [event.get("time_s") for event in evidence.record.events if event.get("kind") == "checkpoint"]
-        ended_s = [float(at_s) for at_s in events if isinstance(at_s, (int, float))]
-    else:
-        ended_s = evidence.ended.get({"validate": "val", "test": "test"}.get(phase, ""), np.empty(0)).tolist()
-        if usual_s is None:
-            return []
-    return [(at_s - (usual_s or 0.0), at_s) for at_s in ended_s]
-
-
-def _usual_s(evidence: Evidence, phase: str) -> float | None:
+        ended_s = [float(event["time_s"]) for event in evidence.record.events if event["kind"] == "checkpoint"]
     spent = evidence.record.phases.get(phase)
-    return spent["total_s"] / spent["times"] if spent and spent["times"] else None
+    usual_s = spent["total_s"] / spent["times"] if spent and spent["times"] else 0.0
+    return [(at_s - usual_s, at_s) for at_s in ended_s]
