@@ -68,25 +68,6 @@ def show_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-"""Units of a typed duration, in seconds."""
-_TYPED_TIME = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(ms|s|min|h)\s*")
-
-
-def seconds_of(text: str, unit_s: float = 1.0) -> float:
-    """Returns the seconds of a typed duration: ``90``, ``90s``, ``5min``, ``2h``, ``500ms``.
-
-    Args:
-        unit_s: seconds per unit of a number without a unit.
-
-    Raises:
-        ValueError: the text is no number, or has an unknown unit.
-    """
-    if typed := _TYPED_TIME.fullmatch(text):
-        return float(typed[1]) * _SECONDS[typed[2]]
-    return float(text) * unit_s
-
-
 def show_ms(milliseconds: float) -> str:
     """Formats a part of a step with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
     return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else show_duration(milliseconds / 1e3)

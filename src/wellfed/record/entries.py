@@ -527,14 +527,12 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / FILE_NAME
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as cause:
+    except ValueError as cause:
         raise ValueError(f"{path} is damaged: {cause}.") from cause
-    if not isinstance(record, dict) or "schema" not in record:
+    if not (isinstance(record, dict) and {"schema", "run_id", "status"} <= record.keys()):
         raise ValueError(f"{path} is not a run record.")
     if record["schema"] != SCHEMA:
         raise ValueError(f"{path} has schema {record['schema']}; this version of wellfed reads schema {SCHEMA}.")
-    if not {"run_id", "status"} <= record.keys():
-        raise ValueError(f"{path} is not a run record.")
     if record["status"] == "running" and not is_alive(record):
         record["status"] = "killed"
     return record

@@ -22,7 +22,7 @@ from wellfed.monitor.seen_gpus import find_gpus
 from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal
-from wellfed.units import counted, seconds_of
+from wellfed.units import counted
 
 SHORTEST_S = 0.1
 """Minimum seconds between readings, as for telemetry.interval_s."""
@@ -56,19 +56,19 @@ def _parser() -> argparse.ArgumentParser:
         "--for",
         "--seconds",
         dest="seconds",
-        type=partial(_time, least_s=0, limits="0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C"),
+        type=partial(_time, least_s=0, limits="0 on; 0 = until Ctrl-C"),
         default=0.0,
-        metavar="TIME",
-        help="how long, e.g. 90s, 5min, 2h; 0 = until Ctrl-C (default)",
+        metavar="SECONDS",
+        help="how long, e.g. 300; 0 = until Ctrl-C (default)",
     )
     parser.add_argument("--csv", type=Path, metavar="F", help="also write each reading to this file, a new one")
     parser.add_argument("--gpus", type=_numbers, metavar="0,1", help="these only, as nvidia-smi numbers them")
     parser.add_argument(
         "--interval",
-        type=partial(_time, least_s=SHORTEST_S, limits=f"{SHORTEST_S:g}s on, as 1, 1s, 200ms"),
+        type=partial(_time, least_s=SHORTEST_S, limits=f"{SHORTEST_S:g} on"),
         default=0.5,
-        metavar="TIME",
-        help="between readings, e.g. 1s, 200ms (default: 0.5s)",
+        metavar="SECONDS",
+        help="between readings, e.g. 0.2 (default: 0.5)",
     )
     return parser
 
@@ -128,9 +128,9 @@ def _sleep(seconds: float, stop: StopRequest) -> None:
 
 def _time(text: str, least_s: float, limits: str) -> float:
     with suppress(ValueError):
-        if least_s <= (seconds := seconds_of(text)) < math.inf:
+        if least_s <= (seconds := float(text)) < math.inf:
             return seconds
-    raise argparse.ArgumentTypeError(f"{text}: must be a time from {limits}")
+    raise argparse.ArgumentTypeError(f"{text}: must be seconds from {limits}")
 
 
 def _numbers(text: str) -> list[int]:

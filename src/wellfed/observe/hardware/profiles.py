@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
@@ -29,17 +28,12 @@ class Profile:
         return round(BUDGET_FRAC * self.nominal_gib, 3)
 
 
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        each.name: each
-        for each in (
-            Profile("8gb", 8, 14.5),  # 16 GB cards show 14.6 (T4) to 15.9 GiB
-            Profile("16gb", 16, 22),
-            Profile("24gb", 24, 75),  # an 80 GB card shows 79.2 GiB
-            Profile("80gb", 80, float("inf")),
-        )
-    }
-)
+PROFILES: Mapping[str, Profile] = {
+    "8gb": Profile("8gb", 8, 14.5),  # 16 GB cards show 14.6 (T4) to 15.9 GiB
+    "16gb": Profile("16gb", 16, 22),
+    "24gb": Profile("24gb", 24, 75),  # an 80 GB card shows 79.2 GiB
+    "80gb": Profile("80gb", 80, float("inf")),
+}
 ASSUMED_CAPABILITY = "8.0"
 """Assumed where no card gives its capability. From 8.0 on, cards support bf16."""
 
@@ -92,11 +86,9 @@ def resolve_budget(
         num_devices: cards used. The one with the least memory decides.
     """
     if profile_name == "cpu":
-        chosen = Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU")
-        if memory_gib is None:
-            return chosen
-        no_effect = f"gpu.memory_gib={memory_gib:g} has no effect with gpu=cpu."
-        return replace(chosen, warnings=(f"{no_effect} Name the card to plan for, e.g. gpu=8gb.",))
+        no_effect = f"gpu.memory_gib={memory_gib} has no effect with gpu=cpu. Name the card to plan for, e.g. gpu=8gb."
+        warnings = () if memory_gib is None else (no_effect,)
+        return Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU", warnings)
     named = PROFILES.get(profile_name)
     wanted_gib = memory_gib if memory_gib is not None else named.budget_gib if named else None
     cards = facts.training_gpus[: max(1, num_devices)]
@@ -190,8 +182,7 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
     why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
     if facts.gpus:
         why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
-    if wanted_gib is None:
-        # No GPU was requested. Warn only about a card that can't be used.
+    if wanted_gib is None:  # warn only about a card that can't be used
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
         return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
     source = _source(profile_name, wanted_gib)
@@ -206,11 +197,9 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
 def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
     """Returns the budget for gpu=auto: the card's memory minus that of other processes."""
     if card.memory_gib is None:
-        smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read"
-        plans = f"planning for {smallest.budget_gib:g} GiB. Set gpu.memory_gib to what a run may use."
-        warning = f"gpu={profile_name}: {why}; {plans}"
-        because = f"{why}; as the smallest profile"
-        return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
+        smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read; planned as the smallest profile"
+        warning = f"gpu={profile_name}: {why}. Set gpu.memory_gib to what a run may use."
+        return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), why, (warning,))
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
     because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
     profile = pick_profile(card.memory_gib).name

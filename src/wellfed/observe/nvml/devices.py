@@ -70,6 +70,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
 def _device(nvml: NvmlSession, handle: Any, *, default_name: str, nvml_index: int, **known: Any) -> GpuFacts:
     """Returns a card or an instance; ``known`` are fields that need no query."""
     memory = memory_bytes(nvml, handle)
+    limit_mw = _offered(lambda: nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle))
     name = _offered(lambda: str(nvml.ask("nvmlDeviceGetName", handle))) or default_name
     return GpuFacts(
         index=nvml_index,
@@ -78,7 +79,7 @@ def _device(nvml: NvmlSession, handle: Any, *, default_name: str, nvml_index: in
         memory_gib=None if memory.total is None else gib(memory.total),
         free_gib=None if memory.free is None else gib(memory.free),
         nvml_index=nvml_index,
-        power_limit_w=_power_limit_w(nvml, handle),
+        power_limit_w=None if limit_mw is None else float(limit_mw) / 1e3,
         is_simulated=name.startswith(SIMULATED),
         holders=list_holders(nvml, handle),
         **known,
@@ -128,12 +129,6 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
                 found[int(process.pid)] = max(map(int, known), default=None)
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
     return tuple(Holder(pid, _process_name(nvml, pid), None if held is None else gib(held)) for pid, held in by_size)
-
-
-def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
-    with contextlib.suppress(NvmlError):
-        return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
-    return None
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:
