@@ -40,35 +40,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ConfigError": "errors",
-    "DataError": "errors",
-    "Datasets": "contract",
-    "Evaluation": "contract",
-    "Fault": "errors",
-    "FeatureModeName": "contract",
-    "FeatureSource": "contract",
-    "Features": "contract",
-    "GPUCurves": "monitor.gpu_curves",
-    "GPUWatch": "monitor.gpu_watch",
-    "LossOutput": "contract",
-    "RunRecord": "record.entries",
-    "SampleRng": "sample_rng",
-    "TrainData": "contract",
-    "Watch": "run.watch.watch_block",
-    "TransformersModel": "train.hugging_face",
-    "WellfedError": "errors",
-    "check_file": "data.prepared",
-    "find_micro_batch": "plan.predict.size_fit",
-    "first_line": "errors",
-    "from_transformers": "train.hugging_face",
-    "load_model": "run.objects.load_model",
-    "log_image": "observe.loggers.log_media",
-    "log_table": "observe.loggers.log_media",
-    "main": "cli.main",
-    "prepared": "data.prepared",
-    "seed_from": "sample_rng",
+_NAMES = {
+    "cli.main": "main",
+    "contract": "Datasets Evaluation FeatureModeName FeatureSource Features LossOutput TrainData",
+    "data.prepared": "check_file prepared",
+    "errors": "ConfigError DataError Fault WellfedError first_line",
+    "monitor.gpu_curves": "GPUCurves",
+    "monitor.gpu_watch": "GPUWatch",
+    "observe.loggers.log_media": "log_image log_table",
+    "plan.predict.size_fit": "find_micro_batch",
+    "record.entries": "RunRecord",
+    "run.objects.load_model": "load_model",
+    "run.watch.watch_block": "Watch",
+    "sample_rng": "SampleRng seed_from",
+    "train.hugging_face": "TransformersModel from_transformers",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 """Public name -> the submodule that defines it."""
 
 __all__ = list(_HOMES)

@@ -58,10 +58,7 @@ def in_environment() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in _NEEDED or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        beside = (Path.cwd(), Path(sys.argv[0]).absolute().parent.parent)
-        has_one = any((folder / ".venv").is_dir() for folder in beside)
-        way_out = "Activate the environment: source .venv/bin/activate." if has_one else ""
-        way_out = f"{way_out} make train makes .venv where there is none, and trains.".lstrip()
+        way_out = "Activate the environment: source .venv/bin/activate. make train makes .venv where there is none, and trains."
         print(f"The package {missing} is not installed for {sys.executable}. {way_out}", file=sys.stderr)
         sys.exit(EXIT_NOTHING_RUN)
 

@@ -10,9 +10,6 @@ from typing import TextIO
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, marks that change the writing direction, and surrogates."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
 GIB = 2**30
 MIB = 2**20
 
@@ -94,13 +91,6 @@ def show_factor(factor: float) -> str:
 def show_text(text: str) -> str:
     """Returns the text with control characters written out (``\\x1b``), so that no terminal or page obeys them."""
     return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
-
-
-def spreadsheet_cell(value: object) -> object:
-    """Returns the value for a CSV; a quote is put before a text that a spreadsheet would run as a formula."""
-    if not isinstance(value, str) or not value.startswith(_FORMULA) or _NUMBER.fullmatch(value):
-        return value
-    return f"'{value}"
 
 
 def show_line(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
-from wellfed.observe.loggers.csv_table import CsvTable, cell, read_rows
+from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, read_rows
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
@@ -206,11 +206,17 @@ class Journal:
 
 def telemetry_line(sample: Sample) -> str:
     """Returns the line of telemetry.csv."""
-    figures = map(sample.values.get, TELEMETRY_COLUMNS[4:])
-    return ",".join(map(cell, (sample.time_s, sample.step, sample.phase, sample.gpu, *figures)))
+    return _line((sample.time_s, sample.step, sample.phase, sample.gpu, *map(sample.values.get, TELEMETRY_COLUMNS[4:])))
 
 
 def step_line(row: StepRow) -> str:
     """Returns the line of steps.csv."""
-    ready = STEP_COLUMNS.index("ready")
-    return ",".join(map(cell, (*row[:ready], row.ready, *row[ready + 1 :])))
+    return _line((*row[:_READY], row.ready, *row[_READY + 1 :]))
+
+
+_READY = STEP_COLUMNS.index("ready")
+
+
+def _line(values: Iterable[Any]) -> str:
+    """Returns the line of these `cell` values, most of which are small numbers."""
+    return ",".join([f"{each:.6g}" if type(each) is float and -LARGE < each < LARGE else cell(each) for each in values])

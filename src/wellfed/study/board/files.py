@@ -17,7 +17,6 @@ from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
 from wellfed.study.points.grid import of_one_run
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
-from wellfed.units import spreadsheet_cell
 
 CSV = "leaderboard.csv"
 NAMES = (CSV, "leaderboard.html")
@@ -53,14 +52,13 @@ def to_csv(board: Leaderboard) -> str:
     own, last = (TRAINING_COLUMNS, "why") if board.is_of_search else (TIMED_COLUMNS, "error")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(map(spreadsheet_cell, [*own, *board.file.axis_names, "overrides", last]))
+    writer.writerow([*own, *board.file.axis_names, "overrides", last])
     for entry in board.entries:
         figures = _figures(entry)
         is_told = board.is_of_search or entry.row.error is not None
         why = " ".join(entry.why.split()) if is_told else ""
         typed = shlex.join(of_one_run(entry.overrides))
-        cells = [*(figures.get(name, "") for name in own), *entry.values.values(), typed, why]
-        writer.writerow(map(spreadsheet_cell, cells))
+        writer.writerow([*(figures.get(name, "") for name in own), *entry.values.values(), typed, why])
     return stream.getvalue()
 
 
