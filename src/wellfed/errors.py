@@ -58,7 +58,8 @@ def in_environment() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in _NEEDED or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        way_out = "Activate the environment: source .venv/bin/activate. make train makes .venv where there is none, and trains."
+        way_out = "Activate the environment: source .venv/bin/activate."
+        way_out = f"{way_out} make train makes .venv where there is none, and trains."
         print(f"The package {missing} is not installed for {sys.executable}. {way_out}", file=sys.stderr)
         sys.exit(EXIT_NOTHING_RUN)
 

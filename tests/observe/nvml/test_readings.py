@@ -3,10 +3,6 @@ from contextlib import ExitStack
 import pytest
 
 from tests.fake_nvml.driver import (
-    NO_DATA,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    UNKNOWN,
     FakeGpu,
     Scenario,
     Wave,
@@ -14,12 +10,9 @@ from tests.fake_nvml.driver import (
 from wellfed.observe.nvml.readings import (
     OpenDevice,
     Power,
-    Utilisation,
     clock_limits,
-    clock_mhz,
     memory_used_gib,
-    pcie_mb_s,
-    temperature_c,
+    utilisation,
 )
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 
@@ -46,7 +39,7 @@ def power(driver, device):
 
 def test_a_device_is_found_by_uuid_not_by_number(fake_driver):
     with fake_driver.load(Scenario([FakeGpu("GPU-1", temp_c=30), FakeGpu("GPU-2", temp_c=60)])), NvmlSession() as nvml:
-        assert temperature_c(OpenDevice("GPU-2", nvml)) == 60
+        assert OpenDevice("GPU-2", nvml).number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU") == 60
         with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByUUID"):
             OpenDevice("GPU-3", nvml)
 
@@ -57,12 +50,6 @@ def test_a_device_is_found_by_uuid_not_by_number(fake_driver):
 def test_memory_is_without_the_drivers_reserve(opened):
     _, device = opened(FakeGpu(used_gib=3, reserved_gib=0.5))
     assert memory_used_gib(device) == 3
-
-
-def test_clocks_and_pcie_in_our_units(opened):
-    _, device = opened(FakeGpu(sm_clock_mhz=1410, mem_clock_mhz=1215, pcie_rx_kb_s=12_500, pcie_tx_kb_s=3_000))
-    assert (clock_mhz(device, "SM"), clock_mhz(device, "MEM")) == (1410, 1215)
-    assert (pcie_mb_s(device, "RX"), pcie_mb_s(device, "TX")) == (12.5, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -80,37 +67,9 @@ def test_what_holds_the_clocks_down(opened, bits, limits):
     assert tuple(clock_limits(device).values()) == limits
 
 
-# ---- Utilisation ----
-
-
-def test_utilisation_is_the_mean_since_the_reading_before(opened):
-    # 40 % of each 2 s at 100: a glance would say 100 or 0.
-    driver, device = opened(FakeGpu(util=Wave(2.0, 0.4, 0, 100), memory_util=Wave(2.0, 0.2, 0, 50)))
-    gpu, memory = Utilisation(device, "gpu"), Utilisation(device, "memory")
-    gpu.read(), memory.read()
-    for _ in range(3):
-        driver.advance(4.0)
-        assert gpu.read() == pytest.approx(40, abs=9)
-        assert memory.read() == pytest.approx(10, abs=5)
-
-
-def test_without_a_buffer_the_rate_is_taken_and_the_buffer_no_longer_asked_for(opened):
-    driver, device = opened(FakeGpu(util=64, errors={"nvmlDeviceGetSamples": NOT_SUPPORTED}))
-    gpu = Utilisation(device, "gpu")
-    assert [gpu.read() for _ in range(6)] == [64] * 6
-    assert driver.num_calls("nvmlDeviceGetSamples") == 1
-
-
-@pytest.mark.parametrize("code", [NO_DATA, NOT_FOUND, UNKNOWN])
-def test_a_buffer_that_has_nothing_yet_is_asked_again(opened, code):
-    driver, device = opened(FakeGpu(util=64, errors={"nvmlDeviceGetSamples": code}))
-    gpu = Utilisation(device, "gpu")
-    assert gpu.read() == 64
-    driver.switch(Scenario([FakeGpu(util=Wave(2.0, 0.5, 0, 100))]))
-    driver.advance(1.0)
-    gpu.read()
-    driver.advance(4.0)
-    assert gpu.read() == pytest.approx(50, abs=10)
+def test_utilisation_is_the_drivers_latest(opened):
+    _, device = opened(FakeGpu(util=64, memory_util=12))
+    assert utilisation(device) == {"util_pct": 64, "mem_util_pct": 12}
 
 
 # ---- Power ----

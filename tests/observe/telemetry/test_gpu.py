@@ -168,8 +168,7 @@ def test_a_driver_that_stumbles_now_and_then_costs_a_figure_now_and_then(watch):
     assert energies_j == sorted(energies_j)
     assert energies_j[-1] == pytest.approx(350.5 * 199, rel=0.1)
     assert watched.kinds() == ["errors", "errors"]
-    # Buffer and counter were not given up for a single refusal.
-    assert watched.driver.num_calls("nvmlDeviceGetSamples") > 1000
+    # The counter was not given up for a single refusal.
     assert watched.driver.num_calls("nvmlDeviceGetPowerUsage") < 20
 
 

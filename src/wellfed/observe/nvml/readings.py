@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from wellfed.observe.nvml.devices import memory_bytes
-from wellfed.observe.nvml.session import NO_DATA, NOT_SUPPORTED, NvmlError, NvmlSession
+from wellfed.observe.nvml.session import NOT_SUPPORTED, NvmlError, NvmlSession
 from wellfed.units import gib
 
 POWER_WINDOW_S = 1.0
 """Minimum seconds that mean power is taken over. The energy counter steps every 0.1 s
 (https://arxiv.org/abs/2312.02741), so shorter windows give zero or kilowatts."""
-
-_VALUE_FIELDS = dict(enumerate(["dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"]))
-"""nvmlValueType_t -> field of the value."""
 
 
 class OpenDevice:
@@ -37,6 +33,10 @@ class OpenDevice:
         """Returns the answer of a device function; raises as `NvmlSession.ask` does."""
         return self.session.ask(function, self.handle, *args, **kwargs)
 
+    def number(self, function: str, constant: str) -> float:
+        """Returns a number that is asked for with a constant of pynvml; raises as `NvmlSession.ask` does."""
+        return float(self.ask(function, self.session.constant(constant)))
+
 
 def memory_used_gib(device: OpenDevice) -> float:
     """Returns the memory held by all processes, without the driver's own reserve."""
@@ -46,20 +46,10 @@ def memory_used_gib(device: OpenDevice) -> float:
     return gib(used)
 
 
-def temperature_c(device: OpenDevice) -> float:
-    """Returns the temperature of the GPU's die."""
-    return float(device.ask("nvmlDeviceGetTemperature", device.session.constant("NVML_TEMPERATURE_GPU")))
-
-
-def clock_mhz(device: OpenDevice, domain: Literal["SM", "MEM"]) -> float:
-    """Returns the current clock."""
-    return float(device.ask("nvmlDeviceGetClockInfo", device.session.constant(f"NVML_CLOCK_{domain}")))
-
-
-def pcie_mb_s(device: OpenDevice, direction: Literal["RX", "TX"]) -> float:
-    """Returns traffic in 10^6 bytes/s (RX = from the host). The driver blocks for 20 ms to measure it."""
-    counter = device.session.constant(f"NVML_PCIE_UTIL_{direction}_BYTES")
-    return float(device.ask("nvmlDeviceGetPcieThroughput", counter)) / 1e3
+def utilisation(device: OpenDevice) -> dict[str, float]:
+    """Returns ``{util_pct, mem_util_pct}``, over the driver's latest period of up to a second."""
+    rates = device.ask("nvmlDeviceGetUtilizationRates")
+    return {"util_pct": float(rates.gpu), "mem_util_pct": float(rates.memory)}
 
 
 def clock_limits(device: OpenDevice) -> dict[str, float]:
@@ -67,42 +57,6 @@ def clock_limits(device: OpenDevice) -> dict[str, float]:
     bits = int(device.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     # HwSlowdown (0x8) may have either cause and is ignored.
     return {"power_limited": float(bits & (0x4 | 0x80) != 0), "heat_limited": float(bits & (0x20 | 0x40) != 0)}
-
-
-class Utilisation:
-    """Mean utilisation since the last reading, from the driver's samples or else its latest rate."""
-
-    def __init__(self, device: OpenDevice, of: Literal["gpu", "memory"]) -> None:
-        self._device, self._of = device, of
-        self._has_samples = True
-        self._seen_us = 0
-        """Time of the latest sample; 0 before the first."""
-
-    def read(self) -> float:
-        """Returns the percentage of time.
-
-        Raises:
-            NvmlError: absent if neither samples nor rate are offered.
-        """
-        if self._has_samples and (fresh := self._fresh()):
-            return fmean(fresh)
-        return float(getattr(self._device.ask("nvmlDeviceGetUtilizationRates"), self._of))
-
-    def _fresh(self) -> list[float]:
-        """Returns the samples since the last reading; the latest alone at the first."""
-        kind = self._device.session.constant(f"NVML_{self._of.upper()}_UTILIZATION_SAMPLES")
-        try:
-            value_type, samples = self._device.ask("nvmlDeviceGetSamples", kind, self._seen_us)
-        except NvmlError as error:
-            if error.is_lost:
-                raise
-            self._has_samples = error.code == NO_DATA or not error.is_absent
-            return []
-        field = _VALUE_FIELDS[value_type]
-        found = sorted((int(one.timeStamp), float(getattr(one.sampleValue, field))) for one in samples)
-        new = [value for stamp_us, value in found if stamp_us > self._seen_us]
-        is_first, self._seen_us = self._seen_us == 0, max([self._seen_us, *(stamp_us for stamp_us, _ in found)])
-        return new[-1:] if is_first else new
 
 
 class Power:

@@ -21,8 +21,6 @@ class _Gpu:
     def __init__(self, gpu: GpuFacts, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
         self.index = gpu.index
         self.device = readings.OpenDevice(gpu.uuid or "", nvml)
-        self.utilisation = readings.Utilisation(self.device, "gpu")
-        self.memory_utilisation = readings.Utilisation(self.device, "memory")
         self.gpm = gpm.Gpm(self.device, is_mig=gpu.is_mig, now_s=now_s)
         self.power = readings.Power(self.device, now_s=now_s)
         self.is_new = True
@@ -46,22 +44,25 @@ class _Query:
         return SLOW_METRICS.issuperset(self.names)
 
 
+def _pcie_mb_s(gpu: _Gpu, counter: str) -> float:
+    return gpu.device.number("nvmlDeviceGetPcieThroughput", counter) / 1e3  # the driver counts in kB/s
+
+
 _POWER = _Query(("power_w", "energy_j"), lambda gpu: gpu.power.read())
 """Counted over time, so it is also read when training begins or ends."""
 _GPM = _Query(tuple(gpm.FIGURES), lambda gpu: gpu.gpm.read())
 _QUERIES = (
-    _Query(("util_pct",), lambda gpu: gpu.utilisation.read()),
-    _Query(("mem_util_pct",), lambda gpu: gpu.memory_utilisation.read()),
+    _Query(("util_pct", "mem_util_pct"), lambda gpu: readings.utilisation(gpu.device)),
     _Query(("mem_used_gib",), lambda gpu: readings.memory_used_gib(gpu.device)),
     _GPM,
     _POWER,
-    _Query(("temp_c",), lambda gpu: readings.temperature_c(gpu.device)),
-    _Query(("sm_clock_mhz",), lambda gpu: readings.clock_mhz(gpu.device, "SM")),
-    _Query(("mem_clock_mhz",), lambda gpu: readings.clock_mhz(gpu.device, "MEM")),
+    _Query(("temp_c",), lambda gpu: gpu.device.number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU")),
+    _Query(("sm_clock_mhz",), lambda gpu: gpu.device.number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")),
+    _Query(("mem_clock_mhz",), lambda gpu: gpu.device.number("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
     _Query(("power_limited", "heat_limited"), lambda gpu: readings.clock_limits(gpu.device)),
-    # GPM has these two as well, and costs less.
-    _Query(("pcie_rx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "RX")),
-    _Query(("pcie_tx_mb_s",), lambda gpu: readings.pcie_mb_s(gpu.device, "TX")),
+    # GPM has these two as well, and costs less. The driver takes 20 ms to measure each.
+    _Query(("pcie_rx_mb_s",), lambda gpu: _pcie_mb_s(gpu, "NVML_PCIE_UTIL_RX_BYTES")),
+    _Query(("pcie_tx_mb_s",), lambda gpu: _pcie_mb_s(gpu, "NVML_PCIE_UTIL_TX_BYTES")),
 )
 
 
