@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class TransformersModel(nn.Module):
 
     def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch] | None:
         """Returns a collator that drops columns that the model does not take."""
-        return collate if self._columns is None else ColumnsDropped(self._columns, collate or default_collate)
+        return collate if self._columns is None else partial(_collated, self._columns, collate or default_collate)
 
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the model's loss, with logits and labels for metrics if each logit has a label."""
@@ -100,18 +100,11 @@ class TransformersModel(nn.Module):
         return int((counted != self._ignored).sum())
 
 
-@dataclass(frozen=True)
-class ColumnsDropped:
-    """Collator that keeps only some columns of the samples. Can be pickled for worker processes."""
-
-    columns: frozenset[str]
-    collate: Callable[[list[Any]], Batch]
-
-    def __call__(self, samples: list[Any]) -> Batch:
-        """Returns the batch of the samples."""
-        if samples and isinstance(samples[0], Mapping):
-            samples = [{key: value for key, value in one.items() if key in self.columns} for one in samples]
-        return self.collate(samples)
+def _collated(columns: frozenset[str], collate: Callable[[list[Any]], Batch], samples: list[Any]) -> Batch:
+    """Returns the batch of some columns of the samples."""
+    if samples and isinstance(samples[0], Mapping):
+        samples = [{key: value for key, value in one.items() if key in columns} for one in samples]
+    return collate(samples)
 
 
 def _weight_of(model: Any) -> Weight:

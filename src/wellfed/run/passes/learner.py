@@ -18,8 +18,8 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
-from wellfed.train.lightning.ceiling import replaced
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, Checkpoints
+from wellfed.train.lightning.hooks import replaced
 from wellfed.train.lightning.prefetch import prefetched
 from wellfed.train.lightning.user_module.additions import make_user_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback

@@ -15,8 +15,9 @@ from wellfed.run.passes.learner import Learner
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import BareBatches
 from wellfed.train.lightning.callbacks.users import timed_hooks_of
-from wellfed.train.lightning.ceiling import HOOKS, replaced, steps_alone
+from wellfed.train.lightning.ceiling import HOOKS, steps_alone
 from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+from wellfed.train.lightning.hooks import replaced
 from wellfed.train.lightning.user_module import additions
 from wellfed.train.lightning.user_module.additions import SchedulersOfParts, weighing_parts
 from wellfed.train.memory import breakdown

@@ -27,7 +27,7 @@ from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.hooks import Together
+from wellfed.train.lightning.hooks import Together, replaced
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.trainer import TrainerOptions, clock_of, make_trainer
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
@@ -84,7 +84,7 @@ def run_ceiling(
     Args:
         parts: arguments of `TimedLoader` that split batches into parts.
     """
-    steps = int(_least_of_ranks(steps if deliveries else 0, options))
+    steps = _least_of_ranks(steps if deliveries else 0, options)
     if steps == 0:
         return None
     rows: list[StepRow] = []
@@ -116,14 +116,13 @@ def run_ceiling(
     return summarise(rows)
 
 
-def _least_of_ranks(value: float, options: TrainerOptions) -> float:
-    """Returns the smallest value of all ranks, so that none waits for steps that others don't make."""
+def _least_of_ranks(steps: int, options: TrainerOptions) -> int:
+    """Returns the smallest number of all ranks, so that none waits for steps that others don't make."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    device = torch.device("cuda", torch.cuda.current_device()) if options.accelerator == "gpu" else torch.device("cpu")
-    least = torch.tensor(float(value), device=device)
+        return steps
+    least = torch.tensor(steps, device="cuda" if options.accelerator == "gpu" else "cpu")
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-    return float(least)
+    return int(least)
 
 
 @contextmanager
@@ -171,19 +170,6 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
     with replaced(module, instead):
         yield
-
-
-@contextmanager
-def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces attributes of the module within the context."""
-    own = {name: vars(module)[name] for name in instead if name in vars(module)}
-    vars(module).update(instead)
-    try:
-        yield
-    finally:
-        for name in instead:
-            vars(module).pop(name, None)  # it may have been removed already
-        vars(module).update(own)
 
 
 def _optimizers_of(configured: Any) -> Any:

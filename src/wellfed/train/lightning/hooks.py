@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -70,3 +71,16 @@ def callbacks_in_step(trainer: pl.Trainer, module: pl.LightningModule) -> StepLi
         attributes["_current_fx_name"] = before
 
     return call
+
+
+@contextmanager
+def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
+    """Replaces methods of a module or strategy within the context."""
+    own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
+    vars(owner).update(instead)
+    try:
+        yield
+    finally:
+        for name in instead:
+            vars(owner).pop(name, None)  # it may have been removed already
+        vars(owner).update(own)

@@ -12,7 +12,7 @@ import torch
 
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
-from wellfed.train.lightning.hooks import overrides
+from wellfed.train.lightning.hooks import overrides, replaced
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory import oom
 
@@ -44,20 +44,16 @@ def prefetched(
         before_move=ours.weigh if ours and is_training else None,
         no_room=no_room,
     )
-    before = vars(module).get("transfer_batch_to_device")  # set by another loader
-    if own is not None:
-        # Lightning calls it for the batches of all loaders.
-        module.transfer_batch_to_device = lambda batch, where, number: (
-            batch if batch is prefetcher.latest else own(batch, where, number)
-        )
-    try:
-        yield prefetcher
-    finally:
-        prefetcher.close()
-        if before is not None:
-            module.transfer_batch_to_device = before
-        elif own is not None:
-            del module.transfer_batch_to_device
+
+    def transfer_batch_to_device(batch: Any, where: torch.device, number: int) -> Any:
+        """Moves a batch, unless that is done: Lightning calls this for the batches of all loaders."""
+        return batch if own is None or batch is prefetcher.latest else own(batch, where, number)
+
+    with replaced(module, {} if own is None else {"transfer_batch_to_device": transfer_batch_to_device}):
+        try:
+            yield prefetcher
+        finally:
+            prefetcher.close()
 
 
 def no_room(error: Exception) -> bool:

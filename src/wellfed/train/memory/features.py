@@ -129,11 +129,6 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
     return DeviceTable(known, features.cut) if mode == "cache" else HostTable(known, device)
 
 
-def slower(mode: FeatureModeName) -> FeatureModeName | None:
-    """Returns the mode that needs the next smaller amount of device memory."""
-    return dict(pairwise(FEATURE_MODES)).get(mode)
-
-
 def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """Returns the same rows by a slower mode. Computes nothing and allocates no device memory."""
     if mode == "cache_host" and isinstance(source, DeviceTable) and features.store is None:
@@ -175,7 +170,7 @@ class FeatureTable:
 
         attempts = oom.Attempts()
         with in_eval_mode(model):
-            while self._may_change and (less := slower(self.mode)) is not None:
+            while self._may_change and (less := dict(pairwise(FEATURE_MODES)).get(self.mode)) is not None:
                 _, failure = attempts(fill)
                 if failure is None:
                     break

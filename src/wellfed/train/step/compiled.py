@@ -81,12 +81,9 @@ class Loss(Compiled):
             ModelError: the loss returned something that can't be used as a loss.
         """
         try:
-            if self._compiled is None:
-                given = self._function(batch)
-            else:
-                if self._has_graphs:
-                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-                given = super().__call__(batch)
+            if self.overwrites:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            given = super().__call__(batch)
         except Exception as error:
             add_context(error, self._name, batch, self._model)
             raise
@@ -103,8 +100,6 @@ def _compiled_graphs() -> int:
 def is_of_compiler(error: Exception) -> bool:
     """Returns whether torch.compile failed, rather than the compiled code."""
     from torch._dynamo import exc
-    from torch._inductor import exc as inductor
+    from torch._inductor.exc import CppCompileError
 
-    known: list[type[Exception]] = [exc.TorchDynamoException]
-    known += [kind for name in ("InductorError", "CppCompileError") if (kind := getattr(inductor, name, None))]
-    return isinstance(error, tuple(known))
+    return isinstance(error, (exc.TorchDynamoException, CppCompileError))

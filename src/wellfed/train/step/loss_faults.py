@@ -41,11 +41,9 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
             )
         output.loss = loss = loss.reshape(())
     if needs_gradient and torch.is_grad_enabled() and not loss.requires_grad:
-        if not loss.is_floating_point():
-            raise ModelError(f"{name}: the loss is {loss.dtype}, which has no gradient. Return a float tensor.")
         raise ModelError(
-            f"{name}: the loss has no gradient. It was computed under torch.no_grad(), from .item(), .detach() or "
-            ".data, or by no weight that is trained (requires_grad)."
+            f"{name}: the loss ({loss.dtype}) has no gradient. It was computed under torch.no_grad(), from .item(), "
+            ".detach() or .data, from integers, or by no weight that is trained (requires_grad)."
         )
     metrics: Any = {} if output.metrics is None else output.metrics
     if not isinstance(metrics, Mapping):

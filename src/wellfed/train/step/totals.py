@@ -29,9 +29,8 @@ class Totals:
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
         """Adds a micro-batch's mean with its share of the step, 0..1; copied if its memory may be overwritten."""
-        is_shared = (
-            is_overwritten or value.grad_fn is None or value._is_view()
-        )  # such as a buffer, or an element of one
+        # Others may write to a buffer, or to an element of one.
+        is_shared = is_overwritten or value.grad_fn is None or value._is_view()
         value = value.detach().float().reshape(())
         if share != 1:
             value = value * share
@@ -63,13 +62,10 @@ class Totals:
         """Adds the figures of a step that succeeded; none if it was skipped."""
         pending = self._pending if self._held is None else self._held
         for name, value in pending:
-            values = self._values.get(name)
-            if values is None:
-                self._values[name] = [value]
-            else:
-                values.append(value)
-                if len(values) >= _MOST_HELD:
-                    self._sum_up()
+            values = self._values.setdefault(name, [])
+            values.append(value)
+            if len(values) >= _MOST_HELD:
+                self._sum_up()
         self.count += bool(pending)
         self._pending.clear()
         self._held = None

@@ -174,15 +174,7 @@ def test_a_run_that_is_stopped_keeps_the_good_one_and_ends_as_it_was_to(
 def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     callback = tiny.checkpoints(tmp_path, every_steps=2, on_disk_error=lambda error, step: told.append(step))
-    save = pl.Trainer.save_checkpoint
-
-    def full_at_four(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
-        if self.global_step == 4:
-            Path(path).write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(self, path, *rest, **more)
-
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_at_four)
+    _fail_at((4,), monkeypatch)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=5)
     assert told == [4]
     assert step_of(tmp_path / "last.ckpt") == 5
@@ -196,6 +188,7 @@ def _fail_at(steps: Container[int], monkeypatch: pytest.MonkeyPatch) -> None:
 
     def full(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
         if self.global_step in steps:
+            Path(path).write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         save(self, path, *rest, **more)
 

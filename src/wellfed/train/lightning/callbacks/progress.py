@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -102,27 +103,23 @@ class ProgressBar(pl.Callback):
             self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._clock() >= self._look_at_s:
-            self._look("training", trainer.global_step)
+        self._look("training", trainer.global_step)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self._clock() >= self._look_at_s:
-            self._look("validating", trainer.global_step)
+        self._look("validating", trainer.global_step)
 
-    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         screen, self._screen = self._screen, None
         if screen is not None:
             screen.stop()
 
+    on_exception = on_train_end
+
     def _look(self, what: str, step: int) -> None:
-        """Draws the bar, or prints a line if one is due."""
+        """Draws the bar, or prints a line, if one is due."""
         now_s, width = self._clock(), self._console.width
+        if now_s < self._look_at_s:
+            return
         self._look_at_s = now_s + REDRAW_S
         if step <= self._warm_step:
             self._warm_s = now_s
@@ -152,10 +149,10 @@ class ProgressBar(pl.Callback):
 
     def _bar(self, what: str, step: int, now_s: float) -> Text:
         """Returns phase, bar, count, time and time left; a narrow terminal drops the bar, then the phase."""
-        spent, left_s = _clock_time(now_s - self._began_s), self._left_s(step, now_s)
+        spent, left_s = timedelta(seconds=int(now_s - self._began_s)), self._left_s(step, now_s)
         if self._total is None:
             return _line([Text(what, "bold"), Text(f"step {step} {spent}")], self._console.width)
-        figures = f"{step}/{self._total} {spent} ETA {'-:--:--' if left_s is None else _clock_time(left_s)}"
+        figures = f"{step}/{self._total} {spent} ETA {'-:--:--' if left_s is None else timedelta(seconds=int(left_s))}"
         cells = min(_BAR_WIDTH, self._console.width - _PHASE - len(figures) - 1)
         if cells < _LEAST_BAR:
             return _line([Text(figures), Text(what)], self._console.width)
@@ -174,9 +171,3 @@ def _line(parts: Sequence[Text], width: int) -> Text:
             break
         line.append("  " if line else "").append_text(part)
     return line
-
-
-def _clock_time(seconds: float) -> str:
-    """Returns a duration as hours, minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -85,12 +85,9 @@ class StopAtStepEnd(pl.Callback):
         self._when_over(trainer, self._end)
 
     def _end(self, trainer: pl.Trainer) -> NoReturn:
-        self._stop(trainer)
-        raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
-
-    def _stop(self, trainer: pl.Trainer) -> None:
         self._is_stopping = True
         self._before_stop(trainer)
+        raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._request.is_stepping = False
@@ -103,11 +100,9 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = False
         if self._is_stopping or not self._has_stepped or isinstance(exception, NonFiniteLoss):
             return
-        if trainer.world_size > 1:  # saving is a collective
-            return
         try:
-            if _is_between_steps(trainer):
-                self._stop(trainer)
+            if self._is_alone and _is_between_steps(trainer):  # saving is a collective
+                self._before_stop(trainer)
         except Exception as error:  # noqa: BLE001  the first error is the one to report
             _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
             _LOG.info("saving it", exc_info=True)

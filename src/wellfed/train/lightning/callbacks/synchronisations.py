@@ -29,10 +29,11 @@ _OWN_THREADS = "wellfed"
 class Synchronisations(pl.Callback):
     """Search from the end of the first step to the end of the third. Call `close` however training ends.
 
-    Warnings are global to the process. Other warnings, and those of our threads, are shown as usual.
+    A validation in between ends it without a report. Warnings are global to the process. Other warnings, and those of
+    our threads, are shown as usual.
 
     Args:
-        on_found: called once with the lines found, unless training ends before.
+        on_found: called once with the lines found, unless the search ends before.
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
@@ -54,11 +55,8 @@ class Synchronisations(pl.Callback):
             on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._pause()
-
-    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        if self._num_ended and self._on_found is not None and self._caught is None:
-            self._watch()
+        if not trainer.sanity_checking:
+            self.close()
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self.close()
@@ -66,7 +64,10 @@ class Synchronisations(pl.Callback):
     def close(self) -> None:
         """Ends the search."""
         self._on_found = None
-        self._pause()
+        caught, self._caught = self._caught, None
+        if caught is not None:
+            torch.cuda.set_sync_debug_mode("default")
+            caught.__exit__(None, None, None)
 
     def _watch(self) -> None:
         if torch.cuda.get_sync_debug_mode() != 0:  # other code uses this mode
@@ -78,13 +79,6 @@ class Synchronisations(pl.Callback):
         warnings.filterwarnings("always", _SAYS)
         warnings.showwarning = self._show_to(warnings.showwarning)
         torch.cuda.set_sync_debug_mode("warn")
-
-    def _pause(self) -> None:
-        """Restores mode and warnings until a validation is over."""
-        caught, self._caught = self._caught, None
-        if caught is not None:
-            torch.cuda.set_sync_debug_mode("default")
-            caught.__exit__(None, None, None)
 
     def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
         """Returns a replacement of ``warnings.showwarning``; ``others`` shows all other warnings."""
