@@ -59,10 +59,11 @@ def test_a_rank_whose_card_is_lost_ends_the_others_with_its_reason(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: FakeCuda, launches: int) -> None:
-    steps = (*QUICK, "trainer.checkpoint_every_steps=1")
-    done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches * 8 // 10))
+    """It is lost after the launches of a whole run of 6 steps, so in the midst of 40."""
+    steps = ("trainer.max_steps=40", *QUICK[1:], "trainer.checkpoint_every_steps=1")
+    done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches))
     assert done.code == 1, done.text
     done = train(*steps, "resume=auto", cwd=tmp_path, **fake_cuda.environment(mib=8192))
     assert done.code == 0, done.text
     (folder,) = run_folders(tmp_path)
-    assert (record_of(folder)["status"], record_of(folder)["steps"]) == ("ok", 6)
+    assert (record_of(folder)["status"], record_of(folder)["steps"]) == ("ok", 40)
