@@ -98,17 +98,9 @@ def show_line(text: str) -> str:
     return show_text(" ".join(text.split()))
 
 
-def wrapped(text: str, columns: int, indent: str = "", more: str = "") -> list[str]:
-    """Returns the lines of a text, broken between words alone; a longer word has a line of its own.
-
-    Args:
-        indent: begins the first line.
-        more: begins the others.
-    """
-    wrapper = textwrap.TextWrapper(
-        max(1, columns), initial_indent=indent, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
-    )
-    return wrapper.wrap(text)
+def wrapped(text: str, columns: int) -> list[str]:
+    """Returns the lines of a text, broken between words alone; a longer word has a line of its own."""
+    return textwrap.wrap(text, max(1, columns), break_long_words=False, break_on_hyphens=False)
 
 
 def for_stream(text: str, stream: TextIO) -> str:

@@ -203,13 +203,11 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
     record.memory = {"device": "a card", "budget_gib": 7.2, "predicted_peak_gib": None, "measured_peak_gib": 5.5}
     util = {"mean": 60.0, "p5": 10.0, "p50": 70.0, "p95": 90.0, "max": 95.0, "n": 9}
     record.gpus = {"0": {"util_pct": util}, "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}}}
-    (tmp_path / "pairs.csv").write_text("true,predicted\n1,2\n")
     (tmp_path / "confusion.png").write_text("a picture")
     (tmp_path / "notes.txt").write_text("not for loggers")
-    books.record.artifacts |= {"pairs": "pairs.csv", "confusion": "confusion.png", "notes": "notes.txt"}
+    books.record.artifacts |= {"confusion": "confusion.png", "notes": "notes.txt"}
     books.finish(OK, {"val/loss": 0.5})
-    table, page, pairs, picture, summary = handed.got
-    assert pairs == ("pairs", ["true", "predicted"], [["1", "2"]])
+    table, page, picture, summary = handed.got
     assert picture == ("confusion", "a picture")
     assert table[:2] == ("findings", ["id", "severity", "message", "change"])
     assert [row[0] for row in table[2]] == ["slow_copy"]

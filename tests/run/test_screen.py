@@ -143,16 +143,6 @@ def test_a_file_gets_whole_lines() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("columns", [20, 40])
-def test_a_narrow_terminal_wraps_the_start_between_words(columns: int) -> None:
-    plan = planned(config())
-    sent = in_a_terminal(lambda console: start(console, plan, Path("a")), columns=columns)
-    words = set(sent.split())
-    because = plan.loader.reasons["backend"].because
-    assert set(because.split()) <= words
-    assert all(len(line) <= columns or " " not in line.strip() for line in lines_of(sent))
-
-
 def test_the_flag_shows_the_whole_plan_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", "trainer.max_steps=3"])
     plan, stream = planned(config()), io.StringIO()

@@ -1,10 +1,8 @@
-"""Diagnoses a run at its end, writes its reports, and hands pages, pictures and tables to the loggers."""
+"""Diagnoses a run at its end, writes its reports, and hands page and pictures to the loggers."""
 
 from __future__ import annotations
 
-import csv
 import logging
-from itertools import islice
 from typing import Any
 
 from wellfed.errors import first_line
@@ -12,7 +10,6 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.loggers.log_media import MOST_TABLE_ROWS
 from wellfed.observe.loggers.sink import PICTURES
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record.entries import RunRecord
@@ -61,7 +58,7 @@ def diagnosed(journal: Journal, *, has_page: bool) -> Evidence:
 
 
 def publish(journal: Journal) -> None:
-    """Records the files of a finished run, and hands findings, page, pictures and tables to its loggers."""
+    """Records the files of a finished run, and hands findings, page and pictures to its loggers."""
     record, folder, sink = journal.record, journal.folder, journal.sink
     record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (folder / path).exists()})
     rows = [
@@ -73,18 +70,8 @@ def publish(journal: Journal) -> None:
         sink.file("report", folder / PAGE)
     for name, file in record.artifacts.items():
         path = folder / file
-        if name in _ARTIFACTS:
-            continue
-        if path.suffix.lower() in PICTURES:
+        if name not in _ARTIFACTS and path.suffix.lower() in PICTURES:
             sink.file(name, path)
-        elif path.suffix.lower() == ".csv":
-            try:
-                with path.open(encoding="utf-8", newline="") as stream:
-                    columns, *cells = islice(csv.reader(stream), 1 + MOST_TABLE_ROWS)
-            except (OSError, ValueError, csv.Error) as error:
-                _LOG.warning("%s is not shown in the loggers: %s", path, error)
-                continue
-            sink.table(name, columns, cells)
 
 
 def figures_of_run(record: RunRecord) -> dict[str, float]:

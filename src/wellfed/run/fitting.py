@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, DataError
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.plan.predict.peak import NoEstimate
 from wellfed.plan.predict.size_fit import find_micro_batch
 from wellfed.plan.predict.size_search import Fit, Probe
-from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import largest_share
 from wellfed.run.micro_batch.real_steps import ConfiguredStep, with_steps
 from wellfed.run.planner import Planner
@@ -39,7 +35,7 @@ class Fitting:
     """Whether the model's steps are never split."""
 
 
-def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: Callable[[Probe], None]) -> Fitting:
+def fit(composed: Composed[RunConfig], on_probe: Callable[[Probe], None]) -> Fitting:
     """Runs steps of up to 6 sizes; ``on_probe`` is called after each.
 
     Raises:
@@ -62,39 +58,14 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
         cap_cuda(int(budget_gib * GIB))
 
     def find(step: ConfiguredStep) -> Fit:
-        with _utilisation(facts, plan) as utilisation:
-            return find_micro_batch(
-                step,
-                lambda size: step.to_device(make_batch(size)),
-                budget_gib=budget_gib,
-                max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
-                min_size=2 if is_whole else 1,
-                target_util_pct=target_util_pct,
-                utilisation=utilisation,
-                meter=step.meter(),
-                on_probe=on_probe,
-            )
+        return find_micro_batch(
+            step,
+            lambda size: step.to_device(make_batch(size)),
+            budget_gib=budget_gib,
+            max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
+            min_size=2 if is_whole else 1,
+            meter=step.meter(),
+            on_probe=on_probe,
+        )
 
     return Fitting(with_steps(config, plan, lambda: planner.parts, hold, find), budget_gib, is_whole)
-
-
-@contextlib.contextmanager
-def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
-    """Yields a reader of the training card's utilisation in percent; None if NVML does not list the card."""
-    card = next(iter(facts.training_gpus), None) if plan.on_gpu else None
-    if card is None or card.uuid is None or card.nvml_index is None:
-        yield None
-        return
-    try:
-        with NvmlSession() as nvml:
-            handle = nvml.ask("nvmlDeviceGetHandleByUUID", card.uuid)
-
-            def read() -> float | None:
-                try:
-                    return float(nvml.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
-                except NvmlError:
-                    return None
-
-            yield read
-    except NvmlError:
-        yield None

@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # the first line appears before numpy is imported
     from wellfed.explain.diagnosis.evidence import Evidence
     from wellfed.plan.run_plan import RunPlan
 
-_NARROW = 60
-"""Columns of a terminal below which lines of the start are wrapped instead of cut."""
-
 
 class Terminal(Console):
     """Console that goes quiet if its reader ends (``| head``) or its disk is full, while the run continues. Text is
@@ -89,8 +86,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
 def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
     """Shows what starts, before torch is imported."""
     what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
-    for line in _fitted(f"{what}: importing PyTorch, reading data, planning ...", console.columns):
-        console.print(line, soft_wrap=True)
+    console.print(_fitted(f"{what}: importing PyTorch, reading data, planning ...", console.columns), soft_wrap=True)
 
 
 def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str], num_train: int | None) -> None:
@@ -107,8 +103,7 @@ def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[s
         data = f"{num_train:,} training samples"
     lines = [f"{workload}  {_device(plan)}", f"batch   {_batch(plan)}", f"loader  {_loader(plan)}"]
     for line in [*lines, *([f"data    {data}"] if data else [])]:
-        for shown in _fitted(line, console.columns):
-            console.print(shown, soft_wrap=True)
+        console.print(_fitted(line, console.columns), soft_wrap=True)
 
 
 def _show_all(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
@@ -161,13 +156,9 @@ def _loader(plan: RunPlan) -> str:
     return f"{by}: {loader.reasons['backend'].because}"
 
 
-def _fitted(line: str, columns: int | None) -> list[str]:
-    """Returns the line, cut between words to the width of a terminal; wrapped if the terminal is narrow."""
-    if columns is None or len(line) <= columns:
-        return [line]
-    if columns < _NARROW:
-        return wrapped(line, columns, more="  ")
-    return [f"{wrapped(line, columns - 4)[0]} ..."]
+def _fitted(line: str, columns: int | None) -> str:
+    """Returns the line, cut between words to the width of a terminal."""
+    return line if columns is None or len(line) <= columns else f"{wrapped(line, columns - 4)[0]} ..."
 
 
 def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:

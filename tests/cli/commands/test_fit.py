@@ -6,7 +6,7 @@ import pytest
 
 from wellfed.cli import main as cli
 from wellfed.cli.commands import fit as app
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.errors import EXIT_NOTHING_RUN
 from wellfed.plan.predict.size_search import Peak, Probe
 from wellfed.units import GIB
 
@@ -14,11 +14,10 @@ SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workloa
 
 
 def test_it_prints_a_row_a_size_and_what_to_type(capsys):
-    assert app.main([*SMALL, "gpu=8gb", "target_util_pct=85", "workload.effective_batch_size=64"]) == 0
+    assert app.main([*SMALL, "gpu=8gb", "workload.effective_batch_size=64"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("micro-batch 1: ")
     assert "Stopped by" in out
-    assert "target_util_pct=85 was ignored" in out
     assert "Use it: python src/train.py workload.data.scale=0.02" in out
     assert "memory.micro_batch=" in out
 
@@ -36,15 +35,9 @@ def test_a_budget_that_holds_nothing_is_exit_2(capsys):
 
 
 def test_a_row_is_empty_where_there_is_no_figure():
-    whole = app.row_of(Probe(2048, Peak(0, GIB, GIB), 123456.7, 91.0))
-    assert whole == "micro-batch 2,048: 123,457 samples/s, peak 1.0 GiB, utilisation 91 %"
+    whole = app.row_of(Probe(2048, Peak(0, GIB, GIB), 123456.7))
+    assert whole == "micro-batch 2,048: 123,457 samples/s, peak 1.0 GiB"
     assert app.row_of(Probe(128, None)) == "micro-batch 128: out of memory"
-
-
-@pytest.mark.parametrize("text", ["0", "101", "much"])
-def test_a_target_that_is_no_percentage_is_refused(text):
-    with pytest.raises(ConfigError, match="Write target_util_pct=85"):
-        app.main([*SMALL, f"target_util_pct={text}"])
 
 
 @pytest.mark.simulated(mib=8192, lost_after=40)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.kit.cards import GIB, Card, cards
 from tests.kit.examples import examples
-from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, Probe, search
+from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, search
 
 
 def largest_by_search(card, max_size=10**6):
@@ -70,17 +70,3 @@ def test_one_sample_that_does_not_fit_ends_the_search_at_once():
     big = card(per_sample=20 * GIB)
     fit = largest_by_search(big)
     assert (fit.size, fit.stopped_by, big.tried) == (None, "nothing fits", [1])
-
-
-def test_the_smallest_tried_size_that_reaches_the_target_is_taken():
-    subject, util = card(), {1: 30.0, 60: 90.0}
-
-    def probe(size):
-        found = subject.probe(size)
-        return Probe(size, found.peak, found.samples_per_s, util.get(size, 60.0))
-
-    fit = search(probe, max_size=60, budget_bytes=8 * GIB, target_util_pct=85, plateau_gain=0)
-    assert (fit.size, fit.stopped_by) == (60, "target")
-    assert "90 %" in fit.because
-    fit = search(probe, max_size=60, budget_bytes=8 * GIB, target_util_pct=25, plateau_gain=0)
-    assert fit.size == 1

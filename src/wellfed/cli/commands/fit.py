@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,13 +15,11 @@ from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.plan.predict.size_search import Probe
 from wellfed.process import without_collections
 from wellfed.units import show_bytes, show_count, show_gib
-
-_TARGET = "target_util_pct="
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,21 +28,17 @@ def main(argv: Sequence[str]) -> int:
         prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
     )
-    parser.add_argument(
-        "overrides", nargs="*", help=f"as for {command('train')}; target_util_pct=85 stops at that mean GPU utilisation"
-    )
+    parser.add_argument("overrides", nargs="*", help=f"as for {command('train')}")
     parser.add_argument("--json", action="store_true", help="print {micro_batch, stopped_by, because, probes} as JSON")
     asked = parser.parse_intermixed_args(argv)
-    target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
-    typed = [quoted(text) for text in asked.overrides if not text.startswith(_TARGET)]
-    composed: Composed[RunConfig] = compose(typed)
+    composed: Composed[RunConfig] = compose([quoted(text) for text in asked.overrides])
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")
         with without_collections():
             from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
 
-        fitting = fit(composed, target, (lambda probe: None) if asked.json else _print_row)
+        fitting = fit(composed, (lambda probe: None) if asked.json else _print_row)
     found, budget_gib = fitting.found, fitting.budget_gib
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
@@ -67,30 +60,15 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _target(typed: Sequence[str]) -> float | None:
-    if not typed:
-        return None
-    text = typed[-1].removeprefix(_TARGET)
-    try:
-        percent = float(text)
-    except ValueError:
-        percent = math.nan
-    if not 0 < percent <= 100:
-        problem = "is a mean GPU utilisation in percent, above 0 and at most 100."
-        raise ConfigError.of(f"{_TARGET}{text}", problem, "Write target_util_pct=85.")
-    return percent
-
-
 def _print_row(probe: Probe) -> None:
     """Prints a probe when it has ended, to show progress."""
     print_text(Answer(), row_of(probe))
 
 
 def row_of(probe: Probe) -> str:
-    """Returns size, samples/s, peak and mean utilisation in a line, without figures that are unknown."""
+    """Returns size, samples/s and peak in a line, without figures that are unknown."""
     figures = [] if probe.samples_per_s is None else [f"{show_count(probe.samples_per_s)} samples/s"]
     figures.append("out of memory" if probe.peak is None else f"peak {show_bytes(probe.peak.total)}")
-    figures += [] if probe.util_pct is None else [f"utilisation {probe.util_pct:.0f} %"]
     return f"micro-batch {probe.size:,}: {', '.join(figures)}"
 
 

@@ -15,6 +15,7 @@ GONE: Mapping[str, str] = {
     "memory.plateau_frac": "set memory.micro_batch or memory.accumulate; wellfed fit measures rates",
     "memory.remember": "leave it out; the report of a run that went down shows the memory.micro_batch to type",
     "memory.stages": "train with memory=cache, then resume=<run> memory=dynamic workload.model.train_encoder=true",
+    "target_util_pct": "leave it out; wellfed fit shows samples/s, and stops where more samples gain little",
     "tune.fixed": "leave it out; tune ends with the overrides to type, and any of them can be typed otherwise",
     "wellfed completion": 'Hydra has it: eval "$(python src/train.py -sc install=bash)"',
 }

@@ -10,7 +10,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -30,9 +30,8 @@ WARMUP_STEPS = 1
 NO_LIMIT = 2**30
 ROUND_STEPS, SLOW_ROUND_STEPS = 5, 2
 """Steps between two waits for the device, which idles after each; fewer for slow steps."""
-MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
-"""Length of a timing in rounds and seconds. Longer with utilisation, since drivers average over up to a second
-(nvmlDeviceGetUtilizationRates)."""
+MAX_ROUNDS, TIMED_S = 40, 0.5
+"""Length of a timing in rounds and seconds."""
 Figure = TypeVar("Figure")
 
 
@@ -125,17 +124,14 @@ class Prober:
     make_batch: Callable[[int], Any]
     """Makes a batch of a given number of samples on the device."""
     meter: Meter
-    utilisation: Callable[[], float | None] | None = None
-    """Reads the GPU's current utilisation in percent."""
     clock: Callable[[], float] = time.perf_counter
 
     def __call__(self, size: int) -> Probe:
-        """Measures the peak memory, the rate and the utilisation of steps of ``size`` samples."""
+        """Measures the peak memory and the rate of steps of ``size`` samples."""
 
         def measure(batch: Any) -> Probe:
             peak = self.meter.peak(lambda: self.step(batch))
-            step_s, util_pct = self._timed(batch)
-            return Probe(size, peak, size / step_s, util_pct)
+            return Probe(size, peak, size / self._timed(batch))
 
         return self._measured(size, measure) or Probe(size, None)
 
@@ -159,25 +155,21 @@ class Prober:
             self.step(batch)
         return measure(batch)
 
-    def _timed(self, batch: Any) -> tuple[float, float | None]:
-        """Returns the median seconds per step, and the mean utilisation in percent if read."""
+    def _timed(self, batch: Any) -> float:
+        """Returns the median seconds per step."""
         self.meter.wait()
         began = now = self.clock()
-        lasts_s = TIMED_S if self.utilisation is None else WATCHED_S
         seconds: list[float] = []
-        utils: list[float] = []
-        while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
-            num_steps = self._round(batch, lasts_s)
-            if self.utilisation is not None and (percent := self.utilisation()) is not None:  # while the device is busy
-                utils.append(percent)
+        while not seconds or (now - began < TIMED_S and len(seconds) < MAX_ROUNDS):
+            num_steps = self._round(batch)
             self.meter.wait()
             before, now = now, self.clock()
             seconds.append((now - before) / num_steps)
-        return statistics.median(seconds), statistics.mean(utils) if utils else None
+        return statistics.median(seconds)
 
-    def _round(self, batch: Any, lasts_s: float) -> int:
+    def _round(self, batch: Any) -> int:
         """Runs steps without waiting and returns their number; fewer if they exceed a timing."""
-        until_s = time.perf_counter() + lasts_s
+        until_s = time.perf_counter() + TIMED_S
         for number in range(1, ROUND_STEPS + 1):
             self.step(batch)
             if number >= SLOW_ROUND_STEPS and time.perf_counter() > until_s:
@@ -192,8 +184,6 @@ def find_micro_batch(
     budget_gib: float,
     max_size: int = NO_LIMIT,
     min_size: int = 1,
-    target_util_pct: float | None = None,
-    utilisation: Callable[[], float | None] | None = None,
     meter: Meter | None = None,
     on_probe: Callable[[Probe], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -207,23 +197,19 @@ def find_micro_batch(
         budget_gib: maximum device memory of a step; 0.95 of it is used.
         max_size: samples of an optimizer step on this device.
         min_size: fewest samples that the model can run with; 2 with BatchNorm.
-        target_util_pct: stops at the first size with this mean GPU utilisation. Ignored without ``utilisation``.
-        utilisation: reads the GPU's utilisation now, percent; None if it can't be read.
         meter: None = the CUDA device that torch uses, or all tensors if there is none.
         on_probe: called after each size.
 
     Raises:
-        ValueError: a budget or size is not above 0, or the target is no percentage.
+        ValueError: a budget or size is not above 0.
     """
     if not budget_gib > 0 or max_size < 1 or min_size < 1:
         raise ValueError(f"budget_gib={budget_gib:g}, max_size={max_size} and min_size={min_size} must be above 0.")
-    if target_util_pct is not None and not 0 < target_util_pct <= 100:
-        raise ValueError(f"target_util_pct={target_util_pct:g} must be above 0 and at most 100.")
     make: Callable[[int], Batch] = sample if callable(sample) else lambda size: _taken(sample, size)
     if meter is None:
         has_cuda = torch.cuda.is_available()
         meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
-    prober = Prober(step, make, meter, utilisation, clock)
+    prober = Prober(step, make, meter, clock)
 
     def probe(size: int) -> Probe:
         done = prober(size)
@@ -231,14 +217,7 @@ def find_micro_batch(
             on_probe(done)
         return done
 
-    target = target_util_pct if utilisation is not None else None
-    found = size_search.search(
-        probe, max_size=max_size, min_size=min_size, budget_bytes=budget_gib * 2**30, target_util_pct=target
-    )
-    if target_util_pct is not None and all(one.util_pct is None for one in found.probes):
-        ignored = f"target_util_pct={target_util_pct:g} was ignored: nothing here reads a GPU's utilisation"
-        return replace(found, because=f"{found.because}; {ignored}")
-    return found
+    return size_search.search(probe, max_size=max_size, min_size=min_size, budget_bytes=budget_gib * 2**30)
 
 
 def _taken(batch: Batch, size: int) -> Batch:

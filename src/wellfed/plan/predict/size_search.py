@@ -34,7 +34,7 @@ FAR_FRAC = 0.9
 LEAP = 64
 """Maximum growth between probes while the peaks show no slope."""
 
-StoppedBy = Literal["budget", "plateau", "target", "batch", "probes", "nothing fits"]
+StoppedBy = Literal["budget", "plateau", "batch", "probes", "nothing fits"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class Probe:
     size: int
     peak: Peak | None
     samples_per_s: float | None = None
-    util_pct: float | None = None
-    """Mean utilisation, 0..100; None without a reader."""
 
 
 @dataclass(frozen=True)
@@ -150,40 +148,33 @@ def search(
     max_size: int,
     budget_bytes: float,
     min_size: int = 1,
-    target_util_pct: float | None = None,
     plateau_gain: float = PLATEAU_GAIN,
 ) -> Fit:
-    """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` stops it.
+    """Probes sizes from 1 upwards until the budget, the plateau or ``max_size`` stops it.
 
     Args:
         probe: runs steps of one size. No peak means out of memory; other errors raise.
         max_size: samples per step on one device.
         min_size: fewest samples that can run.
-        target_util_pct: stops at the first size with this mean utilisation; needs probes that read it.
         plateau_gain: relative gain below which a size is on the plateau; 0 = consider memory alone.
     """
     found = _Probed(max_size, LIMIT_FRAC * budget_bytes)
     size: int | None = min(min_size, max_size)
     while size is not None:
         found.probes.append(probe(size))
-        stop = _stopped_early(found, target_util_pct, plateau_gain)
+        stop = _stopped_early(found, plateau_gain)
         if stop is not None:
             return stop
         size = _next_size(found)
     return _at_budget(found)
 
 
-def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
+def _stopped_early(found: _Probed, plateau_gain: float) -> Fit | None:
     """Returns the result if the search ends before the limit is known; None to continue."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
         fit = "one sample fits" if probes[0].size == 1 else f"{probes[0].size} samples fit"
         return Fit(None, "nothing fits", f"not even {fit}", probes)
-    if target_util_pct is not None:
-        for one in fitting:
-            if one.util_pct is not None and one.util_pct >= target_util_pct:
-                because = f"{one.util_pct:.0f} % utilisation at {one.size}, and {target_util_pct:g} % was the target"
-                return Fit(one.size, "target", because, probes)
     rates = [(probe.samples_per_s, probe.size) for probe in fitting if probe.samples_per_s]
     if plateau_gain > 0 and len(rates) > 1:
         enough = max(rates)[0] / (1 + plateau_gain)
