@@ -43,8 +43,6 @@ typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned int version, sensorType; int temperature; } nvmlTemperature_t;
-typedef union { double dVal; unsigned int uiVal; unsigned long long ullVal; } nvmlValue_t;
-typedef struct { unsigned long long timeStamp; nvmlValue_t sampleValue; } nvmlSample_t;
 typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
@@ -63,9 +61,8 @@ typedef struct {
 } nvmlGpmMetricsGet_t;
 typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;
 
-enum { MEMORY_V2 = 0x02000028, TEMPERATURE_V1 = 0x100000C, GPM_VERSION = 1, VALUE_IS_UNSIGNED_INT = 1,
-       GPU_UTILIZATION_SAMPLES = 1, MEMORY_UTILIZATION_SAMPLES = 2, CLOCK_MEM = 2, PCIE_TX = 0, PCIE_RX = 1,
-       NO_INSTANCE = 0xFFFFFFFF };
+enum { MEMORY_V2 = 0x02000028, TEMPERATURE_V1 = 0x100000C, GPM_VERSION = 1,
+       CLOCK_MEM = 2, PCIE_TX = 0, PCIE_RX = 1, NO_INSTANCE = 0xFFFFFFFF };
 
 enum { POWER_CAP = 0x4, THERMAL_SLOWDOWN = 0x20 }; /* nvmlClocksEventReason: SwPowerCap, SwThermalSlowdown */
 enum { RESTING_CLOCK = 5 }; /* a simulated card that has done nothing for a second runs at this part of its clock */
@@ -93,8 +90,8 @@ struct device {
     int temp_c, sm_clock_mhz, mem_clock_mhz, pcie_rx_kb_s, pcie_tx_kb_s;
     int pcie_generation, pcie_width, max_pcie_generation, max_pcie_width;
     uint64_t event_reasons;
-    int has_energy, gpm, stale_samples;
-    double samples_lag_s, lost_from_s, lost_to_s;
+    int has_energy, gpm;
+    double lost_from_s, lost_to_s;
     int lost_needs_init;
     struct rule rules[MAX_RULES];
     struct metric metrics[MAX_METRICS];
@@ -105,8 +102,8 @@ struct device {
 
 struct scenario {
     char driver[TEXT], nvml[TEXT];
-    int init_error, fail_every, fail_code, num_samples;
-    double slow_ms, slow_from_s, sample_spacing_s;
+    int init_error, fail_every, fail_code;
+    double slow_ms, slow_from_s, rate_period_s;
     struct rule rules[MAX_RULES];
     struct hang hangs[MAX_HANGS];
     struct device devices[MAX_DEVICES];
@@ -119,8 +116,8 @@ struct field { const char *key; enum kind kind; size_t offset; };
 #define SCENARIO(member, kind) { #member, kind, offsetof(struct scenario, member) }
 static const struct field SCENARIO_FIELDS[] = {
     SCENARIO(driver, IS_TEXT),     SCENARIO(nvml, IS_TEXT),        SCENARIO(init_error, IS_INT),
-    SCENARIO(fail_every, IS_INT),  SCENARIO(fail_code, IS_INT),    SCENARIO(num_samples, IS_INT),
-    SCENARIO(slow_ms, IS_REAL),    SCENARIO(slow_from_s, IS_REAL), SCENARIO(sample_spacing_s, IS_REAL),
+    SCENARIO(fail_every, IS_INT),  SCENARIO(fail_code, IS_INT),
+    SCENARIO(slow_ms, IS_REAL),    SCENARIO(slow_from_s, IS_REAL), SCENARIO(rate_period_s, IS_REAL),
 };
 
 #define DEVICE(member, kind) { #member, kind, offsetof(struct device, member) }
@@ -134,7 +131,7 @@ static const struct field DEVICE_FIELDS[] = {
     DEVICE(pcie_rx_kb_s, IS_INT),     DEVICE(pcie_tx_kb_s, IS_INT),        DEVICE(event_reasons, IS_U64),
     DEVICE(pcie_generation, IS_INT),  DEVICE(max_pcie_generation, IS_INT), DEVICE(pcie_width, IS_INT),
     DEVICE(max_pcie_width, IS_INT),   DEVICE(has_energy, IS_INT),          DEVICE(gpm, IS_INT),
-    DEVICE(stale_samples, IS_INT),    DEVICE(samples_lag_s, IS_REAL),      DEVICE(lost_from_s, IS_REAL),
+    DEVICE(lost_from_s, IS_REAL),
     DEVICE(lost_to_s, IS_REAL),       DEVICE(lost_needs_init, IS_INT),     DEVICE(simulated, IS_INT),
     DEVICE(power_limit_w, IS_REAL),
 };
@@ -236,17 +233,17 @@ static struct calls calls[MAX_FUNCTIONS];
 static char loaded_path[4096];
 static int num_users, started, hang_is_over[MAX_HANGS];
 static unsigned long num_device_calls;
-static double started_at_s, started_epoch_s, advanced_s, init_s;
+static double started_at_s, advanced_s, init_s;
 static struct fake_cuda_machine *machine; /* the simulated one; NULL until a scenario speaks of it */
 static struct { int64_t at_ns; uint64_t bytes; } pcie_before[FAKE_CUDA_MAX_CARDS][2];
 
-static double clock_s(clockid_t id) {
+static double clock_s(void) {
     struct timespec t;
-    clock_gettime(id, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double elapsed_s(void) { return started ? clock_s(CLOCK_MONOTONIC) - started_at_s + advanced_s : 0.0; }
+static double elapsed_s(void) { return started ? clock_s() - started_at_s + advanced_s : 0.0; }
 
 static void sleep_for(double seconds) {
     struct timespec t = { (time_t)seconds, (long)(1e9 * (seconds - floor(seconds))) };
@@ -300,7 +297,7 @@ static double busy_since_start_s(const struct device *d, double t) {
 /* What the driver shows at a moment: of a simulated card the mean of the time up to it, scaled to 0 ... `high`. */
 static double shown_at(const struct device *d, const struct wave *wave, double t) {
     if (d->simulated == 0) return wave_at(wave, t);
-    return wave->low + (wave->high - wave->low) * busy_pct(d, t - now_played.sample_spacing_s, t) / 100;
+    return wave->low + (wave->high - wave->low) * busy_pct(d, t - now_played.rate_period_s, t) / 100;
 }
 
 /* The integral of what is shown over the time from the start. */
@@ -370,7 +367,7 @@ static const char *const MIG_ANSWERS[] = {
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 };
 /* What a card in MIG mode refuses. */
-static const char *const SPLIT_REFUSES[] = { "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples" };
+static const char *const SPLIT_REFUSES[] = { "nvmlDeviceGetUtilizationRates" };
 
 /* ---- Every call passes here ---- */
 
@@ -484,8 +481,7 @@ static nvmlReturn_t open_scenario(void) {
     nvmlReturn_t result = SUCCESS;
     if (num_users == 0) result = read_scenario(loaded_path[0] ? loaded_path : getenv("FAKE_NVML_SCENARIO"), &now_played);
     if (result == SUCCESS && !started) {
-        started_at_s = clock_s(CLOCK_MONOTONIC);
-        started_epoch_s = clock_s(CLOCK_REALTIME);
+        started_at_s = clock_s();
         started = 1;
     }
     pthread_mutex_unlock(&lock);
@@ -780,39 +776,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtili
     rates->gpu = (unsigned int)lround(shown_at(&d, &d.util, d.asked_at_s));
     rates->memory = (unsigned int)lround(shown_at(&d, &d.memory_util, d.asked_at_s));
     return SUCCESS;
-}
-
-/* Fills `samples` with what the buffer holds after `last_seen_us`; the lock is held. The buffer has samples at multiples
- * of sample_spacing_s, also of before the first nvmlInit. */
-static nvmlReturn_t held_samples(const struct device *d, const struct wave *wave, unsigned long long last_seen_us,
-                                 unsigned int *count, nvmlSample_t *samples) {
-    unsigned int room = *count, num = 0;
-    double newest_s = d->stale_samples ? 0 : d->asked_at_s - d->samples_lag_s;
-    long long newest = (long long)floor(newest_s / now_played.sample_spacing_s);
-    for (long long i = newest - now_played.num_samples + 1; i <= newest; i++) {
-        double t = (double)i * now_played.sample_spacing_s;
-        unsigned long long at_us = (unsigned long long)llround(1e6 * (started_epoch_s + t));
-        if (at_us <= last_seen_us && !d->stale_samples) continue;
-        if (num == room) return INSUFFICIENT_SIZE;
-        samples[num].timeStamp = at_us;
-        samples[num].sampleValue.ullVal = 0;
-        samples[num++].sampleValue.uiVal = (unsigned int)lround(shown_at(d, wave, t));
-    }
-    *count = num;
-    return num ? SUCCESS : NOT_FOUND;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type, unsigned long long last_seen_us,
-                                         unsigned int *value_type, unsigned int *count, nvmlSample_t *samples) {
-    ASK(d, device);
-    if (type != GPU_UTILIZATION_SAMPLES && type != MEMORY_UTILIZATION_SAMPLES) return NOT_SUPPORTED;
-    *value_type = VALUE_IS_UNSIGNED_INT;
-    pthread_mutex_lock(&lock);
-    nvmlReturn_t result = SUCCESS;
-    if (samples == NULL) *count = (unsigned int)now_played.num_samples; /* asked for the size */
-    else result = held_samples(&d, type == GPU_UTILIZATION_SAMPLES ? &d.util : &d.memory_util, last_seen_us, count, samples);
-    pthread_mutex_unlock(&lock);
-    return result;
 }
 
 /* ---- GPU performance monitoring ---- */

@@ -112,7 +112,7 @@ class FakeGpu:
     reserved_gib: float = 0.0
     capability: tuple[int, int] = (9, 0)
     util: float | Wave = 0.0
-    """Percent: GetUtilizationRates and GetSamples give it at a moment, GPM the mean between two."""
+    """Percent: GetUtilizationRates gives it at a moment, GPM the mean between two."""
     memory_util: float | Wave = 0.0
     power_w: float | Wave = 100.0
     power_limit_w: float = 0.0
@@ -144,10 +144,6 @@ class FakeGpu:
     """Metric -> share of ``util`` it gives (20, 21: of PCIe in MiB/s). What is not here answers NOT_SUPPORTED."""
     gpm_errors: Mapping[int, int] = field(default_factory=dict)
     """Metric -> code in its nvmlReturn."""
-    samples_lag_s: float = 0.0
-    """Age of the newest sample of GetSamples beyond its spacing."""
-    stale_samples: bool = False
-    """GetSamples gives the samples of second 0 again and again, whatever was last seen."""
     lost: Lost | None = None
     mig: Sequence[FakeMig | None] | None = None
     """By slot, None = an empty slot; None = the card is not in MIG mode."""
@@ -178,9 +174,8 @@ class Scenario:
     """Each device call of that number, counted over all threads, answers ``fail_code``; 0 = none."""
     fail_code: int = UNKNOWN
     hangs: Sequence[Hang] = ()
-    num_samples: int = 100
-    """That GetSamples' buffer holds, ``sample_spacing_s`` apart."""
-    sample_spacing_s: float = 1 / 6
+    rate_period_s: float = 0.5
+    """Seconds that GetUtilizationRates covers on a simulated card."""
     errors: Errors = field(default_factory=dict)
     """For calls about no device, and for every device."""
 
@@ -203,11 +198,11 @@ class Scenario:
 
 _SCENARIO_KEYS = (
     *("driver", "nvml", "init_error", "slow_ms", "slow_from_s"),
-    *("fail_every", "fail_code", "num_samples", "sample_spacing_s"),
+    *("fail_every", "fail_code", "rate_period_s"),
 )
 _GPU_KEYS = (
     *("temp_c", "sm_clock_mhz", "mem_clock_mhz", "pcie_rx_kb_s", "pcie_tx_kb_s", "pcie_generation", "pcie_width"),
-    *("max_pcie_generation", "max_pcie_width", "event_reasons", "energy_start_j", "samples_lag_s", "power_limit_w"),
+    *("max_pcie_generation", "max_pcie_width", "event_reasons", "energy_start_j", "power_limit_w"),
 )
 
 
@@ -215,7 +210,7 @@ def _gpu_lines(gpu: FakeGpu) -> list[str]:
     lines = [f"gpu {gpu.uuid}", *_body_lines(gpu, gpu)]
     lines += [f"{key} {getattr(gpu, key)}" for key in _GPU_KEYS]
     lines += [f"memory_util {_wave(gpu.memory_util)}", f"power_w {_wave(gpu.power_w)}"]
-    lines += [f"has_energy {gpu.has_energy:d}", f"stale_samples {gpu.stale_samples:d}"]
+    lines += [f"has_energy {gpu.has_energy:d}"]
     lines += [f"simulated {0 if gpu.simulated_card is None else gpu.simulated_card + 1}"]
     lines += [f"mig_mode {gpu.mig is not None:d}", f"mig_capable {gpu.mig_capable or gpu.mig is not None:d}"]
     lines += [" ".join([f"process {pid} {_bytes(gib)}", *name]) for pid, gib, *name in gpu.processes]

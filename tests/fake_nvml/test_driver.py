@@ -45,7 +45,6 @@ def test_structures_are_as_large_as_pynvmls(fake_driver, tmp_path, cc):
         "nvmlMemory_v2_t": pynvml.c_nvmlMemory_v2_t,
         "nvmlUtilization_t": pynvml.c_nvmlUtilization_t,
         "nvmlTemperature_t": pynvml.c_nvmlTemperature_v1_t,
-        "nvmlSample_t": pynvml.c_nvmlSample_t,
         "nvmlProcessInfo_t": pynvml.c_nvmlProcessInfo_v3_t,
         "nvmlGpmMetric_t": pynvml.c_nvmlGpmMetric_t,
         "nvmlGpmSupport_t": pynvml.c_nvmlGpmSupport_t,
