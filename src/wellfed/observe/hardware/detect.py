@@ -73,7 +73,7 @@ def machine(
     shm_all_gib, shm_free_gib = shm_gib(root)
     return MachineFacts(
         cpu=_cpu_name(root),
-        cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
+        cpu_quota_cores=own_quota_cores(limits),
         ram_gib=gib(_least(psutil.virtual_memory().total, limits.memory_bytes)),
         ram_available_gib=available_gib(limits),
         shm_gib=shm_all_gib,
@@ -95,21 +95,12 @@ def available_gib(limits: CgroupLimits) -> float:
     return gib(_least(psutil.virtual_memory().available, limits.memory_room_bytes))
 
 
-def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
+def own_quota_cores(limits: CgroupLimits | None = None) -> float:
     """Returns the cores that this process may keep busy: the smaller of cgroup quota and CPU affinity."""
-    return float(_least(affinity_cores, limits.cpu_cores))
-
-
-def own_quota_cores(root: Path = Path("/")) -> float:
-    """Returns `cpu_quota_cores` of this process."""
-    return cpu_quota_cores(cgroup_limits(root), _affinity_cores())
-
-
-def _affinity_cores() -> int:
-    # os.cpu_count() ignores the limits of containers and taskset.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return psutil.cpu_count(logical=True) or 1  # macOS, Windows
+    limits = cgroup_limits() if limits is None else limits
+    if hasattr(os, "sched_getaffinity"):  # os.cpu_count() ignores the limits of containers and taskset
+        return float(_least(len(os.sched_getaffinity(0)), limits.cpu_cores))
+    return float(psutil.cpu_count(logical=True) or 1)  # macOS, Windows
 
 
 def ask_nvml(session: NvmlSession) -> tuple[Devices, NvmlError | None]:

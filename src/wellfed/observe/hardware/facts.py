@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from wellfed.record.entries import MachineEntry
 from wellfed.units import show_line
@@ -137,7 +136,3 @@ class MachineFacts:
             "nvml_problem": self.nvml_problem,
             "torch_problem": self.torch_problem,
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return asdict(self)

@@ -63,13 +63,11 @@ class CsvTable:
             OSError, ValueError, csv.Error: the file can't be read.
         """
         with self._lock:
-            if not self.path.exists():
-                return
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-            whole, rows = text[: text.rfind("\n") + 1], list(read_rows(self.path))
-            kept = _lines([rows[0].keys(), *(row.values() for row in rows if is_kept(row))]) if rows else whole
-            if kept != text:
-                write_atomically(self.path, kept)
+            if rows := list(read_rows(self.path)):
+                kept = (row.values() for row in rows if is_kept(row))
+                write_atomically(self.path, _lines([self._columns, *kept]))
+            else:
+                self.path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
