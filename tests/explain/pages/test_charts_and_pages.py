@@ -73,7 +73,7 @@ def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
     )
     page = Page(str(chart.html))
     (found,) = page.charts
-    assert [one[5] for one in found["c"]] == [[0, None, 63.3], [1, 2, 3]]
+    assert [one[5] for one in found["c"]] == [[0, None, 63.2712], [1, 2, 3]]
     assert found["l"] == [[75, "bad", "dashed", "75 %"]]
     assert found["s"] == [[2, 4, "validate"]]
     assert found["n"] == [[5.0, 50.0, "<b>", "bad", "above"]]

@@ -111,7 +111,7 @@ def test_no_text_breaks_the_table_or_reaches_the_terminal(
     name: str, unit: str, finding: str, said: str, width: int | None
 ) -> None:
     facts = {"samples_per_s": 3.0, "sample_unit": unit, "verdict": finding, "overrides": (said,), "problem": said}
-    found = shown(width, RunDigest(name, "folder", name, finding, said, **facts))
+    found = shown(width, RunDigest(name, "folder", name, finding, **facts))
     if width is None:
         assert len(found) in (2, 3)
     assert all(line.isprintable() or not set(line) & {"\x1b", "\n", "\r", "\x9b"} for line in found)

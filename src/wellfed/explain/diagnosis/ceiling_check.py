@@ -64,12 +64,17 @@ def contradiction(record: RunRecord) -> Contradiction | None:
     return None
 
 
+def of_ceiling(record: RunRecord) -> float | None:
+    """Returns the rate over the ceiling; None if one of them was not measured."""
+    throughput, ceiling = record.throughput, record.ceiling
+    return throughput["samples_per_s"] / ceiling["samples_per_s"] if throughput and ceiling else None
+
+
 def ceiling_line(record: RunRecord) -> str | None:
     """Returns a line on the ceiling and what it means for this run; None without a ceiling."""
-    throughput, ceiling = record.throughput, record.ceiling
-    if not throughput or not ceiling:
+    throughput, ceiling, share = record.throughput, record.ceiling, of_ceiling(record)
+    if not throughput or not ceiling or share is None:
         return None
-    share = throughput["samples_per_s"] / ceiling["samples_per_s"]
     line = f"ceiling {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s with batches already on the "
     line += f"device: this run reached {show_percent(share)} of it" if share < 1 else "device: this run was no slower"
     found = contradiction(record)

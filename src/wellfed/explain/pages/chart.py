@@ -197,7 +197,6 @@ def _payload(chart: Chart) -> str:
     """Returns the figures of the chart as JSON for ``charts.js``, safe within HTML; keys are as short as there."""
     axes: list[Series] = []
     curves = []
-    decimals = -math.floor(math.log10(_size(chart) / 1000))
     for curve in chart.curves:
         order = np.argsort(curve.x, kind="stable")  # of dots, which may be in any order
         x = curve.x[order]
@@ -206,11 +205,11 @@ def _payload(chart: Chart) -> str:
         has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
         columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
         name = show_text(curve.name)
-        figures = [_figures(one[order], 0 if curve.kind == "told" else decimals) for one in columns if one is not None]
+        figures = [[_short(value) for value in one[order].tolist()] for one in columns if one is not None]
         curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
     size, unit = chart.axis.unit
     found = {
-        "x": [_short(chart.axis.begin, 6), _short(chart.axis.end, 6), size],
+        "x": [_short(chart.axis.begin), _short(chart.axis.end), size],
         "y": [_short(chart.bottom), _short(chart.top)],
         "u": [unit or chart.axis.label, chart.unit],
         "h": chart.height,
@@ -230,25 +229,15 @@ def _payload(chart: Chart) -> str:
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
-def _figures(values: Series, decimals: int) -> list[float | int | None]:
-    """Returns values with so many decimals, and three digits at least; None where one is not finite."""
-    return [
-        _whole(round(value, max(decimals, 2 - math.floor(math.log10(abs(value)))) if value else 0))
-        if math.isfinite(value)
-        else None
-        for value in values.tolist()
-    ]
-
-
-def _short(value: float, digits: int = 4) -> float | int:
-    return _whole(float(f"{value:.{digits}g}"))
-
-
-def _whole(value: float) -> float | int:
+def _short(value: float, digits: int = 7) -> float | int | None:
+    """Returns the value with so many digits, an integer where it is one; None if it is not finite."""
+    if not math.isfinite(value):
+        return None
+    value = float(f"{value:.{digits}g}")
     return int(value) if abs(value) < 1e15 and value == int(value) else value
 
 
-def _packed(x: Series, *, is_log: bool) -> list[float | int]:
+def _packed(x: Series, *, is_log: bool) -> list[float | int | None]:
     """Returns the first place, a unit, and the steps from each place to the next in this unit, each of at least 1."""
     if not len(x):
         return []
@@ -257,11 +246,6 @@ def _packed(x: Series, *, is_log: bool) -> list[float | int]:
     places = np.rint((x - x[0]) / unit) - np.arange(len(x))
     steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
     return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
-
-
-def _size(chart: Chart) -> float:
-    size = chart.top - chart.bottom
-    return size if size > 0 and math.isfinite(size) else 1.0
 
 
 @dataclass(frozen=True)

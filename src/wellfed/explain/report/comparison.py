@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from wellfed.explain.diagnosis.ceiling_check import of_ceiling
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.gains.device_load import used_cards
 from wellfed.explain.diagnosis.run_tables import Series
@@ -259,7 +260,7 @@ def _figures(both: Comparison) -> Iterator[Compared]:
     yield Compared("rate", [_shown_rate(one) for one in records], both.rate)
     tops = [None if one.ceiling is None else one.ceiling["samples_per_s"] for one in records]
     yield _measured("ceiling, samples/s", tops, show_count, has_ratio=has_ratio)
-    yield _measured("of the ceiling", [_of_ceiling(one) for one in records], show_percent)
+    yield _measured("of the ceiling", [of_ceiling(one) for one in records], show_percent)
     yield _measured("readiness", [one.readiness_frac for one in records], show_percent)
     for name, key in (("mean", "step_ms_mean"), ("median", "step_ms_p50"), ("p95", "step_ms_p95")):
         times: list[Mapping[str, Any]] = [one.time or {} for one in records]
@@ -360,8 +361,3 @@ def _shown_rate(record: RunRecord) -> str:
         return ""
     between = f" ({' to '.join(map(show_count, rate.interval))})" if rate.interval else ""
     return f"{show_count(rate.value)} {sample_unit(record)}/s{between}"
-
-
-def _of_ceiling(record: RunRecord) -> float | None:
-    rate, top = record.throughput, record.ceiling
-    return rate["samples_per_s"] / top["samples_per_s"] if rate and top and top["samples_per_s"] else None

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.quoting import key_value
-from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.ceiling_check import contradiction, of_ceiling
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import colour_of, waiting_colour, word_of
@@ -158,8 +158,8 @@ def _speed(record: RunRecord) -> Iterator[Text]:
         low, high = throughput["ci95"]
         rate += f" ({show_count(low)}-{show_count(high)})"
     yield Text(rate)
-    if ceiling and ceiling["samples_per_s"] > 0:
-        top, share = show_count(ceiling["samples_per_s"]), throughput["samples_per_s"] / ceiling["samples_per_s"]
+    if ceiling and (share := of_ceiling(record)) is not None:
+        top = show_count(ceiling["samples_per_s"])
         text = f"{show_percent(share)} of {top} possible" if share < 1 else f"no slower than its ceiling of {top}"
         yield Text(f"{text} (doubtful)" if contradiction(record) else text)
     elif record.ceiling is None and record.status == "ok" and not is_script(record):

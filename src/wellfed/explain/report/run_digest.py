@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
-from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.ceiling_check import contradiction, of_ceiling
 from wellfed.explain.diagnosis.finding import colour_of, word_of
 from wellfed.explain.report.text_table import TextTable
 from wellfed.record.entries import RunRecord
@@ -58,9 +57,8 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
     if isinstance(found, Exception):
         problem = (found.strerror or str(found)) if isinstance(found, OSError) else str(found)
         return RunDigest(run, str(folder), workload, "damaged", problem=problem)
-    throughput, ceiling = found.throughput, found.ceiling
-    rate, top = (figure["samples_per_s"] if figure else None for figure in (throughput, ceiling))
-    metric, first = _metric_of(found.metrics, found.config), found.findings[0] if found.findings else None
+    throughput, metric = found.throughput, _metric_of(found)
+    first = found.findings[0] if found.findings else None
     return RunDigest(
         run=run,
         folder=str(folder),
@@ -69,10 +67,10 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         started_at=found.started_at or None,
         duration_s=found.duration_s,
         steps=found.steps,
-        samples_per_s=rate,
+        samples_per_s=throughput["samples_per_s"] if throughput else None,
         sample_unit=throughput["sample_unit"] if throughput else None,
         is_simulated=not found.is_on_cpu and any(gpu.get("is_simulated") for gpu in found.machine.get("gpus", ())),
-        of_ceiling_frac=rate / top if rate and top else None,
+        of_ceiling_frac=of_ceiling(found),
         is_ceiling_doubtful=contradiction(found) is not None,
         finding=first["id"] if first else None,
         severity=first["severity"] if first else None,
@@ -84,13 +82,11 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
     )
 
 
-def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    trainer = config.get("trainer")
-    best = trainer.get("best_metric") if isinstance(trainer, Mapping) else None
+def _metric_of(record: RunRecord) -> str | None:
+    best = (record.config.get("trainer") or {}).get("best_metric")
     bare = str(best).removeprefix("val/").removeprefix("val_")  # a LightningModule's may have the split's name
-    if f"val/{bare}" in metrics:
-        return f"val/{bare}"
-    return next((name for split in ("val/", "test/") for name in metrics if name.startswith(split)), None)
+    names = [f"val/{bare}", *(name for split in ("val/", "test/") for name in record.metrics if name.startswith(split))]
+    return next((name for name in names if name in record.metrics), None)
 
 
 def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
@@ -116,10 +112,9 @@ def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
 
 
 def _age(started_at: str | None, now: datetime) -> str:
-    try:
-        then = datetime.fromisoformat(started_at or "")
-    except ValueError:
+    if not started_at:
         return ""
+    then = datetime.fromisoformat(started_at)
     age_s = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
     units = (("d", 172_800, 86_400), ("h", 7_200, 3_600), ("min", 120, 60))
     unit, length_s = next(((unit, length_s) for unit, least_s, length_s in units if age_s >= least_s), ("s", 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.ceiling_check import contradiction, of_ceiling
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import LEARNING, tone_of, word_of
 from wellfed.explain.pages.html_page import fill_in
@@ -126,8 +126,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         interval = throughput["ci95"]
         note = f"95 %: {' to '.join(map(show_count, interval))}" if interval and interval[0] > 0 else ""
         yield Tile("rate", show_count(throughput["samples_per_s"]), f"{throughput['sample_unit']}/s", note)
-        if ceiling and ceiling["samples_per_s"] > 0:
-            frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
+        if ceiling and (frac := of_ceiling(record)) is not None:
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
             note += ", doubtful" if contradiction(record) else ""
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
@@ -142,12 +141,10 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         busy, cores = record.host["cpu_pct"] / 100, record.machine["cpu_quota_cores"]
         yield Tile("CPU", f"{busy:.2f}", f"of {cores:.3g} cores", "busy while it trained", min(1.0, busy / cores))
     if time:
-        waits, note = (
-            time["wait_frac"] + (time["copy_frac"] or 0.0),
-            f"of the mean step, {show_ms(time['step_ms_mean'])}",
-        )
-        name = "waiting for data" if time["copy_frac"] is None else "waiting and copying"
-        yield Tile(name, show_percent(waits), "", note, waits)
+        waits, name = time["wait_frac"], "waiting for data"
+        if time["copy_frac"] is not None:
+            waits, name = waits + time["copy_frac"], "waiting and copying"
+        yield Tile(name, show_percent(waits), "", f"of the mean step, {show_ms(time['step_ms_mean'])}", waits)
     if memory:
         peak, budget = memory["measured_peak_gib"], memory.get("budget_gib")
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"

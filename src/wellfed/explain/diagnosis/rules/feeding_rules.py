@@ -149,25 +149,19 @@ def contended_loading(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | 
     That was timed before training, or workers were seen to wait for a lock that they share.
     """
     feeding, factor = waiting.feeding, waiting.feeding.contention or 1.0
-    figures: Figures = {**feeding.figures(), "contention_factor": factor}
+    figures: Figures = {**feeding.figures(), "contention_factor": factor, "lock_frac": feeding.lock_frac}
+    who = f"{waiting.share_text}. Its {feeding.num_workers} workers wait for one another"
     if feeding.lock_factor >= limits.CONTENTION_FACTOR:
-        text = (
-            f"{waiting.share_text}. Its {feeding.num_workers} workers wait for one another: each of them waits for a "
-            f"lock that they share for {show_percent(feeding.lock_frac)} of the time. More workers don't help."
+        why = f"each waits for a lock that they share for {show_percent(feeding.lock_frac)} of the time"
+    else:
+        first = "Python's own lock, as they are threads" if evidence.value("loader.backend") == "threads" else "a lock in the dataset"
+        why = (
+            f"a batch takes {show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker "
+            f"alone took, and {show_percent(feeding.cpu_frac)} of that is CPU time. They share {first}, a rate limit, "
+            "or a store at its limit"
         )
-        advice = "Read without the lock, such as by a file that each worker opens."
-        figures["lock_frac"] = feeding.lock_frac
-        return Finding("contended_loading", text, figures, lost_frac=waiting.frac, advice=advice)
-    is_thread = evidence.value("loader.backend") == "threads"
-    first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
-    text = (
-        f"{waiting.share_text}. Beside {feeding.num_workers} workers a batch takes "
-        f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
-        f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
-        "a rate limit, or a store at its limit. More workers don't help."
-    )
-    advice = "Read without the lock, in larger requests, or from a local copy."
-    figures["build_ms_alone"] = feeding.alone_ms or 0.0
+    text = f"{who}: {why}. More workers don't help."
+    advice = "Read without the lock, such as by a file that each worker opens, or from a local copy."
     return Finding("contended_loading", text, figures, lost_frac=waiting.frac, advice=advice)
 
 
@@ -273,15 +267,11 @@ def slow_handover(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | None
     figures = {**feeding.figures(), "handover_ms": taken_ms}
     change = knobs(evidence, backend="threads") if evidence.record.loading.get("has_fetch") else ()
     if change:
-        return Finding(
-            "slow_handover",
-            f"{text}. The data has fetch, so threads can build whole batches in this process.",
-            figures,
-            change,
-            gain=feeding.gain(feeding.num_workers),
-        )
-    advice = "Make batches of fewer and larger tensors. With a fetch in the data, threads avoid this."
-    return Finding("slow_handover", f"{text}.", figures, lost_frac=waiting.frac, advice=advice)
+        text += ". The data has fetch, so threads can build whole batches in this process"
+    gain = feeding.gain(feeding.num_workers) if change else None
+    advice = "" if change else "Make batches of fewer and larger tensors. With a fetch in the data, threads avoid this."
+    lost_frac = None if change else waiting.frac
+    return Finding("slow_handover", f"{text}.", figures, change, gain=gain, lost_frac=lost_frac, advice=advice)
 
 
 _AHEAD = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from wellfed.explain.pages.chart import (
 )
 from wellfed.explain.report.pictures.picture_parts import TimeAxis, binned, of_gpus, of_host, of_many
 from wellfed.explain.report.pictures.step_time_picture import PARTS
-from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
+from wellfed.explain.report.run_lines import MOST_GPUS
 from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import MemoryEntry, RankEntry
 from wellfed.units import show_duration, show_gib, show_ms, show_percent
@@ -101,37 +101,15 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 
 def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[ChartCurve]:
     """Returns a curve for each of a few GPUs, or mean and range over many."""
-    if len(found) == 1:
-        return [binned(*curve, name, "accent") for curve in found.values()]
     if len(found) <= len(SERIES):
-        return [
-            binned(*curve, f"GPU {gpu}", colour) for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
-        ]
+        names = [name] if len(found) == 1 else [f"GPU {gpu}" for gpu in found]
+        colours: Sequence[Colour] = ["accent"] if len(found) == 1 else SERIES
+        return [binned(*curve, *own) for curve, *own in zip(found.values(), names, colours, strict=False)]
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])
     mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
     least, most = low.y if low.low is None else low.low, high.y if high.high is None else high.high
     return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.y, least, most)]
-
-
-def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
-    """Draws the mean utilisation of each GPU as bars, the idlest of many first."""
-    rows = []
-    for gpu, figures in () if evidence.record.is_on_cpu else evidence.record.gpus.items():
-        if util := figure_of(figures, "util_pct", "mean", "p5", "p95"):
-            text = [f"{util['mean']:.0f} %"]
-            if memory := figure_of(figures, "mem_used_gib", "max"):
-                text.append(f"{memory['max']:.1f} GiB")
-            if power := figure_of(figures, "power_w", "mean"):
-                text.append(f"{power['mean']:.0f} W")
-            rows.append((util["mean"], Bar(f"GPU {gpu}", [("accent", util["mean"], "utilisation")], ", ".join(text))))
-    if len(rows) < 2:
-        return
-    shown = sorted(rows, key=lambda row: row[0])[:MOST_GPUS] if len(rows) > MOST_GPUS else rows
-    caption = f"The {len(shown)} idlest of {len(rows):,} GPUs." if len(shown) < len(rows) else ""
-    means = [mean for mean, _ in rows]
-    told = f"Mean utilisation of {len(rows)} GPUs, from {min(means):.0f} to {max(means):.0f} %."
-    yield PagePicture("GPUs side by side", image=bars([bar for _, bar in shown], told, 100.0), caption=caption)
 
 
 def ranks_side_by_side(evidence: Evidence) -> Iterator[PagePicture]:

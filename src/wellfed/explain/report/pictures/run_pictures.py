@@ -18,7 +18,6 @@ from wellfed.explain.report.pictures.machine_pictures import (
     cpus,
     memory,
     ranks_side_by_side,
-    side_by_side,
     utilisation,
 )
 from wellfed.explain.report.pictures.picture_parts import PAUSES, TimeAxis, binned
@@ -45,7 +44,6 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "axis": axis,
         "life": list(life(evidence)),
         "utilisation": [*utilisation(evidence, axis), *host],
-        "beside_utilisation": list(side_by_side(evidence)),
         "time": [*step_time(evidence, axis), *ranks_side_by_side(evidence)],
         "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
