@@ -154,7 +154,11 @@ def contended_loading(evidence: Evidence, waiting: CauseOfWaiting) -> Finding | 
     if feeding.lock_factor >= limits.CONTENTION_FACTOR:
         why = f"each waits for a lock that they share for {show_percent(feeding.lock_frac)} of the time"
     else:
-        first = "Python's own lock, as they are threads" if evidence.value("loader.backend") == "threads" else "a lock in the dataset"
+        first = (
+            "Python's own lock, as they are threads"
+            if evidence.value("loader.backend") == "threads"
+            else "a lock in the dataset"
+        )
         why = (
             f"a batch takes {show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker "
             f"alone took, and {show_percent(feeding.cpu_frac)} of that is CPU time. They share {first}, a rate limit, "
