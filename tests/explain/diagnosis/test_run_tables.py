@@ -106,7 +106,7 @@ def test_a_metric_s_values_with_their_steps(tmp_path):
 
 def test_a_pass_ended_when_its_figures_were_there(tmp_path):
     head = "step,epoch,time_s,split,name,value\n"
-    rows = "1,0,5.5,val,loss,1\n1,0,5.5,val,auc,1\n2,0,6,train,loss,1\n4,0,9.5,val,loss,\n4,0,x,test,loss,1\n"
+    rows = "1,0,5.5,val,loss,1\n1,0,5.5,val,auc,1\n2,0,6,train,loss,1\n4,0,9.5,val,loss,\n4,0,,test,loss,1\n"
     (tmp_path / "metrics.csv").write_text(head + rows)
     found = passes_ended(tmp_path)
     assert set(found) == {"val", "test"}

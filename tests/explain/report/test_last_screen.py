@@ -75,7 +75,7 @@ def test_a_starved_run_has_its_verdict_and_the_next_command(tmp_path: Path) -> N
         "  python src/train.py trainer.max_steps=60 loader=auto",
         "val/ndcg_at_10 0.07812  test/ndcg_at_10 0.07111 (best weights)  train/loss 0.25",
         "Also found  memory_unused: see the report",
-        "  wandb sync 'logs/a b/wandb'/offline-run-*",
+        "  wandb sync 'logs/a b/wandb/offline-run-1'",
     ):
         assert f" {line}" in text
     (tmp_path / "report.html").touch()

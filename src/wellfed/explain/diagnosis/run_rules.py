@@ -27,9 +27,6 @@ EVENT_IDS = tuple(rule.__name__ for rule in OF_EVENTS)
 """Ids of their findings."""
 DOUBTS = ("busy_machine", "machine_was_slower", "steps_varied")
 """Ids of notes on how certain verdict and gain are, which stand below the verdict."""
-OF_RANKS: tuple[Rule, ...] = (ranks.straggler,)
-"""Rules that compare the ranks of a run. Rank 0 gives all other figures, which are misleading if another rank makes it
-wait. So these findings come first, unless another one wins back twice as much."""
 OF_STEPS: tuple[Rule, ...] = (
     compute.clocks_limited, compute.launch_bound, compute.memory_bound, memory.memory_unused, feeding.slow_copy,
     compute.small_batch, compute.synchronisation, compute.tensor_cores_idle, feeding.loading_in_main_process,
@@ -38,7 +35,7 @@ OF_STEPS: tuple[Rule, ...] = (
     feeding.slow_start, feeding.restarted_workers, pause.frequent_logging, pause.frequent_checkpoints,
     pause.frequent_validation, pause.slow_callbacks, pause.check_between_steps,
     compute.step_time_trend,
-    verdicts.utilisation_swings, *OF_RANKS,
+    verdicts.utilisation_swings, ranks.straggler,
 )  # fmt: skip
 """Rules on figures, which need enough steps. Notes keep this order."""
 _OF_COMPUTE = (
@@ -51,7 +48,8 @@ _GAINS_OF_COMPUTE = (*_OF_COMPUTE, memory.memory_unused)
 _OF_WALL = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_callbacks, feeding.restarted_workers)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _RANKS_FIRST = 2.0
-"""Factor on the time that a finding about ranks wins back, for the order of findings."""
+"""Factor on the time that a straggler costs, for the order of findings. Rank 0 gives all other figures, which are
+misleading if another rank makes it wait."""
 
 
 def conclude(evidence: Evidence) -> None:
@@ -79,7 +77,11 @@ def run_rules(evidence: Evidence) -> list[Finding]:
     def is_verdict(finding: Finding) -> bool:
         return finding.id in of_events or finding.time_lost_frac >= WORTH_FRAC
 
-    found.sort(key=lambda finding: (not is_verdict(finding), -_weight(finding) * finding.time_lost_frac))
+    def rank(finding: Finding) -> tuple[bool, float]:
+        weight = _RANKS_FIRST if finding.id == "straggler" else 1.0
+        return not is_verdict(finding), -weight * finding.time_lost_frac
+
+    found.sort(key=rank)
     notes = [finding for finding in found if finding.is_note]
     causes = [finding for finding in found if not finding.is_note]
     doubts = [verdicts.busy_machine(evidence)]
@@ -101,11 +103,6 @@ def run_rules(evidence: Evidence) -> list[Finding]:
     if doubts[0] is not None:
         causes, notes = (list(map(_without_gain, findings)) for findings in (causes, notes))
     return [*causes, *(doubt for doubt in doubts if doubt is not None), *notes]
-
-
-def _weight(finding: Finding) -> float:
-    """Returns a factor on the time of a finding, for its order."""
-    return _RANKS_FIRST if finding.id == "straggler" else 1.0
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:

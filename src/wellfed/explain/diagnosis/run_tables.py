@@ -19,8 +19,6 @@ from wellfed.observe.telemetry.series import ENERGY, HOST, TRAINING, Phase, leve
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
-_MOST = 1e18
-"""Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
 _COVERED_FRAC = 0.95
@@ -39,7 +37,7 @@ def columns(path: Path, names: Collection[str]) -> dict[str, Series]:
             indices = {name: head.index(name) for name in names if name in head}
             for chunk in _chunks(stream) if indices else ():
                 rows = _rows(chunk, len(head))
-                rows[~(np.abs(rows) < _MOST)] = np.nan
+                rows[~np.isfinite(rows)] = np.nan
                 for name, index in indices.items():
                     parts[name].append(rows[:, index].copy())
     except OSError:
@@ -113,7 +111,7 @@ def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
     """Returns steps and values of each metric of metrics.csv, by split and name, in order."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for split, name, step, value in _metric_rows(folder, ("split", "name", "step", "value")):
-        found.setdefault((split, name), []).append((_number(step), _number(value)))
+        found.setdefault((split, name), []).append((float(step), float(value or "nan")))
     tables = {key: np.array(rows).reshape(-1, 2) for key, rows in found.items()}
     return {key: (table[:, 0], table[:, 1]) for key, table in tables.items()}
 
@@ -123,7 +121,7 @@ def passes_ended(folder: Path) -> dict[str, Series]:
     found: dict[str, set[float]] = {}
     for split, at_s in _metric_rows(folder, ("split", "time_s")):
         if split in ("val", "test"):
-            found.setdefault(split, set()).add(_number(at_s))
+            found.setdefault(split, set()).add(float(at_s or "nan"))
     return {split: np.array(sorted(at_s for at_s in times_s if np.isfinite(at_s))) for split, times_s in found.items()}
 
 
@@ -136,7 +134,7 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
             if set(names) <= set(head):
                 indices = [head.index(name) for name in names]
                 yield from ([row[index] for index in indices] for row in rows if len(row) == len(head))
-    except (OSError, csv.Error):
+    except OSError:
         pass
 
 
@@ -160,13 +158,6 @@ def _rows(chunk: list[bytes], width: int) -> Series:
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
         return np.empty((0, width))
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell) if cell else np.nan
-    except ValueError:
-        return np.nan
 
 
 @dataclass(frozen=True)

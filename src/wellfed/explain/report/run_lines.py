@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -221,11 +220,8 @@ def machine_lines(record: RunRecord) -> list[str]:
     sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
     of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
     lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]
-    gpus = [(str(gpu.get("index", "")), _kind_of(gpu)) for gpu in machine.get("gpus", ())]
-    if len(gpus) > MOST_GPUS:
-        lines += [f"{number:,} GPUs: {kind}" for kind, number in Counter(kind for _, kind in gpus).items()]
-    else:
-        lines += [f"gpu {label}: {kind}" for label, kind in gpus]
+    kinds = Counter(map(_kind_of, machine.get("gpus", ())))
+    lines += [f"{counted(number, 'GPU')}: {kind}" for kind, number in kinds.items()]
     problems = {"NVML": machine.get("nvml_problem"), "torch": machine.get("torch_problem")}
     lines += [f"{name}: {problem}" for name, problem in problems.items() if problem]
     lines.append(", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()))
@@ -305,9 +301,6 @@ def wandb_upload(record: RunRecord) -> list[str]:
     wandb = record.wandb
     if wandb is None or wandb["mode"] != "offline":
         return []
-    parents = {str(Path(part).parent) for part in wandb["parts"]}
-    if len(parents) == 1 and all(Path(part).name.startswith("offline-run-") for part in wandb["parts"]):
-        return ["wandb", "sync", f"{shlex.quote(parents.pop())}/offline-run-*"]
     return ["wandb", "sync", *map(shlex.quote, wandb["parts"])]
 
 

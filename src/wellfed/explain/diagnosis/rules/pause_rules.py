@@ -138,8 +138,6 @@ def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
     """Returns the excess time after steps that logged, and after other steps, without steps before a pause."""
     host_ms, steps = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.column("step")
     known = evidence.steps.gap_ms < 0.1 * float(evidence.steps.mean_ms or 0.0)
-    if not len(known) == len(host_ms) == len(steps):  # a damaged table lacks a column
-        return host_ms[:0], host_ms[:0]
     logged = ((steps - 1) % every == 0) & (steps > 1)
     if every == 1:
         return host_ms[known], host_ms[:0]

@@ -104,7 +104,8 @@ def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Cha
     if len(found) <= len(SERIES):
         names = [name] if len(found) == 1 else [f"GPU {gpu}" for gpu in found]
         colours: Sequence[Colour] = ["accent"] if len(found) == 1 else SERIES
-        return [binned(*curve, *own) for curve, *own in zip(found.values(), names, colours, strict=False)]
+        curves = zip(found.values(), names, colours, strict=False)
+        return [binned(*curve, own, colour) for curve, own, colour in curves]
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])
     mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
