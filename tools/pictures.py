@@ -30,7 +30,7 @@ from PIL import Image
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report.comparison import compared
+from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
 from wellfed.explain.report.run_page import boxes, to_html
 from wellfed.study.board import files
@@ -116,11 +116,11 @@ def draw_boards(program: str) -> int:
 
 def boards(scratch: Path) -> dict[str, str]:
     """Returns the pages of the recorded sweep and of two recorded runs."""
-    runs = [Evidence.read(folder_of(run, scratch / str(number))) for number, run in enumerate(COMPARED)]
-    for run in runs:
-        conclude(run)
+    a, b = (Evidence.read(folder_of(run, scratch / str(number))) for number, run in enumerate(COMPARED))
+    conclude(a)
+    conclude(b)
     sweep = files.to_html(board_of(folder_of(SWEEP, scratch / "sweep")))
-    return {"board": sweep, "compared": comparison_html(*compared(runs))}
+    return {"board": sweep, "compared": comparison_html(Comparison(a, b))}
 
 
 def browser() -> str | None:
