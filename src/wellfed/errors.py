@@ -226,8 +226,7 @@ def type_and_line(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """Returns type, first line of the text, and the line of code, the user's own if there is one, for a message."""
     reason = type_and_line(error)
-    # wandb puts a function of its own in place of sys.exit.
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.endswith("exit_hooks.py")]
+    frames = list(traceback.extract_tb(error.__traceback__))
     frames = [one for one in frames if is_the_users(one.filename)] or frames
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason
 

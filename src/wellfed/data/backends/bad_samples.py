@@ -18,6 +18,8 @@ from wellfed.record.entries import OnEvent, ignore_event
 _LOG = logging.getLogger(__name__)
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
 """Torch's error for CUDA in a process that was forked after CUDA was used."""
+_OF_CODE = ("TypeError", "NameError", "UnboundLocalError", "AttributeError")
+"""Errors that a mistake in the dataset's code raises for each sample, and damaged data at times."""
 
 
 class BadSamples:
@@ -86,11 +88,11 @@ class BadSamples:
         place = f"(epoch {epoch}, batch {batch}): {last.reason}"
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
-        if last.is_of_code:
+        is_of_code = last.reason.startswith(_OF_CODE)
+        if is_of_code:
             out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise s{out[1:]}"
         if self._most == 0:
-            may_skip = self._may_skip and not last.is_of_code
-            more = " loader.max_skipped=1 leaves out what fails." if may_skip else ""
+            more = " loader.max_skipped=1 leaves out what fails." if self._may_skip and not is_of_code else ""
             return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {out}{more}")
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(

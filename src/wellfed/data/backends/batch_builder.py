@@ -24,7 +24,6 @@ from wellfed.sample_rng import rng_of_batch, seed_from
 
 SampleTime = tuple[float, int]
 """Milliseconds that a sample took, and its index."""
-_OF_CODE = (TypeError, NameError, AttributeError)
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -149,7 +148,7 @@ class BatchBuilder:
             except Exception as error:
                 if is_of_the_machine(error):
                     raise
-                lost.append(LostSample(index, reason_of(error), error, isinstance(error, _OF_CODE)))
+                lost.append(LostSample(index, reason_of(error), error))
                 if self._are_too_many(lost):
                     break
         return samples, lost
@@ -183,9 +182,8 @@ def collate_fault(
     place: str,
     error: Exception,
 ) -> DataError | None:
-    """Returns the error of samples that could not be collated, which names the sample at fault.
-
-    Returns None if no single sample is at fault; ``error`` then gets a note.
+    """Returns the error of samples of different layouts, which names the one at fault; ``error`` of a user's own
+    collate function gets a note instead, and None is returned.
 
     Args:
         names: names of the samples, in their order.
@@ -193,30 +191,17 @@ def collate_fault(
     """
     if is_of_the_machine(error) or isinstance(error, WellfedError):
         return None
-    shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
-    if default_collate in (collate, getattr(collate, "collate", None)):
-        wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
-        reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
-        way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
-    else:
-        wrong = next((number for number, sample in enumerate(samples) if _fails(collate, [sample])), -1)
-        way_out = "Mend the sample, or Datasets.collate."
-        if wrong < 0:
-            error.add_note(f"while collating {place}")
-            return None
+    if default_collate not in (collate, getattr(collate, "collate", None)):
+        error.add_note(f"while collating {place}")
+        return None
+    shapes = [shapes_of(sample) for sample in samples]
+    wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
     beside = f"; sample {names[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
     return DataError(
         f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
-        f"It is {shapes[wrong]}{beside}. {way_out}"
+        f"It is {shapes[wrong]}{beside}. Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
     )
-
-
-def _fails(collate: Callable[[list[Any]], Batch], samples: list[Any]) -> bool:
-    try:
-        collate(samples)
-    except Exception:  # noqa: BLE001  whatever a user's function raises
-        return True
-    return False
 
 
 def takes_rng(dataset: Any) -> bool:

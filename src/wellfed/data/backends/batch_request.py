@@ -65,8 +65,6 @@ class LostSample:
     """Text for messages."""
     cause: BaseException | None = None
     """Exception that the dataset raised, or in place of it one with a worker's traceback."""
-    is_of_code: bool = False
-    """Whether a mistake in the dataset's code raises such an error for each sample, and damaged data at times."""
 
 
 @dataclass(slots=True)

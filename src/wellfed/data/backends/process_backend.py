@@ -113,7 +113,11 @@ class ProcessBackend:
                 continue
             is_killed = process.exitcode < 0
             advice = KILLED_WORKER if is_killed else ENDED_WORKER
-            lost = WorkerLost(f"A loader worker {_how_it_ended(process.exitcode)}. {advice[0].upper()}{advice[1:]}")
+            how = f"process ended by itself with exit code {process.exitcode}"
+            if is_killed:
+                names = {number.value: number.name for number in signal.Signals}
+                how = f"process was killed by {names.get(-process.exitcode, f'signal {-process.exitcode}')}"
+            lost = WorkerLost(f"A loader worker {how}. {advice[0].upper()}{advice[1:]}")
             lost.kind = "worker" if is_killed else "data"
             return lost
         return None
@@ -235,13 +239,6 @@ def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:
 
 def _unchanged(built: Any) -> Any:
     return built
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"process ended by itself with exit code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"process was killed by {names.get(-code, f'signal {-code}')}"
 
 
 def _report_unsent(results: Any, error: Exception, sent: Any) -> None:

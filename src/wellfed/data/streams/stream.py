@@ -129,11 +129,6 @@ class Stream:
         return dataset if isinstance(dataset, cls) else cls(dataset)
 
     @property
-    def splits_itself(self) -> bool:
-        """Whether batches have a layout of their own, whose samples can't be counted."""
-        return hasattr(self, "split")
-
-    @property
     def length(self) -> int | None:
         """Number of samples, or of batches, by ``__len__``; None = unknown."""
         try:

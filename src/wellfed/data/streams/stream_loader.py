@@ -199,7 +199,7 @@ class StreamLoader:
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
         self._expected = steps_per_epoch
         self._epoch = self._next_batch = self._total = 0
-        self._mark, self._is_over = self._fresh(), False
+        self._mark, self._is_over = reading.start_of_epoch(), False
         self._running: Steps | None = None
 
     def __len__(self) -> int:
@@ -227,7 +227,7 @@ class StreamLoader:
         found = dict(state.get("stream", {}))
         self._total = found.pop("total", self._next_batch)
         self._is_over = bool(found.pop("is_over", False)) and self._next_batch > 0
-        self._mark = self._fresh()
+        self._mark = self._reading.start_of_epoch()
         if self._next_batch == 0 or not found:
             return
         if found["ranks"] != self._mark.ranks:
@@ -242,7 +242,8 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Delivery]:
         self._reading.stop()
         if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
-            self._epoch, self._next_batch, self._is_over, self._mark = self._epoch + 1, 0, False, self._fresh()
+            self._epoch, self._next_batch, self._is_over = self._epoch + 1, 0, False
+            self._mark = self._reading.start_of_epoch()
         order_of = self._epoch if self._shuffle else 0
         running = self._running = self._reading.batches(self._epoch, self._mark, order_of, self._next_batch)
         held: tuple[Delivery, Mark] | None = None
@@ -288,9 +289,6 @@ class StreamLoader:
                 why = "Check workload.data, and with workload.drop_last=true that there are enough samples for a step."
             raise DataError(f"{name} gave no batch in epoch {epoch}. {why}")
         self._is_over = True
-
-    def _fresh(self) -> Mark:
-        return self._reading.start_of_epoch()
 
     def close(self) -> None:
         """Ends workers and everything built ahead; a later ``iter()`` restarts them."""
