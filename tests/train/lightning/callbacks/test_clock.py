@@ -44,40 +44,25 @@ class SlowData(tiny.TinyData):
 
 
 class SlowModel(tiny.TinyModel):
-    def __init__(self, clock: MadeClock) -> None:
+    """A model that pauses in its forward or backward pass."""
+
+    def __init__(self, clock: MadeClock, *, in_backward: bool = False) -> None:
         super().__init__()
-        self.clock = clock
-
-    def loss(self, batch: Any) -> Any:
-        self.clock.pause()
-        return super().loss(batch)
-
-
-class SlowBackward(tiny.TinyModel):
-    def __init__(self, clock: MadeClock) -> None:
-        super().__init__()
-        self.clock = clock
+        self.clock, self.in_backward = clock, in_backward
 
     def loss(self, batch: Any) -> Any:
         found = super().loss(batch)
-        found.loss.register_hook(lambda gradient: self.clock.pause())
+        if self.in_backward:
+            found.loss.register_hook(lambda gradient: self.clock.pause())
+        else:
+            self.clock.pause()
         return found
 
 
-class SlowStart(pl.Callback):
-    def __init__(self, clock: MadeClock) -> None:
-        self.clock = clock
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.clock.pause()
-
-
-class SlowCallback(pl.Callback):
-    def __init__(self, clock: MadeClock) -> None:
-        self.clock = clock
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.clock.pause()
+def slow_callback(clock: MadeClock, hook: str) -> pl.Callback:
+    """Returns a callback that pauses in one hook."""
+    made: pl.Callback = type("Slow", (pl.Callback,), {hook: lambda *_: clock.pause()})()
+    return made
 
 
 def slow_optimizer(clock: MadeClock) -> Any:
@@ -124,7 +109,7 @@ def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> Non
     planted = {
         "wait_ms": {"data": SlowData(clock)},
         "compute_ms": {"model": SlowModel(clock)},
-        "host_ms": {"callbacks": [SlowCallback(clock)]},
+        "host_ms": {"callbacks": [slow_callback(clock, "on_train_batch_end")]},
     }[where]
     rows = [row for row in timed(tmp_path, now_s=clock, **planted, max_steps=12) if not row.warmup]
     later = [row for row, before in zip(rows[1:], rows, strict=False) if row.epoch == before.epoch]
@@ -145,9 +130,9 @@ def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, where: str) -> No
     clock = MadeClock()
     planted: dict[str, Any] = {
         "forward_ms": {"model": SlowModel(clock)},
-        "backward_ms": {"model": SlowBackward(clock)},
+        "backward_ms": {"model": SlowModel(clock, in_backward=True)},
         "optimizer_ms": {"of_module": {"optimizer": slow_optimizer(clock)}},
-        "other": {"callbacks": [SlowStart(clock)]},
+        "other": {"callbacks": [slow_callback(clock, "on_train_batch_start")]},
     }[where]
     rows = timed(tmp_path, now_s=clock, **planted, max_steps=8)
     for row in rows:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.kit import tiny
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import BareBatches
 from wellfed.train.lightning.callbacks.figures import Figures, name_in_metrics
 from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
 from wellfed.train.lightning.user_module.additions import make_user_trainer
@@ -78,21 +79,8 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
         options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=log_every
     )
     torch.manual_seed(0)
-    lit.fit(trainer, module, Bare(tiny.loader()), Bare(tiny.eval_loader()), None)
+    lit.fit(trainer, module, BareBatches(tiny.loader()), BareBatches(tiny.eval_loader()), None)
     return trainer, told, kept
-
-
-class Bare:
-    """A loader of batches without their deliveries."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Any:
-        return (delivery.batch for delivery in self._loader)
 
 
 def test_each_figure_of_a_lightning_module_is_told_where_it_is_new(tmp_path: Path) -> None:
@@ -144,7 +132,7 @@ def test_a_test_of_averaged_weights_is_of_the_average(tmp_path: Path) -> None:
     trained(module, tmp_path)
     average = tiny.weights(module).clone()
     again = make_user_trainer(tiny.options(), [], tmp_path, loggers=[])
-    batches = Bare(tiny.eval_loader())
+    batches = BareBatches(tiny.eval_loader())
     again.test(module, batches, verbose=False, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert torch.equal(average, tiny.weights(module))
 
