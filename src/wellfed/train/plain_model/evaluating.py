@@ -15,6 +15,7 @@ from wellfed.contract import FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import Preparation
@@ -62,7 +63,7 @@ class Evaluating:
             self._failure = delivery.failure
             return
         prepare, evaluation = self.splits[split], self.evaluation
-        sizes = self._sizes(delivery.size)
+        sizes = MicroBatches(self._at_most or delivery.size).sizes(delivery.size)
 
         def update() -> None:
             for number, part in enumerate(prepare.split(delivery.batch, sizes)):
@@ -97,10 +98,6 @@ class Evaluating:
         if self.shares:
             merge_over_ranks(self.evaluation, self._failure)
         return self.evaluation.compute()
-
-    def _sizes(self, num_samples: int) -> list[int]:
-        full, rest = divmod(num_samples, self._at_most or num_samples)
-        return [self._at_most or num_samples] * full + ([rest] if rest else [])
 
 
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:

@@ -77,11 +77,7 @@ class Synchronisations(pl.Callback):
         self._caught.__enter__()
         warnings.filterwarnings("ignore", _SAYS_OF_ITSELF)
         warnings.filterwarnings("always", _SAYS)
-        warnings.showwarning = self._show_to(warnings.showwarning)
-        torch.cuda.set_sync_debug_mode("warn")
-
-    def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
-        """Returns a replacement of ``warnings.showwarning``; ``others`` shows all other warnings."""
+        others = warnings.showwarning
 
         def show(message: Warning | str, *about: Any, **more: Any) -> None:
             if not str(message).startswith(_SAYS):
@@ -91,7 +87,8 @@ class Synchronisations(pl.Callback):
                 if place is not None:
                     self._places[place] += 1
 
-        return show
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
 
 
 def place_of(frame: FrameType | None) -> str | None:

@@ -176,8 +176,17 @@ class Checkpoints(pl.Callback):
 
     def validated_at_end(self, value: float, step: int) -> None:
         """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
-        is_best = self._is_best(value) and self.last_step == step
-        if is_best and self._copy_to_best({self.best_metric: value}):
+        if self.last_step != step or not self._is_best(value):
+            return
+        try:
+            state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+            with replacing(self.folder / BEST) as temporary:
+                save_flushed({**state, BEST_VALUES: {self.best_metric: value}}, temporary)
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
+            self._on_disk_error(error, step)
+        else:
             self.best_value = value
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
@@ -261,19 +270,6 @@ class Checkpoints(pl.Callback):
             if is_disk_error(error):
                 trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
             raise
-
-    def _copy_to_best(self, values: dict[str, float]) -> bool:
-        """Writes ``last.ckpt`` with these values as ``best.ckpt``; returns whether it could."""
-        try:
-            state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
-            with replacing(self.folder / BEST) as temporary:
-                save_flushed({**state, BEST_VALUES: values}, temporary)
-        except (OSError, RuntimeError) as error:
-            if not is_disk_error(error):
-                raise
-            self._on_disk_error(error, self.last_step or 0)
-            return False
-        return True
 
     def _rotate(self) -> None:
         """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. One that this
