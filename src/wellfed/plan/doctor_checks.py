@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from wellfed.errors import Fault
@@ -49,7 +49,7 @@ class Examination:
         profile = asdict(self.profile)
         name, warnings = profile.pop("profile"), list(profile.pop("warnings"))
         return {
-            "machine": asdict(self.machine),
+            "machine": self.machine.to_dict(),
             "profile": {"name": name, **profile, "precision": self.precision, "warnings": warnings},
             "missing": [asdict(entry) for entry in self.missing],
         }

@@ -136,3 +136,7 @@ class MachineFacts:
             "nvml_problem": self.nvml_problem,
             "torch_problem": self.torch_problem,
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return asdict(self)
