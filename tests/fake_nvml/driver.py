@@ -174,7 +174,7 @@ class Scenario:
     """Each device call of that number, counted over all threads, answers ``fail_code``; 0 = none."""
     fail_code: int = UNKNOWN
     hangs: Sequence[Hang] = ()
-    rate_period_s: float = 0.5
+    rate_period_s: float = 1 / 6
     """Seconds that GetUtilizationRates covers on a simulated card."""
     errors: Errors = field(default_factory=dict)
     """For calls about no device, and for every device."""
