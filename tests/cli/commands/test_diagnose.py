@@ -60,7 +60,7 @@ def test_what_is_no_run_is_told_with_what_there_is(runs: Path, capsys: pytest.Ca
 
 def test_a_record_of_another_schema_is_told_as_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runs / "2026-01-01_00-00-00_aaaa"
-    (folder / "run.json").write_text('{"schema": 7}')
+    (folder / "run.json").write_text('{"schema": 7, "run_id": "x", "status": "ok"}')
     assert cli.main(["diagnose", str(folder)]) == 2
     assert "has schema 7; this version of wellfed reads schema 1" in capsys.readouterr().err
 

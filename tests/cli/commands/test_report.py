@@ -99,7 +99,7 @@ def test_a_run_that_still_runs_and_one_that_was_killed_have_reports_that_say_so(
         assert told in (runs / A / "report.md").read_text()
 
 
-@pytest.mark.parametrize("text", ['{"schema": 1, "run_id"', '{"schema": 2, "run_id": "x"}'])
+@pytest.mark.parametrize("text", ['{"schema": 1, "run_id"', '{"schema": 2, "run_id": "x", "status": "ok"}'])
 def test_a_damaged_record_is_told(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (runs / A / "run.json").write_text(text)
     for words in (["report", A], ["report", A, B], ["diagnose", A]):
