@@ -96,7 +96,12 @@ class _Search:
         try:
             listed = chosen_files(self.repo, self.config_name, choices)
         except COMPOSE_ERRORS as error:
-            named = (one.input_line for one in choices if f"'{one.key_or_group}" in str(error))
+            text = str(error)
+            for one in choices:
+                if f" for {one.key_or_group}." in text and one.is_add():
+                    way_out = f"Write {(one.input_line or '').lstrip('+')}."
+                    return OmegaConf.create(), [Fault(str(one.input_line), "an option is chosen already.", way_out)]
+            named = (one.input_line for one in choices if f"'{one.key_or_group}" in text)
             return OmegaConf.create(), [Fault(next(named, None) or "defaults list", *_defaults_fault(error))]
         cfg, refused = merge_files(self.loader, listed, self.repo)
         OmegaConf.set_struct(cfg, True)
