@@ -69,6 +69,8 @@ class WellfedError(Exception):
 
     kind: ErrorKind = "code"
     """`error.kind` of the run record."""
+    exit_code: int | None = None
+    """Exit code of the command; None = the kind decides."""
 
 
 @dataclass(frozen=True)

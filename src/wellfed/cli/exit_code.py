@@ -50,7 +50,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         more = way_on if error.kind == "device_oom" else ""
         shown = error.under(heading) if heading and isinstance(error, ConfigError) else error
         print(show_text(f"{shown}\n{more}".rstrip()), file=sys.stderr)
-        return _BY_KIND.get(error.kind, EXIT_FAILED)
+        return error.exit_code or _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # no GPU was used
         return _show(error)
     from wellfed.run.outcome import outcome_of

@@ -247,10 +247,12 @@ def _worktree(root: Path, commit: str, where: str) -> Iterator[Path]:
     try:
         hooks = ("-c", "core.hooksPath=/dev/null")  # a user's hook may install or start something
         added = (*hooks, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        git_output(root, *added, timeout_s=_CHECKOUT_S)
+        try:
+            git_output(root, *added, timeout_s=_CHECKOUT_S)
+        except subprocess.SubprocessError as error:
+            problem = f"can't be checked out: {_said(error)}."
+            raise ConfigError.of(where, problem, "Make room, or check it out.") from error
         yield tree
-    except subprocess.SubprocessError as error:
-        raise ConfigError.of(where, f"can't be checked out: {_said(error)}.", "Make room, or check it out.") from error
     finally:
         # `git worktree prune` would also remove worktrees of the user on a disk that is not mounted now.
         with suppress(OSError):

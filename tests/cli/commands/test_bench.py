@@ -91,6 +91,7 @@ def test_a_slower_working_tree_ends_it_with_one(project: Path, capsys: pytest.Ca
         (["--against", "HEAD", "loader=agressive"], "aggressive"),
         (["--against", "HEAD", "resume=auto"], "resume=auto: is about one training, and a bench starts many."),
         (["--against", "loader=balanced"], "Compare settings by a sweep"),
+        (["--against", "HEAD", "paths.log_dir=src/rate.txt"], "paths.log_dir: src/rate.txt/forecast/benches can't be"),
     ],
 )
 def test_what_can_not_be_benched_is_told_before_anything_runs(

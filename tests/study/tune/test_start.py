@@ -29,6 +29,13 @@ def test_what_has_no_meaning_is_refused(word: str, told: str) -> None:
         expand(["gpu=8gb", word], lambda _: None)
 
 
+@pytest.mark.parametrize("flag", ["--config-name=mine", "-cn=mine"])
+def test_another_primary_configuration_is_refused(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setattr("wellfed.study.tune.start.typed_arguments", lambda: ["gpu=8gb", flag])
+    with pytest.raises(ConfigError, match=rf"{flag}: .* experiment=<name>"):
+        expand(["gpu=8gb"], lambda _: None)
+
+
 def test_the_start_has_no_word_of_the_tune() -> None:
     words = ["gpu=24gb", "tune.rounds=3", "+tune.x=1", "sweep.trial_steps=40", "workload.data.tune=1"]
     assert of_the_start(words) == ("gpu=24gb", "sweep.trial_steps=40", "workload.data.tune=1")

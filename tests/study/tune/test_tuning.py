@@ -137,13 +137,16 @@ def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: py
     assert file["unproven"] == [flag(tmp_path), "loader=baseline", *FASTER]
 
 
-@pytest.mark.parametrize(("kind", "code"), [("code", 1), ("device_oom", 3), ("config", 2)])
+@pytest.mark.parametrize(
+    ("kind", "exit_code", "code"),
+    [("code", None, 1), ("device_oom", 3, 3), ("host_oom", -9, 3), ("config", None, 2), ("data", 1, 1)],
+)
 def test_a_start_that_failed_is_stopped_in_its_file(
-    tmp_path: Path, kind: str, code: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: str, exit_code: int | None, code: int
 ) -> None:
-    error = {"kind": kind, "message": "boom", "advice": ""}
+    broken = replace(BROKEN, error={"kind": kind, "message": "boom", "advice": ""}, exit_code=exit_code)
     with pytest.raises(WellfedError, match=r"\(failed\): boom") as raised:
-        made(tmp_path)._run_steps(Played(lambda _: replace(BROKEN, error=error)))  # type: ignore[arg-type]
+        made(tmp_path)._run_steps(Played(lambda _: broken))  # type: ignore[arg-type]
     file = found(tmp_path)
     assert (file["status"], file["ended_because"]) == ("stopped", "the start could not be measured: failed: boom")
     assert file["steps"][0]["status"] == "failed"

@@ -126,11 +126,22 @@ def test_a_result_that_fails_ends_the_comparison_for_good(tmp_path: Path) -> Non
     assert len(machine.ran) == 2 + 4
 
 
-def test_a_round_that_a_kill_has_cut_is_completed(tmp_path: Path) -> None:
+def test_a_round_that_a_kill_has_cut_is_measured_anew(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for change in (asked(), asked(OTHER)):
         machine.trials.measure(change)
     start = machine.trials.point(())
     machine.trials.ledger.append(replace(machine.trials.ledger.begin(start, "confirm"), status="ok"))
-    assert len(machine.trials.compare((OTHER,), 2)) == 2
-    assert [word for _, word in machine.ran[2:]] == [OTHER, OTHER, START]
+    assert [first.attempt for first, _ in machine.trials.compare((OTHER,), 2)] == [2, 3]
+    assert [word for _, word in machine.ran[2:]] == [START, OTHER, OTHER, START]
+
+
+def test_another_result_is_not_compared_with_rows_of_the_start_from_before(tmp_path: Path) -> None:
+    machine, third = Machine(tmp_path), "gpu=8gb"
+    for change in (asked(), asked(OTHER), asked(third)):
+        machine.trials.measure(change)
+    machine.trials.compare((OTHER,), 2)
+    again = Machine(tmp_path)
+    assert [first.attempt for first, _ in again.trials.compare((third,), 2)] == [3, 4]
+    assert [word for _, word in again.ran] == [START, third, third, START]
+    assert again.trials.rounds_missing((OTHER,), 2) == 0

@@ -47,7 +47,12 @@ def _bench(asked: argparse.Namespace) -> int:
         print_text(terminal, f"Round {number} of {asked.rounds}: A {a} {unit}/s, B {b} {unit}/s; {ratio}.")
 
     with stop.listening(), suppress(Stopped), two_sides(asked.against) as sides:
-        bench = Bench(sides, typed, asked.rounds, run_folder.new_in(benches), ended)
+        try:
+            folder = run_folder.new_in(benches)
+        except OSError as error:
+            problem = f"{benches} can't be written to: {error.strerror or error}."
+            raise ConfigError.of("paths.log_dir", problem, "Name another folder: paths.log_dir=<folder>.") from error
+        bench = Bench(sides, typed, asked.rounds, folder, ended)
         for side in sides:
             commit = f" at {side.commit[:10]}" if side.commit and side.commit[:10] not in side.title else ""
             changed = ", with uncommitted changes" if side.is_changed else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from wellfed.command_line import typed_arguments
 from wellfed.config.faults.override_faults import read_overrides
 from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
@@ -27,6 +28,9 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object])
         ConfigError: all that have no meaning for a tune.
     """
     faults = [fault for text in overrides for fault in _faults(text)]
+    if named := [text for text in typed_arguments() if text.startswith(("--config-name", "-cn"))]:
+        problem = "names another primary configuration, and a tune starts from train.yaml."
+        faults.append(Fault(named[0], problem, "Leave it out; an experiment can set any knob: experiment=<name>."))
     if faults:
         raise ConfigError(faults)
     return [quoted(text) for text in overrides]

@@ -200,7 +200,7 @@ class TuneStudy(Study):
             raise self._start_failed(search.steps[0].trial.row)
 
     def _start_failed(self, row: Row) -> WellfedError:
-        """Returns the error, of the kind that decides the exit code as that of a run of the start."""
+        """Returns the error, with the exit code of its trial; without one, or after a signal, the kind decides."""
         error = row.error or {"kind": "code", "message": SAMPLES_PER_S.missing, "advice": ""}
         message = f"{error['message']} {error['advice'] or ''}".strip()
         if row.status == "timeout":
@@ -212,6 +212,7 @@ class TuneStudy(Study):
             f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {typed}"
         )
         failed.kind = error["kind"]
+        failed.exit_code = row.exit_code if row.exit_code is not None and row.exit_code > 0 else None
         return failed
 
     def _compare(self, trials: TuneTrials) -> TurnsMeasured | None:

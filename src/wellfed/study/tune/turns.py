@@ -61,11 +61,10 @@ class TuneTrials:
     def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
         """Returns rows of the start and of this configuration, measured in turns; fewer where it fails in a round."""
         start, result = self.point(()), self.point(overrides)
-        for number in range(rounds - self.rounds_missing(overrides, rounds), rounds):
-            for point in in_turn([start, result], number):
-                if len(self.ledger.found.confirms(point.id)) <= number:  # else a kill came between the two
-                    self._run(point, "confirm")
-            if not self.rounds_missing(overrides, rounds):
+        while missing := self.rounds_missing(overrides, rounds):
+            for point in in_turn([start, result], rounds - missing):
+                self._run(point, "confirm")
+            if self.rounds_missing(overrides, rounds) == missing:  # one of them can't run any more
                 break
         return self._rounds(overrides)[:rounds]
 
@@ -75,9 +74,23 @@ class TuneTrials:
         return 0 if any(row.status != "ok" for _, row in found) else max(0, rounds - len(found))
 
     def _rounds(self, overrides: Sequence[str]) -> list[tuple[Row, Row]]:
-        """Returns the complete rounds of the start and this configuration."""
-        confirms = self.ledger.found.confirms
-        return list(zip(confirms(self.point(()).id), confirms(self.point(overrides).id), strict=False))
+        """Returns the complete rounds of the start and this configuration.
+
+        A round is two rows next to each other: a row of the start from another day would not cancel drift.
+        """
+        start, result, found = self.point(()).id, self.point(overrides).id, self.ledger.found
+        confirms = [*found.confirms(start), *found.confirms(result)]
+        rounds: list[tuple[Row, Row]] = []
+        first: Row | None = None
+        for row in found.rows:
+            if not any(row is each for each in confirms):
+                first = None
+            elif first is None or first.point == row.point:
+                first = row
+            else:
+                rounds.append((first, row) if row.point == result else (row, first))
+                first = None
+        return rounds
 
     def _of(self, row: Row) -> TuneTrial:
         found = record_of(self.ledger.folder / row.folder) if row.folder else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +137,7 @@ class TuneExperiment:
         """Checks the name before anything is measured.
 
         Raises:
-            ConfigError: the name is unusable, the start itself names it, or the file is the user's.
+            ConfigError: the name is unusable, the start itself names it, the file is the user's, or can't be written.
         """
         where = f"tune.name={self.name}"
         path = free_path(self.name, flag="tune.name=", replaces=True, config_dir=self._config_dir)
@@ -148,6 +149,9 @@ class TuneExperiment:
         if path.exists() and not self._may_replace:
             others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
             raise ConfigError.of(where, f"{path}: there already.", others)
+        if not os.access(next(folder for folder in path.parents if folder.exists()), os.W_OK):
+            way_out = "Make its folder writable, or add tune.write=never to be shown what is found alone."
+            raise ConfigError.of(where, f"{path} can't be written.", way_out)
 
     def write(
         self, result: Step, steps: Sequence[Step], gain: TuneGain | None, record: RunRecord, heading: str
@@ -177,8 +181,9 @@ class TuneExperiment:
         }
         heading, flag = f"{MARK}\n{heading}", "tune.name="
         try:
+            replaces = self._may_replace  # the file may have been made while the tune ran
             path, use = write_winner(
-                self.name, whole, record, self.flags, flag=flag, heading=heading, because=because, replaces=True
+                self.name, whole, record, self.flags, flag=flag, heading=heading, because=because, replaces=replaces
             )
         except ConfigError as error:
             return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
