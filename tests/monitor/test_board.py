@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tests.kit.seen import board_of, filled_board, sample, seen
 from wellfed.monitor import board as module
+from wellfed.monitor import screens
 from wellfed.monitor.board import Curve
 from wellfed.monitor.monitor import summary_lines
 from wellfed.monitor.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
@@ -25,6 +26,14 @@ def test_a_curve_keeps_its_latest_readings(monkeypatch):
     assert 10 <= len(times_s) <= 20
     np.testing.assert_array_equal(times_s, np.arange(45 - len(times_s), 45))
     np.testing.assert_array_equal(values, 2 * times_s)
+
+
+def test_mean_and_peak_cover_readings_that_are_no_more_kept(monkeypatch):
+    monkeypatch.setattr(module, "KEPT_READINGS", 10)
+    board = board_of(seen(0))
+    for second in range(101):
+        board.add([sample(float(second), 0, {"util_pct": 100.0 - second})])
+    assert board.figures(0) == {"util_pct": {"mean": 50.0, "max": 100.0}}
 
 
 def test_a_figure_that_the_driver_gives_no_more_is_left_out():
@@ -75,6 +84,21 @@ def test_a_table_is_drawn_over_and_goes_at_the_end():
     sent = console.file.getvalue()
     assert "2 s of 60 s" in sent
     assert sent.rindex("\x1b[2K") > sent.rindex("2 s of 60 s")
+
+
+def test_a_screen_in_the_background_leaves_the_table(monkeypatch):
+    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system=None)
+    screen, board = LiveScreen(console, " of 60 s"), filled_board(seen(0))
+    screen.show(board, 1.0)
+    monkeypatch.setattr(screens, "_has_terminal", lambda console: False)
+    screen.show(board, 2.0)
+    before = len(console.file.getvalue())
+    screen.print_line("GPU 0 is used by python")
+    assert console.file.getvalue()[before:] == "GPU 0 is used by python\n"
+    monkeypatch.setattr(screens, "_has_terminal", lambda console: True)
+    screen.show(board, 3.0)
+    screen.close()
+    assert "3 s of 60 s" in console.file.getvalue()
 
 
 def lines_of(*gpus, curves, problem=None, host=(), span_s=60.0):
@@ -130,6 +154,17 @@ def test_an_instance_of_a_split_card_shows_its_multiprocessors():
     lines = summary_lines(board, 5.0, None)
     assert lines[1].startswith("GPU 2 NVIDIA H200 MIG 1g.18gb of GPU 0: ")
     assert lines[2] == "  SM active: mean 20 %, peak 40 %"
+
+
+def test_a_gpu_whose_utilisation_was_never_read():
+    board = board_of(seen(0), seen(1))
+    board.add([sample(1.0, 0, {"mem_used_gib": 3.0})])
+    lines = summary_lines(board, 2.0, None)
+    assert lines[1:4] == [
+        "GPU 0 NVIDIA H200: no utilisation was read.",
+        "  memory: mean 3.0 GiB, peak 3.0 of 140.5 GiB",
+        "GPU 1 NVIDIA H200: no utilisation was read.",
+    ]
 
 
 def test_without_nvml_the_host_is_summed_up():

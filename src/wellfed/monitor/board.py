@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections import defaultdict
@@ -14,7 +15,7 @@ import numpy as np
 from wellfed.explain.diagnosis.run_tables import Series as Readings
 from wellfed.observe.hardware.facts import GpuFacts, Holder
 from wellfed.observe.telemetry.metrics import SLOW_S
-from wellfed.observe.telemetry.series import ENERGY, HOST, Sample, levels
+from wellfed.observe.telemetry.series import ENERGY, HOST, Sample
 
 _CURVES = frozenset({"util_pct", "sm_active_pct", "mem_used_gib", "power_w", "cpu_pct"})
 """Figures that the summary at the end has."""
@@ -29,6 +30,8 @@ class Curve:
 
     def __init__(self) -> None:
         self._time_s, self._values = array("d"), array("d")
+        self.num, self.total, self.peak = 0, 0.0, -math.inf
+        """Number, sum and largest of all readings, also of those that are no more kept."""
 
     def add(self, time_s: float, value: float) -> None:
         """Adds a reading, later than those before."""
@@ -36,6 +39,7 @@ class Curve:
             del self._time_s[:KEPT_READINGS], self._values[:KEPT_READINGS]
         self._time_s.append(time_s)
         self._values.append(value)
+        self.num, self.total, self.peak = self.num + 1, self.total + value, max(self.peak, value)
 
     def arrays(self) -> tuple[Readings, Readings]:
         """Returns times in seconds, and values."""
@@ -94,16 +98,18 @@ class Board:
     def curve(self, gpu: int) -> tuple[Readings, Readings]:
         """Returns times in seconds and percent: utilisation, or SM activity of a MIG instance."""
         with self._lock:
-            return self._curves[gpu, self._curve_of.get(gpu, "cpu_pct")].arrays()
+            return self._curves.get((gpu, self._curve_of.get(gpu, "cpu_pct")), Curve()).arrays()
 
     def figures(self, gpu: int) -> dict[str, Any]:
-        """Returns ``{util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}`` of a GPU or the host since the start.
+        """Returns ``{util_pct: {mean, max}, ..., energy_j}`` of a GPU or the host since the start.
 
         The host's ``cpu_pct`` is a share of all cores.
         """
         with self._lock:
             found: dict[str, Any] = {
-                name: levels(curve.arrays()[1]) for (of, name), curve in self._curves.items() if of == gpu
+                name: {"mean": curve.total / curve.num, "max": curve.peak}
+                for (of, name), curve in self._curves.items()
+                if of == gpu
             }
             if ENERGY in self._latest.get(gpu, {}):
                 found[ENERGY] = self._latest[gpu][ENERGY][1]  # counted from the start

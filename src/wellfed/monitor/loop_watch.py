@@ -131,7 +131,7 @@ class LoopWatch:
         return time.monotonic() - self.origin_s
 
     def start(self) -> None:
-        """Starts reading. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
+        """Starts reading. Listing the GPUs takes milliseconds, unless the driver is stuck."""
         facts = machine(torch_cuda() if uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
         gpus = [gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only]

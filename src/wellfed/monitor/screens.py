@@ -131,6 +131,7 @@ class LiveScreen(PlainScreen):
     def show(self, board: Board, now_s: float) -> None:
         """Redraws the table at the current width of the terminal."""
         if not _has_terminal(self._console):
+            self._leave()
             return
         try:
             if self._live is None:
@@ -153,6 +154,13 @@ class LiveScreen(PlainScreen):
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+
+    def _leave(self) -> None:
+        """Stops drawing. The next table appears below what others have written by then."""
+        if self._live is not None:
+            self._live = None
+            self._console.pop_render_hook()
+            self._console.clear_live()
 
 
 def _has_terminal(console: Console) -> bool:

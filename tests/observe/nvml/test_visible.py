@@ -37,6 +37,22 @@ def test_a_card_in_mig_mode_stands_for_its_first_instance(visible, expected):
     assert [device.uuid for device in visible_devices(found_in(SPLIT, Card(B)), visible=visible).devices] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "is_unsure"),
+    [
+        ({"visible": None}, True),
+        ({"visible": "1,0"}, True),
+        ({"visible": f"{B},{A}"}, False),
+        ({"visible": None, "order": "PCI_BUS_ID"}, False),
+        ({"visible": None, "torch_uuids": [B, A]}, False),
+    ],
+)
+def test_the_numbers_of_different_cards_may_be_others_than_cudas(options, is_unsure):
+    notes = visible_devices(found_in(Card(A, "NVIDIA A100"), Card(B, "NVIDIA H200")), **options).notes
+    assert ["CUDA_DEVICE_ORDER=PCI_BUS_ID" in each for each in notes] == [True] * is_unsure
+    assert visible_devices(found_in(Card(A, "NVIDIA A100"), Card(B, "NVIDIA A100")), **options).notes == ()
+
+
 def test_torch_decides_where_it_was_asked():
     seen = visible_devices(found_in(Card(A), Card(B)), visible="0,1", torch_uuids=["bbbb2222", "aaaa1111"])
     assert [(device.index, device.uuid, device.nvml_index) for device in seen.devices] == [(0, B, 1), (1, A, 0)]

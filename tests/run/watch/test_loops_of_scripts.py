@@ -136,8 +136,17 @@ for i, batch in enumerate(loader(480)):
 
 
 @pytest.mark.slow
-def test_what_the_loop_does_with_a_batch_before_its_pass_is_found(tmp_path: Path) -> None:
-    record = watched(f"{HEAD}for batch in loader(320):\n    time.sleep(0.01)\n    train([batch])\n", tmp_path)
+@pytest.mark.parametrize("passes", ["train([batch])", "train_critic(batch); train([batch])"])
+def test_what_the_loop_does_with_a_batch_before_its_pass_is_found(passes: str, tmp_path: Path) -> None:
+    critic = """
+critic = torch.nn.Linear(4, 1)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+def train_critic(batch):
+    critic(batch[0]).mean().backward()
+    of_critic.step()
+"""
+    loop = f"for batch in loader(320):\n    time.sleep(0.01)\n    {passes}\n"
+    record = watched(HEAD + (critic if "critic" in passes else "") + loop, tmp_path)
     assert "slow_callbacks" in findings_of(record)
 
 

@@ -37,14 +37,15 @@ def machine(
     Args:
         torch_cuda: result of ``torch_cuda.torch_cuda()``; None = NVML's cards alone.
         nvml: a session not yet entered; None = the real one.
-        environ: source of CUDA_VISIBLE_DEVICES; None = this process's environment.
+        environ: source of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None = this process's environment.
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
     every, nvml_error = ask_nvml(nvml or NvmlSession())
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     uuids = [gpu.uuid for gpu in torch_cuda.devices if gpu.uuid is not None] if torch_cuda else []
-    cards = visible_devices(every, visible=visible, torch_uuids=uuids or None)
+    order = environ.get("CUDA_DEVICE_ORDER")
+    cards = visible_devices(every, visible=visible, order=order, torch_uuids=uuids or None)
     nvml_problem = None
     if nvml_error is not None:
         nvml_problem = nvml_error.reason

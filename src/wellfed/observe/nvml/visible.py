@@ -9,19 +9,29 @@ from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.nvml.devices import Devices
 
 
-def visible_devices(found: Devices, *, visible: str | None, torch_uuids: Sequence[str] | None = None) -> Devices:
+def visible_devices(
+    found: Devices, *, visible: str | None, order: str | None = None, torch_uuids: Sequence[str] | None = None
+) -> Devices:
     """Returns the devices that CUDA shows this process, in CUDA's order, with ``index`` filled in.
 
     Args:
         found: all devices in NVML's order.
         visible: the value of CUDA_VISIBLE_DEVICES; None = not set, "" hides all.
+        order: the value of CUDA_DEVICE_ORDER; None = not set.
         torch_uuids: ``torch.cuda.get_device_properties(i).uuid`` as text, by torch's index; then the
             variables are ignored.
     """
     notes = list(found.notes)
     if torch_uuids is None:
         chosen = _chosen(found.devices, visible)
-        return replace(found, devices=tuple(replace(each, index=index) for index, each in enumerate(chosen)))
+        names = ", ".join(dict.fromkeys(card.name for card in found.devices if not card.is_mig))
+        if ", " in names and order != "PCI_BUS_ID" and not (visible or "").startswith(("GPU-", "MIG-")):
+            notes.append(
+                f"the cards differ ({names}), and CUDA numbers the fastest first, so NVML's order may not be CUDA's. "
+                "Run: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+        devices = [replace(each, index=index) for index, each in enumerate(chosen)]
+        return replace(found, devices=tuple(devices), notes=tuple(notes))
     devices = []
     for index, uuid in enumerate(torch_uuids):
         match = next((device for device in found.devices if same_uuid(device.uuid or "", uuid)), None)

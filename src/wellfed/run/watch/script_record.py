@@ -103,7 +103,8 @@ class ScriptRecord(RankOfScript):
         self.journal.origin_s = self.origin_s
         self.progress = Progress(time_s=self.journal.time_s)
         facts = machine()  # NVML alone: listing torch's devices would start CUDA
-        self._unsure = [warning for warning in facts.warnings if warning.startswith("NVML: ")]
+        known = {f"NVML: {note}" for note in facts.cards_left_out}  # which the sampler's events report
+        self._unsure = [text for text in facts.warnings if text.startswith("NVML: ") and text not in known]
         """Warnings that NVML's numbers may be others than CUDA's."""
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)

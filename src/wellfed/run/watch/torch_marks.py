@@ -189,10 +189,12 @@ class TorchMarks:
     def _find_modules(self, optimizer: Any) -> None:
         """Finds the outermost modules that the optimizer trains, and watches calls of their classes."""
         parameters = {id(one) for one in _parameters(optimizer)}
+        trained = {id(one) for each in self._optimizers for one in _parameters(each)}
+        self._steps.has_untrained = False
         has_compiled, is_watched = _has_compiled(), False
         for module in outermost_modules():
             if not any(id(one) in parameters for one in module.parameters()):
-                self._steps.has_untrained = True
+                self._steps.has_untrained |= not any(id(one) in trained for one in module.parameters())
                 continue
             self._see_parts(module)
             if module._compiled_call_impl is not None or (has_compiled and not is_wrapper_of_compiled(module)):
