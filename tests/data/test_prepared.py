@@ -146,7 +146,9 @@ def test_a_killed_builder_leaves_nothing_that_counts(tmp_path: Path, source: Pat
     assert [path for path in folder.parent.iterdir() if path.is_dir()] == [folder]
 
 
-@pytest.mark.parametrize("error", [DataError("bad"), KeyboardInterrupt(), ValueError("x"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [DataError("bad"), ConnectionResetError("x"), KeyboardInterrupt(), ValueError("x"), MemoryError()]
+)
 def test_a_build_that_raises_leaves_nothing(error: BaseException, tmp_path: Path, source: Path):
     def build(folder: Path) -> None:
         (folder / "half").write_bytes(b"x")

@@ -3,6 +3,7 @@
 import io
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -162,6 +163,23 @@ def test_what_a_stream_raises_is_told_with_the_batch(plan):
         seen.extend(ids(delivery) for delivery in made)
     made.close()
     assert seen == [[0, 1, 2, 3]]
+
+
+class Odd(streams.Stateful):
+    def state_dict(self):
+        return {**super().state_dict(), "rng": np.random.RandomState(3).get_state()}
+
+
+def test_states_that_no_checkpoint_can_hold_are_left_out_whole(caplog):
+    first, second = loader_of(Odd()), loader_of(Odd())
+    for delivery in first:
+        if delivery.index == 2:
+            break
+    assert first.state_dict()["stream"]["states"] is None
+    second.load_state_dict(first.state_dict())
+    assert [delivery.index for delivery in second] == [3, 4, 5]
+    message, *_ = caplog.messages
+    assert message.startswith("Odd.state_dict() holds more than")
 
 
 def test_the_trainings_own_generators_are_left_alone():

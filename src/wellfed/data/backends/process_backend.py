@@ -77,17 +77,20 @@ class ProcessBackend:
                 self._inbox.clear()
 
     def _start(self) -> Any:
+        if self._settings.num_workers:
+            try:  # torch would fail later, and complain of a half-made iterator
+                multiprocessing.Lock()
+            except OSError as error:  # semaphores are files in /dev/shm
+                raise WorkerLost(
+                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
+                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
+                ) from error
         with _undisturbed():
             try:
                 iterator = iter(self._loader)
             except RuntimeError:  # persistent workers are still busy with an abandoned pass
                 self._end_workers()
                 iterator = iter(self._loader)
-            except OSError as error:  # semaphores are files in /dev/shm
-                raise WorkerLost(
-                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
-                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
-                ) from error
         self._iterator = iterator
         return iterator
 

@@ -6,12 +6,15 @@ fewer samples.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
+
+import torch
 
 from wellfed import batches
 from wellfed.batches import Delivery
@@ -200,6 +203,8 @@ class StreamLoader:
         self._expected = steps_per_epoch
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = reading.start_of_epoch(), False
+        self._keeps_states: bool | None = None
+        """Whether a checkpoint can hold the states of the dataset; None = unknown."""
         self._running: Steps | None = None
 
     def __len__(self) -> int:
@@ -273,7 +278,17 @@ class StreamLoader:
         yield self._given(*held)
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
-        self._mark = mark if mark.ranks == 1 else mark._replace(states=None)  # a checkpoint is written by one rank
+        if mark.ranks > 1:  # a checkpoint is written by one rank
+            mark = mark._replace(states=None)
+        if mark.states is not None and self._keeps_states is None:
+            self._keeps_states = _can_be_saved(mark.states)
+            if not self._keeps_states:
+                _LOG.warning(
+                    "%s.state_dict() holds more than numbers, texts, tensors and lists or dicts of them, which a "
+                    "checkpoint can't. A resumed run will read the epoch again up to where it was left.",
+                    self._reading.stream.name,
+                )
+        self._mark = mark if self._keeps_states else mark._replace(states=None)
         self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
         self._total += 1
         delivery.position = self.state_dict()
@@ -330,3 +345,15 @@ class EvalStream:
     def close(self) -> None:
         """Ends persistent worker processes."""
         self._reading.close()
+
+
+def _can_be_saved(states: Sequence[Any]) -> bool:
+    """Returns whether a weights-only load can read the states."""
+    file = io.BytesIO()
+    try:
+        torch.save(list(states), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001  whatever a user's state does when it is pickled
+        return False
+    return True
