@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -32,6 +33,8 @@ def test_every_fault_is_in_the_message():
         "2 faults in the configuration; nothing was run.\n  - gpu: is wrong. Set gpu=auto.\n  - seed: is negative."
     )
     assert ConfigError([one, two]).faults == (one, two)
+    sent = pickle.loads(pickle.dumps(ConfigError([one, two])))  # by a worker process
+    assert (str(sent), sent.faults) == (str(ConfigError([one, two])), (one, two))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from wellfed.masking import SECRET_SHOWN, hidden, masked_override
 
@@ -102,6 +102,9 @@ class ConfigError(WellfedError):
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         head = f"{count} in the configuration; nothing was run."
         super().__init__(self.under(head))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.faults,)  # pickle would hand the message to __init__
 
     def under(self, heading: str) -> str:
         """Returns the faults under another heading than "configuration"."""

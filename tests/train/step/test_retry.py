@@ -11,7 +11,7 @@ from tests.kit import tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.step_down import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.retry import StepRetry
@@ -175,6 +175,18 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "Largest parts: parameters" in text
     assert "Next: gpu.precision=bf16-true (" in text
     assert "memory.features=dynamic (" not in text  # that was tried
+
+
+def runs_out() -> bool:
+    raise out_of_memory()
+
+
+def test_a_last_fallback_that_runs_out_itself_is_told() -> None:
+    nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
+    start = StepStart(torch.nn.Linear(1, 1), torch.device("cpu"))
+    retry = StepRetry(Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)]), start, **nothing)
+    with pytest.raises(OutOfMemoryExhausted, match=r"then memory\.features=dynamic \(for which memory did not suffice"):
+        retry.gradients(runs_out)
 
 
 SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")

@@ -86,10 +86,10 @@ class StepRetry:
             del result
             self._free()
             self._on_event("oom", step=self.step, message=failure.message)
-            ran_out = f"Out of memory with {fallbacks.tried()}: {failure.message}"
+            tried = fallbacks.tried()
             changed = fallbacks.step_down() if self._adapts else None
             if changed is None:
-                raise self._ending(fallbacks, failure, ran_out, None).error()
+                raise self._ending(fallbacks, failure, "", tried, None).error()
             self._report(changed)
             if start is not None:
                 start.restore()
@@ -109,12 +109,11 @@ class StepRetry:
             return
         self._free()
         self._on_event("oom", step=self.step, message=failure.message)
-        where = f"in the optimizer's step {self.step},"
-        ran_out = f"Out of memory {where} with {self._fallbacks.tried()}: {failure.message}"
+        where, tried = f" in the optimizer's step {self.step},", self._fallbacks.tried()
         changed = self._smaller_optimizer(optimizer, self._fallbacks)
         if changed is not None:
             self._report(changed)
-        raise self._ending(self._fallbacks, failure, ran_out, changed).error()
+        raise self._ending(self._fallbacks, failure, where, tried, changed).error()
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
@@ -135,9 +134,19 @@ class StepRetry:
         return fallbacks.step_down(of_held=True) or fallbacks.step_down()
 
     def _ending(
-        self, fallbacks: Fallbacks, failure: oom.MemoryFailure, ran_out: str, changed: dict[str, Any] | None
+        self,
+        fallbacks: Fallbacks,
+        failure: oom.MemoryFailure,
+        where: str,
+        tried: str,
+        changed: dict[str, Any] | None,
     ) -> _Ending:
-        message = ran_out if changed is not None else f"{ran_out} {self._way_out(failure.kind)}"
+        """Returns the end of a step; ``tried``: what was in use when memory ran out."""
+        if changed is None:
+            tried = fallbacks.tried()  # also a fallback that ran out of memory itself
+        message = f"Out of memory{where} with {tried}: {failure.message}"
+        if changed is None:
+            message += f" {self._way_out(failure.kind)}"
         return _Ending(failure, message, changed, fallbacks.changes())
 
     def _free(self) -> None:
@@ -196,13 +205,12 @@ class EndOnAllRanks(StepRetry):
             fallbacks = self._fallbacks
             assert fallbacks is not None
             within = "" if self._is_in_passes else f" in the optimizer's step {self.step},"
-            tried = fallbacks.tried()
-            ran_out = f"Out of memory on rank {self._ranks.number}{within} with {tried}: {failure.message}"
+            where, tried = f" on rank {self._ranks.number}{within}", fallbacks.tried()
             if self._is_in_passes:
                 changed = fallbacks.step_down() if self._adapts else None
             else:
                 changed = self._smaller_optimizer(optimizer, fallbacks)
-            own = self._ending(fallbacks, failure, ran_out, changed)
+            own = self._ending(fallbacks, failure, where, tried, changed)
         given = self._ranks.gather(own)
         rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
         self._on_event("oom", step=self.step, message=ending.failure.message, rank=rank)

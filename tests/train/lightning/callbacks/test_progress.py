@@ -121,6 +121,13 @@ def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
     assert all(re.fullmatch(form, line) for line in training), training
 
 
+def test_the_sanity_check_gets_no_line() -> None:
+    out = io.StringIO()
+    bar = ProgressBar(Console(file=out), rate, live, total_steps=20, latest=MANY, clock=lambda: 1e6)
+    bar.on_validation_batch_end(SimpleNamespace(global_step=0))  # type: ignore[arg-type]
+    assert out.getvalue() == ""
+
+
 def test_a_short_run_gets_no_line(tmp_path: Path) -> None:
     assert lines_in_a_file(tmp_path, 0.1) == []
 

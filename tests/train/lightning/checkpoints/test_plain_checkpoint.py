@@ -66,6 +66,12 @@ def test_objects_are_left_out_and_named():
     assert len(left_out) == 6  # and the key
 
 
+def test_a_hidden_name_is_the_users_as_any(tmp_path: Path):
+    for name in (".x.ckpt", ".x.ckpt.tmp"):
+        PlainCheckpointIO().save_checkpoint({"step": 3}, str(tmp_path / name))
+        assert torch.load(tmp_path / name, weights_only=True) == {"step": 3}
+
+
 def test_one_line_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     writer = PlainCheckpointIO()
     with caplog.at_level(logging.WARNING):

@@ -1,5 +1,6 @@
-"""`trainer.on_nan` with a user's LightningModule."""
+"""`trainer.on_nan` and `gpu.compile` with a user's LightningModule."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.lightning.user_module.additions import NonFinite
+from wellfed.train.lightning.user_module import additions
+from wellfed.train.lightning.user_module.additions import NonFinite, compile_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
@@ -59,3 +61,21 @@ def test_a_step_that_is_left_out_leaves_buffers(tmp_path: Path, bad: torch.Tenso
     assert (none, events) == ([], [("nan", {"step": 3, "action": "skip"})])
     assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert int(module.norm.num_batches_tracked) == 5
+
+
+class Adds(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = 1
+
+    def training_step(self, batch: int) -> int:
+        return batch + self.added
+
+
+def test_a_copy_of_a_compiled_module_runs_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(additions, "Compiled", lambda step, *_: step)  # torch.compile takes seconds
+    module = Adds()
+    compile_step(module, "default", pytest.fail)
+    other = copy.deepcopy(module)
+    other.added = 10
+    assert other.training_step(1) == 11

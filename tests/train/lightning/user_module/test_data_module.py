@@ -48,6 +48,11 @@ class Curious(Sets):
         self.trainer.lightning_module  # noqa: B018
 
 
+class WithoutSetup(pl.LightningDataModule):
+    def train_dataloader(self):
+        return self.rows
+
+
 class Module(pl.LightningModule):
     calls: tuple[str, ...] = ()
 
@@ -110,6 +115,8 @@ def test_a_module_with_loaders_is_set_up_once():
 def test_what_is_missing_is_told():
     with pytest.raises(ConfigError, match=r"LightningDataModule has no train_dataloader\. Give it"):
         datasets_of(pl.LightningDataModule())
+    with pytest.raises(ConfigError, match=r"train_dataloader\(\) failed \(.*rows.*\), and it has no setup"):
+        datasets_of(WithoutSetup())
     with pytest.raises(AttributeError, match=r"self\.trainer\.lightning_module is not known while data are set up"):
         datasets_of(Curious())
 

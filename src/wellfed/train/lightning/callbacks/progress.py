@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -87,7 +88,8 @@ class ProgressBar(pl.Callback):
         self._console, self._rate, self._live, self._clock = console, rate, live, clock
         self._latest, self._total = latest, total_steps
         self._screen: rich.live.Live | None = None
-        self._look_at_s = self._line_at_s = self._began_s = 0.0
+        self._look_at_s = self._began_s = 0.0
+        self._line_at_s = math.inf  # no line before training, in Lightning's sanity check
         self._warm_step = 0
         """Last step of the warm-up, which compiles and loads kernels."""
         self._warm_s = 0.0

@@ -31,11 +31,12 @@ class PlainCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         left_out: list[str] = []
         content = plain(checkpoint, left_out)
-        if Path(path).name.startswith("."):  # ours: `Checkpoints` renames it
-            save_flushed(content, path)
+        name = Path(path).name
+        if name.startswith(".") and name.endswith(".tmp"):  # ours: `Checkpoints` renames it
+            save_flushed(content, Path(path))
         else:
             super().save_checkpoint(content, path, storage_options)
-        if new := [name for name in left_out if name not in self._warned]:
+        if new := [each for each in left_out if each not in self._warned]:
             self._warned.update(new)
             _LOG.warning("Checkpoints hold plain values and tensors alone. Left out: %s.", ", ".join(new))
 

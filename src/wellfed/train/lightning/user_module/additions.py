@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,17 +54,28 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
     Only for automatic optimization: a failed step is repeated, so it must not have called the optimizer.
     """
-    compiled = Compiled(module.training_step, mode, on_failure)
+    module.training_step = _CompiledStep(module, mode, on_failure)
 
-    @functools.wraps(module.training_step)  # Lightning reads its arguments
-    def training_step(*arguments: Any, **named: Any) -> Any:
+
+class _CompiledStep:
+    """A module's compiled ``training_step``. A deep copy of the module gets its own step, uncompiled."""
+
+    def __init__(self, module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
+        self.__wrapped__ = module.training_step  # Lightning reads its arguments
+        self._module, self._compiled = module, Compiled(module.training_step, mode, on_failure)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         try:
-            return compiled(*arguments, **named)
+            return self._compiled(*arguments, **named)
         finally:
-            if compiled.has_compiled:
-                compiled.has_compiled, module.was_disturbed = False, True
+            if self._compiled.has_compiled:
+                self._compiled.has_compiled, self._module.was_disturbed = False, True
 
-    module.training_step = training_step
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        other = memo.get(id(self._module))
+        if other is None:  # the step is copied without its module, or by a __deepcopy__ that enters no copy
+            return self
+        return type(other).training_step.__get__(other)
 
 
 def builds_itself_later(module: pl.LightningModule) -> bool:

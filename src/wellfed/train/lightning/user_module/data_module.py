@@ -61,7 +61,14 @@ def datasets_of(owner: Any) -> Datasets:
             if (stage := _STAGES[split]) not in done:
                 owner.setup(stage)
                 done.add(stage)
-            found[split] = getattr(owner, loaders)()
+            try:
+                found[split] = getattr(owner, loaders)()
+            except AttributeError as error:
+                if overrides(owner, "setup"):
+                    raise
+                problem = f"{name}.{loaders}() failed ({error}), and it has no setup(stage)."
+                way_out = "Make the data sets in setup(self, stage), or in __init__."
+                raise ConfigError.of("workload.data", problem, way_out) from error
     finally:
         vars(owner)[attribute] = None
     _disable(owner, done)
