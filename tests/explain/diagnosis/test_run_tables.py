@@ -31,6 +31,12 @@ def test_what_a_killed_run_left_is_read_up_to_its_last_whole_row(tmp_path):
     assert len(columns(tmp_path / "none.csv", ("step",))["step"]) == 0
 
 
+def test_of_damaged_rows_alone_nothing_is_read(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step,wait_ms\n1,4\n\0,5\n3,6\n4,x\n5,7\n")
+    same(columns(path, ("wait_ms",))["wait_ms"], [4, 6, 7])
+
+
 rows = st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=20)
 
 

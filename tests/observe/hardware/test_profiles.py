@@ -106,7 +106,10 @@ def test_a_named_profile_without_a_gpu_plans_for_it():
     (warning,) = found.warnings
     assert "no NVIDIA GPU here (NVML: driver not loaded); training on the CPU" in warning
     assert "trainer.accelerator=gpu" in warning
+    assert "gpu=auto" in warning
     assert not budget("24gb", facts(), enforce=True).cap
+    (warning,) = budget("auto", facts(), memory_gib=8.0).warnings
+    assert "gpu=auto" not in warning
 
 
 def test_auto_without_a_gpu_is_normal():

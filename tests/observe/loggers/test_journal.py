@@ -117,6 +117,17 @@ def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
     assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["2"]
 
 
+@pytest.mark.parametrize("damaged", ["step,samples\n1,\0\n", "step\n1\n", "step,samples\n1\n"])
+def test_over_a_damaged_table_a_run_goes_on_with_a_warning(tmp_path, caplog, damaged):
+    (tmp_path / "steps.csv").write_text(damaged)
+    assert journal(tmp_path).samples_written() == 0
+    assert "steps.csv can't be read" in caplog.messages[0]
+    (tmp_path / "steps.csv").write_text("epoch\n1\n")
+    journal(tmp_path).cut_after(3)
+    assert "steps.csv can't be cut back" in caplog.messages[1]
+    assert len(caplog.messages) == 2
+
+
 def test_an_evaluation_that_a_killed_run_had_done_is_written_once(tmp_path):
     made = journal(tmp_path)
     made.metrics("val", {"loss": 0.5}, step=2, epoch=0)

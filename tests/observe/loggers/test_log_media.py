@@ -150,6 +150,14 @@ def test_a_mistake_is_one_warning_and_no_picture(shown: Shown, image: Any, caplo
     assert shown.pictures == []
 
 
+def test_a_row_of_another_width_is_the_users_mistake(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    log_table("wrong", ["a", "b"], [[1, 2], [3]])
+    log_table("made", ["a"], ([number] for number in range(2)))  # type: ignore[arg-type]
+    (line,) = caplog.messages
+    assert "a row has 1 cells, for 2 columns" in line
+    assert [cells for _, _, cells, _ in shown.tables] == [[[0], [1]]]
+
+
 def test_cells_are_plain(shown: Shown) -> None:
     log_table("mixed", ("n", "x", "text", "other"), [[1, 0.5, "a", None], [np.int64(2), torch.tensor(1), 3, [1, 2]]])
     log_table("tensor", ["a", "b"], torch.arange(4).view(2, 2))

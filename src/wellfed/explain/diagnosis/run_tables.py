@@ -146,7 +146,7 @@ def _chunks(stream: IO[bytes]) -> Iterator[list[bytes]]:
 
 
 def _rows(chunk: list[bytes], width: int) -> Series:
-    """Returns ``[rows, width]``, without lines of another width or without a line end; no row of a damaged chunk."""
+    """Returns ``[rows, width]``, without damaged lines, and those of another width or without a line end."""
     text = b"".join(line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1)
     for label, number in _SPELT.items():
         text = text.replace(label, number)
@@ -157,7 +157,10 @@ def _rows(chunk: list[bytes], width: int) -> Series:
             warnings.simplefilter("error", DeprecationWarning)  # older numpy, for cells without a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
-        return np.empty((0, width))
+        half = len(chunk) // 2
+        if half == 0:
+            return np.empty((0, width))
+        return np.concatenate([_rows(chunk[:half], width), _rows(chunk[half:], width)])
 
 
 @dataclass(frozen=True)

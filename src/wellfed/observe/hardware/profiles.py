@@ -186,9 +186,10 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
         return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
     source = _source(profile_name, wanted_gib)
+    auto = "" if profile_name == "auto" else "gpu=auto picks the cpu profile; "
     warning = (
-        f"{source}: {why}; training on the CPU, the budget of {wanted_gib:g} GiB is not enforced. gpu=auto picks the "
-        "cpu profile; trainer.accelerator=gpu makes this an error."
+        f"{source}: {why}; training on the CPU, the budget of {wanted_gib:g} GiB is not enforced. "
+        f"{auto}trainer.accelerator=gpu makes this an error."
     )
     profile = "cpu" if profile_name == "auto" else profile_name
     return Budget(wanted_gib, profile, None, False, f"{source}: planned for that card; {why}", (warning,))

@@ -32,6 +32,8 @@ MOST_OF_A_KIND = 500
 """Maximum number of events of a kind; ``left_out`` of the last one counts the rest."""
 _STEPS_S = 0.8
 """Seconds for which steps may be held back; with `step_clock.WINDOW_S` they are on disk within a second."""
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, csv.Error)
+"""Errors of a table that can't be read, or has missing cells or columns."""
 KEPT_STEPS = 100_000
 """Number of latest steps that the final figures cover; steps.csv has all steps."""
 
@@ -89,16 +91,25 @@ class Journal:
     def _keep(self, table: CsvTable, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
         try:
             table.keep(is_kept)
-        except (OSError, ValueError, KeyError, csv.Error) as error:
+        except _DAMAGED as error:
             _LOG.warning("%s can't be cut back, and may have rows twice: %s", table.path, error)
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
-        return sum(int(row["samples"]) for row in read_rows(self._steps.path))
+        try:
+            return sum(int(row["samples"]) for row in read_rows(self._steps.path))
+        except _DAMAGED as error:
+            _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
+            return 0
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        return len({row["step"] for row in read_rows(self._metrics.path) if row["split"] == "val"})
+        path = self._metrics.path
+        try:
+            return len({row["step"] for row in read_rows(path) if row["split"] == "val"})
+        except _DAMAGED as error:
+            _LOG.warning("%s can't be read (%s): validations that it lists later are not counted.", path, error)
+            return 0
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""

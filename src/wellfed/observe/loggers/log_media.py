@@ -89,7 +89,9 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
     """
 
     def show(sink: Sink, step: int) -> None:
-        found = rows.tolist() if hasattr(rows, "tolist") else rows
+        found = rows.tolist() if hasattr(rows, "tolist") else list(rows)
+        if widths := {len(row) for row in found} - {len(columns)}:
+            raise ValueError(f"a row has {widths.pop()} cells, for {len(columns)} columns")
         sink.table(name, list(map(str, columns)), [list(map(_plain, row)) for row in found[:MOST_TABLE_ROWS]], step)
 
     _log(f"log_table({name!r})", every, show)
