@@ -192,7 +192,7 @@ class RestartNeeded(OutOfMemoryExhausted):
     `wellfed.run` restarts it. If that is impossible, the run ends as with `OutOfMemoryExhausted`.
 
     Args:
-        changes: overrides that need less memory, knob -> value; empty if the same step may be tried again.
+        changes: overrides that need less memory, knob -> value.
         is_suspect: whether the same error text has other causes too.
     """
 

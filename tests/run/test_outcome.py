@@ -26,6 +26,7 @@ SHM = (
     "Caught RuntimeError in DataLoader worker process 1.\nOriginal Traceback:\n"
     "RuntimeError: unable to write to file </torch_12_34_5>: No space left on device (28)\n"
 )
+EXITED = "DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are lost."
 TABLE = [
     # error, status, kind, exit code after training began, exit code before, a traceback is needless
     (Stopped(signal.SIGINT), "interrupted", None, 130, 130, True),
@@ -44,6 +45,7 @@ TABLE = [
     (WellfedError("other"), "failed", "code", 1, 2, True),
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "failed", "worker", 1, 2, True),
     (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "failed", "worker", 1, 2, True),
+    (RuntimeError(EXITED), "failed", "data", 1, 2, True),
     (RuntimeError(SHM), "failed", "worker", 1, 2, True),
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. "), "failed", "worker", 1, 2, True),
     (RuntimeError("CUDA error: device-side assert triggered"), "failed", "code", 1, 2, False),

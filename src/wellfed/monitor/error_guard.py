@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from wellfed.errors import reason_of
+from wellfed.errors import ConfigError, reason_of
 
 _LOG = logging.getLogger(__name__)
 Given = ParamSpec("Given")
@@ -35,8 +35,9 @@ def harmless(method: Callable[Concatenate[Self, Given], Any]) -> Callable[Concat
         except Exception as error:  # noqa: BLE001
             self.has_failed = True
             name = type(self).__name__
+            why = error.faults[0] if isinstance(error, ConfigError) else reason_of(error)
             # Not by the warnings module, which may raise errors.
-            _LOG.warning("%s watches no more (%s); the training goes on.", name, reason_of(error))
+            _LOG.warning("%s watches no more (%s); the training goes on.", name, why)
             try:
                 self.abandon()
             except Exception:  # noqa: BLE001

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from wellfed.errors import (
+    ENDED_WORKER,
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
     EXIT_OK,
@@ -112,6 +113,8 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
     if isinstance(error, WellfedError):
         return Outcome("failed", failed, error.kind, f"{error}{noted}")
     if (lost := oom.lost_worker(error)) is not None:
+        if "exited unexpectedly with exit code" in lost:
+            return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
         return Outcome("failed", failed, "worker", lost, f"A worker process ended, {KILLED_WORKER}")
     if isinstance(error, RuntimeError) and "unspecified launch failure" in str(error):
         return Outcome("failed", failed, "code", first_line(error), _CARD_ADVICE)

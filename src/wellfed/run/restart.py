@@ -53,7 +53,7 @@ class Restarts:
             message = f"{needed} Less memory has not helped before: this error may have another cause."
             raise OutOfMemoryExhausted(message, needed.kind)
         self._was_suspect = needed.is_suspect
-        self._tried.append(show_changes(needed.changes) or "nothing changed")
+        self._tried.append(show_changes(needed.changes))
         own = latest_checkpoint(self._folder) or self._began_with
         checkpoint: Path | None = self._all_gather("checkpoint", own and own.resolve())[0]
         if not all(self._all_gather("is there", checkpoint is None or checkpoint.is_file())):

@@ -62,6 +62,7 @@ class Run:
             outcome = OK
             stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
+            start.folder.stays = self._is_trial or self._has_trained  # whatever fails from here on
             stop.is_finishing = True
             outcome = self._others.outcome(outcome_of(error, has_trained=self._has_trained))
             if self._has_trained and self._rank == 0 and not self._is_trial:
@@ -175,8 +176,7 @@ class Run:
         where = (
             f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
         )
-        with_what = f" with {show_changes(needed.changes)}" if needed.changes else ""
-        self._console.print(f"{needed}\n{where}{with_what}", soft_wrap=True)
+        self._console.print(f"{needed}\n{where} with {show_changes(needed.changes)}", soft_wrap=True)
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
@@ -250,11 +250,13 @@ class Run:
         if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            traceback.print_exception(error)
+            with suppress(OSError):
+                traceback.print_exception(error)
         elif not outcome.is_expected:
             stays = not outcome.is_refusal or self._is_trial
             where = f"all are in {self._folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
-            print(shortened(error, where), end="", file=sys.stderr)
+            with suppress(OSError):
+                print(shortened(error, where), end="", file=sys.stderr)
             if outcome.advice:
                 _print_error(outcome.advice)
         else:

@@ -94,3 +94,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f"paths.log_dir: {tmp_path} can't be locked: " in found
     assert "on a file system with file locks" in found
     assert held_by(tmp_path) is None
+
+
+def test_a_lock_that_is_only_a_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """filelock takes one where flock is not implemented."""
+    monkeypatch.setattr(filelock, "FileLock", filelock.SoftFileLock)
+    assert "its file system has no file locks" in told(tmp_path)
+    assert not (tmp_path / ".lock").exists()

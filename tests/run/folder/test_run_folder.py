@@ -74,9 +74,11 @@ def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypa
 def test_undo_leaves_a_users_own_folder_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    (tmp_path / "train.log").write_text("of another program")
     made = open_given(tmp_path, resume=False).begun()
     (tmp_path / "mine" / "more.txt").write_text("written meanwhile")
     (tmp_path / ".hydra").mkdir()
-    (tmp_path / "run.json").write_text("{}")
+    for name in ("run.json", "telemetry.csv"):
+        (tmp_path / name).write_text("{}")
     made.undo()
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt", "train.log"]

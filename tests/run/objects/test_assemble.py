@@ -16,7 +16,6 @@ from tests.kit.machines import H200, LAPTOP
 from tests.plan.test_decide import config as make_config
 from tests.plan.test_decide import planned
 from wellfed.config.compose import Composed
-from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.data.backends import thread_backend
 from wellfed.data.settings import LoaderSettings
@@ -182,25 +181,27 @@ def parts_of(kind):
         train=Rows(),
         val={
             "split": pair[0],
-            "joined": ConcatDataset([Rows(), OnDevice()]),
+            "joined": ConcatDataset([Rows(), Subset(OnDevice(), [0, 1])]),
             "own": Doubled(Subset(OnDevice(), [0, 1]), [0]),
             "plain": Subset(Rows(), [0, 1]),
-            "fetch": Subset(sets.Fetching(), [0, 1]),
+            "fetch": Subset(Subset(sets.Fetching(), [0, 1]), [0]),
         }[kind],
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "hidden"),
-    [
-        ("split", "Subset hides on_device of OnDevice"),
-        ("joined", "ConcatDataset hides on_device of OnDevice"),
-        ("fetch", "Subset hides fetch of Fetching"),
-        ("own", None),
-        ("plain", None),
-    ],
+    [("split", "Subset"), ("joined", "ConcatDataset")],
 )
-def test_a_method_that_torchs_subset_hides_is_told(kind, hidden):
+def test_a_method_that_decides_what_is_learned_is_not_hidden(kind, hidden):
+    with pytest.raises(ConfigError, match=f"val: {hidden} hides on_device of OnDevice.*Select the samples inside"):
+        brought("parts_of", 4, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"), [("fetch", "Subset hides fetch of Fetching"), ("own", None), ("plain", None)]
+)
+def test_another_method_that_torchs_subset_hides_is_told(kind, hidden):
     parts, _ = brought("parts_of", 4, kind=kind)
     notes = [note for note in parts.data.notes if "hides" in note]
     assert [hidden in note for note in notes] == ([] if hidden is None else [True])
@@ -308,16 +309,18 @@ def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
         # Samples of their own may draw from the process's generators, which no thread beside training may touch.
         ("threads", sets.Global, 2, "processes", 3),
         ("threads", sets.Global, 0, "inline", 0),
+        ("own", sets.Global, 2, "inline", 0),  # a DataLoader that has workers is of one split
         ("torch", sets.Fetching, 0, "inline", 3),
     ],
 )
 def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
-    loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
+    loader = {"num_workers": 2, "pin_memory": True, "device_prefetch": 3}
     config = make_config(loader=loader)
     plan = planned(config, H200)
-    plan = replace(plan, loader=replace(plan.loader, num_workers=num_workers))
+    plan = replace(plan, loader=replace(plan.loader, backend=backend, num_workers=num_workers))
     found = eval_settings(config, plan, kind())
-    assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
+    workers = 0 if expected == "inline" else num_workers
+    assert (found.backend, found.num_workers, found.pin_memory) == (expected, workers, True)
     assert eval_device_prefetch(plan, kind()) == ahead
 
 

@@ -39,6 +39,18 @@ def test_what_can_t_be_made_is_told(override: str, problem: str) -> None:
         made("callbacks=early_stopping", override)
 
 
+PLATEAU = "workload.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"
+
+
+@pytest.mark.parametrize(
+    ("where", "others"),
+    [("callbacks.early_stopping.monitor", ["callbacks=early_stopping"]), ("workload.schedule.monitor", [PLATEAU])],
+)
+def test_a_figure_of_a_split_that_is_not_there_is_told(where: str, others: list[str]) -> None:
+    with pytest.raises(ConfigError, match=rf"{where}=val/loss: the workload has no val split. Set .*train/loss"):
+        made(*others, f"{where}=val/loss", val=None)
+
+
 def test_who_listens_within_a_step_is_known() -> None:
     found = made(
         "callbacks=lr_monitor",

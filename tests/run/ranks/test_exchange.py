@@ -87,6 +87,13 @@ def test_a_rank_that_has_ended_well_is_not_waited_for(exchanges):
     assert raised_on_all(exchanges[1:], lambda one: one.broadcast("run")) == [OK, OK]
 
 
+def test_a_rank_that_sends_nothing_is_not_waited_for_forever(exchanges, monkeypatch):
+    monkeypatch.setattr(exchange, "WAIT_S", 0.2)
+    joined(exchanges)
+    with pytest.raises(RankEnded, match=r"Rank 0 .* has sent nothing"):
+        exchanges[1].broadcast("plan")
+
+
 class Unreadable:
     """Made by another version of the code."""
 

@@ -60,7 +60,7 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> FileLock:
-    from filelock import FileLock, Timeout  # imports asyncio
+    from filelock import FileLock, SoftFileLock, Timeout  # imports asyncio
 
     lock = FileLock(folder / FILE_NAME)
     try:
@@ -71,6 +71,10 @@ def _locked(folder: Path) -> FileLock:
         why = (isinstance(error, OSError) and error.strerror) or error
         way_out = "Name a folder that can be written, on a file system with file locks."
         raise ConfigError.of("paths.log_dir", f"{folder} can't be locked: {why}.", way_out) from error
+    if issubclass(type(lock), SoftFileLock):  # filelock's substitute, which a killed process would leave behind
+        lock.release()
+        problem = f"{folder} can't be locked: its file system has no file locks."
+        raise ConfigError.of("paths.log_dir", problem, "Name a folder on another file system.")
     return lock
 
 

@@ -81,7 +81,7 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     """Returns the data with DataLoaders taken apart, streams wrapped, and the model's own collate function."""
     data = without_loaders(data, seed)
     data = replace(data, **{split: _as_stream(data, split) for split in _SPLITS})
-    data = replace(data, notes=(*data.notes, *_hidden_methods(data)))
+    data = replace(data, notes=(*data.notes, *_notes_on_hidden(data, model)))
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate
         if isinstance(own, Mapping):
@@ -94,20 +94,32 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
     return data
 
 
-def _hidden_methods(data: Datasets) -> Iterator[str]:
-    """Yields a note for each split with methods for batches that torch's Subset or ConcatDataset hides."""
+def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
+    """Yields a note for each ``fetch`` or ``split`` that torch's Subset or ConcatDataset hides.
+
+    Raises:
+        ConfigError: they hide a method that decides what a plain model learns.
+    """
     for split in _SPLITS:
         dataset = getattr(data, split)
-        inside = dataset.datasets if isinstance(dataset, ConcatDataset) else []
-        for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
-            names = [*batches.methods(inner), *(["fetch"] if callable(getattr(inner, "fetch", None)) else [])]
-            if hidden := [name for name in names if not callable(getattr(dataset, name, None))]:
-                outer, owner = type(dataset).__name__, type(inner).__name__
-                yield (
-                    f"{split}: {outer} hides {', '.join(hidden)} of {owner}, which is not called. Select the samples "
-                    f"inside {owner}."
-                )
-                break
+        for name, owner in _hidden_methods(dataset).items():
+            problem = f"{split}: {type(dataset).__name__} hides {name} of {owner}, which is not called."
+            way_out = f"Select the samples inside {owner}."
+            if name in ("fetch", "split"):  # a split may be a method of another meaning
+                yield f"{problem} {way_out}"
+            elif not is_lightning_module(model):  # which gets batches as they are
+                raise ConfigError.of("workload.data", problem, way_out)
+
+
+def _hidden_methods(dataset: Any) -> dict[str, str]:
+    """Returns the methods for batches that Subset and ConcatDataset hide, at any depth, with the classes that have
+    them."""
+    found: dict[str, str] = {}
+    inside = dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
+        names = [*batches.methods(inner), *(["fetch"] if callable(getattr(inner, "fetch", None)) else [])]
+        found |= _hidden_methods(inner) | dict.fromkeys(names, type(inner).__name__)
+    return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
 
 
 def _as_stream(data: Datasets, split: str) -> Any:

@@ -112,7 +112,7 @@ def make_eval_loader(
 def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
     """Returns the settings of training that an evaluation can have too."""
     asked = loader_settings(config, plan.loader)
-    if asked.num_workers == 0:
+    if asked.num_workers == 0 or asked.backend == "own":  # the workers of a DataLoader read no other split
         return LoaderSettings(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
         return replace(asked, backend="processes")  # its samples may draw from the process's generators
@@ -122,5 +122,6 @@ def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSetti
 def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
     """Returns the number of evaluation batches that are copied to the device ahead. Without workers the copying thread
     would build the batches too, and draw from the process's generators."""
-    may_build_ahead = plan.loader.num_workers > 0 or callable(getattr(dataset, "fetch", None))
+    has_workers = plan.loader.num_workers > 0 and plan.loader.backend != "own"
+    may_build_ahead = has_workers or callable(getattr(dataset, "fetch", None))
     return plan.loader.device_prefetch if may_build_ahead else 0

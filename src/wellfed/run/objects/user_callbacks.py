@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wellfed.config.build import TARGET, build
 from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault, type_and_line
 from wellfed.run.objects.evaluation import named_best
 from wellfed.run.objects.optimizers import try_schedule
@@ -20,9 +21,10 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     """Returns the callbacks by name, in order. Errors that they raise later name the callback.
 
     Raises:
-        ConfigError: a callback or the scheduler can't be made.
+        ConfigError: a callback or the scheduler can't be made, or monitors validation, and there is none.
     """
-    faults = list[Fault]()
+    if faults := list(_monitor_faults("workload.schedule.monitor", config.workload.schedule.monitor, objects.data)):
+        raise ConfigError(faults)
     if not objects.is_lightning_module:
         try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
@@ -46,6 +48,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
         if wrong is not None:
             faults.append(Fault(where, *wrong))
         else:
+            faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
             name_errors(callback, where)
     if faults:
         raise ConfigError(faults)
@@ -73,3 +76,9 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
         raise ConfigError(faults)
     for fault in faults:
         _LOG.warning("The batches of validation that are tried before training: %s", fault)
+
+
+def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:
+    """Yields a fault for a metric of validation if there is no val split."""
+    if isinstance(monitor, str) and monitor.startswith(("val/", "val_")) and data.val is None:
+        yield Fault(f"{where}={monitor}", "the workload has no val split.", f"Set {where}=train/loss.")

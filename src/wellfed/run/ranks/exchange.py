@@ -25,6 +25,8 @@ COME_S = 300.0
 """Seconds that ranks wait for one another at the start. Each imports torch first, maybe from a slow disk."""
 REFUSED_S = 60.0
 """Seconds that rank 0 waits for the others if it only has to report that nothing is run."""
+WAIT_S = 7200.0
+"""Maximum seconds to wait for an object of another rank, which may hang alive."""
 REPORT_S = 5.0
 """Seconds to wait for the report of another rank after a collective has failed."""
 _LAST_RECORD_S = 30.0
@@ -209,11 +211,14 @@ class Exchange:
 
     def _await(self, key: str, rank: int) -> Any:
         """Returns an object of a rank, once it is there. Raises RankEnded if that rank has ended or any has failed."""
-        wait_s = 0.005
+        wait_s, until_s = 0.005, time.monotonic() + WAIT_S
         while not self._ask("check", [key]):
             failure = self.failure() or self._ends.get(rank) or self._ends.get(self.launch.rank)
             if failure is not None:
                 raise RankEnded(failure)
+            if time.monotonic() > until_s:
+                message = f"{self._named(rank)} has sent nothing for {WAIT_S / 3600:g} hours ({key})."
+                raise RankEnded(Outcome("failed", EXIT_FAILED, "code", message))
             time.sleep(wait_s)
             wait_s = min(0.2, 1.5 * wait_s)
         try:

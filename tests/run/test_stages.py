@@ -1,0 +1,69 @@
+"""Runs whose end itself goes wrong."""
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wellfed.config.compose import compose
+from wellfed.record.entries import RunRecord
+from wellfed.run import stages
+from wellfed.run.folder.run_folder import RunFolder
+from wellfed.run.screen import Terminal
+
+
+class Training(stages.Run):
+    """A run that ends with a bug while it trains."""
+
+    def _stages(self) -> None:
+        self._started()
+        raise ValueError("bug")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    return SimpleNamespace(
+        rank=0,
+        is_trial=False,
+        folder=RunFolder(tmp_path, is_new=True),
+        console=Terminal(quiet=True),
+        record=RunRecord.start("r"),
+        began_s=time.monotonic(),
+        composed=compose(["workload.name=w"]),
+        shared=None,
+        exchange=None,
+        target=None,
+        stop=SimpleNamespace(is_finishing=False),
+    )
+
+
+class Gone:
+    """An output whose reader has ended."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_trained_run_ends_as_ever_without_a_terminal(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert Training(start).go() == 1
+    assert start.folder.stays
+    assert RunRecord.read(start.folder.path).status == "failed"
+
+
+def test_a_trained_run_stays_if_its_end_fails(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome_of(*_: object, **__: object) -> None:
+        raise RuntimeError("another bug")
+
+    monkeypatch.setattr(stages, "outcome_of", outcome_of)
+    with pytest.raises(RuntimeError, match="another bug"):
+        Training(start).go()
+    assert start.folder.stays
