@@ -103,6 +103,8 @@ def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
     for split in _SPLITS:
         dataset = getattr(data, split)
         for name, owner in _hidden_methods(dataset).items():
+            if name == "for_features" and data.features is None:
+                continue
             problem = f"{split}: {type(dataset).__name__} hides {name} of {owner}, which is not called."
             way_out = f"Select the samples inside {owner}."
             if name in ("fetch", "split"):  # a split may be a method of another meaning
@@ -117,8 +119,8 @@ def _hidden_methods(dataset: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     inside = dataset.datasets if isinstance(dataset, ConcatDataset) else []
     for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
-        names = [*batches.methods(inner), *(["fetch"] if callable(getattr(inner, "fetch", None)) else [])]
-        found |= _hidden_methods(inner) | dict.fromkeys(names, type(inner).__name__)
+        more = [name for name in ("for_features", "fetch") if callable(getattr(inner, name, None))]
+        found |= _hidden_methods(inner) | dict.fromkeys([*batches.methods(inner), *more], type(inner).__name__)
     return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
 
 
