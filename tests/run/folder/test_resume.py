@@ -215,7 +215,7 @@ def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(
     (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
     run(runs / "2026-01-09_00-00-00_aaaa", checkpoints=()).joinpath("run.json").write_text("{")
     assert auto(runs) == "2026-01-02_00-00-00_aaaa"
-    assert f"{runs}/2026-01-09_00-00-00_aaaa is damaged" in capsys.readouterr().err
+    assert f"{runs}/2026-01-09_00-00-00_aaaa/run.json is damaged" in capsys.readouterr().err
 
 
 def test_auto_takes_a_killed_run(runs):
@@ -261,7 +261,7 @@ def test_what_resume_cannot_mean(tmp_path):
     assert "is no run folder" in message(locate, tmp_path)
     (tmp_path / "x.ckpt").write_text("text")
     assert "is not a checkpoint that can be read" in message(locate, tmp_path / "x.ckpt")
-    (tmp_path / "run.json").write_text('{"schema": 99}')
+    (tmp_path / "run.json").write_text('{"schema": 99, "run_id": "x", "status": "ok"}')
     assert "has schema 99" in message(locate, tmp_path)
 
 
