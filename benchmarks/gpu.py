@@ -34,8 +34,8 @@ from measuring import finish
 from planted_faults import INLINE, LARGE, ON_GPU, SHAPES, WHOLE
 
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.machine_facts import GpuFacts
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "logger=none")

@@ -47,8 +47,8 @@ from benchmarks.memory_cases import (  # noqa: E402
     workload_cases,
 )
 from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402
+from wellfed.observe.machine_facts import SIMULATED  # noqa: E402
 from wellfed.plan.device import cublas_bytes  # noqa: E402
 from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.units import MIB  # noqa: E402

@@ -40,9 +40,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measuring import alone, compared, finish, has, interval  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
-from wellfed.observe.hardware.facts import GpuFacts  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.loggers.wandb_sink import WandbSink, open_run  # noqa: E402
+from wellfed.observe.machine_facts import GpuFacts  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
 from wellfed.record.entries import RunRecord  # noqa: E402

@@ -38,8 +38,8 @@ from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
 from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
-from wellfed.study.tune.gain import gain_in_turns  # noqa: E402
 from wellfed.study.tune.trial import with_overrides  # noqa: E402
+from wellfed.study.tune_gain import gain_in_turns  # noqa: E402
 
 LEAST_OF_BEST, MOST_OF_TIME = 0.95, 0.3
 """Minimum share of the grid's best rate, and maximum share of its trial time, for tune."""

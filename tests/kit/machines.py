@@ -1,6 +1,6 @@
 """Recorded machines to plan for."""
 
-from wellfed.observe.hardware.facts import GpuFacts, Holder, MachineFacts
+from wellfed.observe.machine_facts import GpuFacts, Holder, MachineFacts
 
 GIB = 2**30
 

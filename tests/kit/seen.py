@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellfed.monitor.board import Board
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST, Sample
 
 FULL = {

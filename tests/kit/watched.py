@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fake_nvml.driver import FakeGpu, LoadedDriver
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.gpu import GpuSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler

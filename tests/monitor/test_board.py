@@ -13,7 +13,7 @@ from wellfed.monitor import screens
 from wellfed.monitor.board import Curve
 from wellfed.monitor.monitor import summary_lines
 from wellfed.monitor.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
-from wellfed.observe.hardware.facts import Holder
+from wellfed.observe.machine_facts import Holder
 from wellfed.observe.telemetry.series import HOST
 
 

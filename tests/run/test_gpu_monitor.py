@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.machines import H200
 from wellfed.config.schema import Accelerator, RunConfig, TelemetryConfig, TrainerConfig, WorkloadConfig
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan

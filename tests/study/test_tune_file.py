@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.study.study_files import TUNE, TuneFile
-from wellfed.study.tune.gain import TuneGain, TurnsMeasured
+from wellfed.study.tune_gain import TuneGain, TurnsMeasured
 
 FILE = TuneFile(
     name="mine",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series as Readings
-from wellfed.observe.hardware.facts import GpuFacts, Holder
+from wellfed.observe.machine_facts import GpuFacts, Holder
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import ENERGY, HOST, Sample
 

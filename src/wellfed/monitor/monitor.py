@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.curves.curve_verdict import verdict_of
 from wellfed.monitor.board import Board
 from wellfed.monitor.processes import ProcessSource
 from wellfed.monitor.seen_gpus import FoundGpus
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from wellfed.monitor.board import Board
-from wellfed.observe.hardware.facts import GpuFacts, Holder
+from wellfed.observe.machine_facts import GpuFacts, Holder
 from wellfed.observe.nvml.devices import list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.observe.telemetry.series import Reading, Source

@@ -14,7 +14,7 @@ from rich.text import Text
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import print_text
 from wellfed.monitor.board import Board
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_duration, show_line
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import ask_nvml
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.nvml.session import NvmlSession
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.budget import Estimate, within_budget
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.memory import (

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
 from wellfed.errors import ConfigError, Fault
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
 from wellfed.observe.hardware.profiles import (
     BUDGET_FRAC,
     PROFILES,
@@ -17,6 +16,7 @@ from wellfed.observe.hardware.profiles import (
     resolve_budget,
     resolve_precision,
 )
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSection, by_rule
 from wellfed.units import MIB, counted
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.profiles import Budget, resolve_budget, resolve_precision
 from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.units import show_bytes
 
 SMALL_SHM_GIB = 1.0

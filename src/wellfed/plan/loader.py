@@ -12,7 +12,7 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.settings import MOST_PARTS
 from wellfed.data.worker_count import MOST_WORKERS
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, timeout_for_workers, to_time
 from wellfed.plan.loader_checks import UNSHARED, loader_faults, loader_warnings
 from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches

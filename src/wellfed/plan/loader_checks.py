@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.backend import asks_for_timeout
 from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.plan.run_plan import DataFacts, LoaderSection, StreamFacts

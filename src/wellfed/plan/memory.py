@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.budget import misfit
 from wellfed.plan.micro_batch import in_parts, rule_of_thumb
 from wellfed.plan.run_plan import (

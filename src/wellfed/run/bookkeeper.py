@@ -14,9 +14,9 @@ from wellfed.config.schema import RunConfig
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import gpu_figures
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.sink import Sink
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample

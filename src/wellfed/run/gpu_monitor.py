@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import HostEntry, MemoryEntry

@@ -19,9 +19,9 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.profiles import with_cards
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.loader import LoaderPlanner

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wellfed.config.schema import OnOom
 from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import EXIT_TIME_LIMIT
 from wellfed.ranks import launched, own_local_rank, requeue
@@ -35,9 +35,11 @@ from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.following import SharedRun
 from wellfed.run.restart import Restarts, show_changes, with_changes
-from wellfed.run.train import Start
 from wellfed.train.memory import oom
 from wellfed.units import for_stream, show_text
+
+if TYPE_CHECKING:
+    from wellfed.run.train import Start
 
 _LOG = logging.getLogger(__name__)
 

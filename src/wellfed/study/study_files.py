@@ -23,7 +23,7 @@ from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_met
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of, of_one_run
 from wellfed.study.points.space import Axis
-from wellfed.study.tune.gain import TurnsMeasured
+from wellfed.study.tune_gain import TurnsMeasured
 
 SCHEMA = 1
 SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")

@@ -8,8 +8,8 @@ from pathlib import Path
 import wellfed
 from wellfed.cli.commands import doctor
 from wellfed.cli.commands.doctor import show, surroundings
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.plan.doctor_checks import Surroundings, examine
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}

@@ -8,8 +8,8 @@ import pytest
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, Scenario
 from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.nvml.session import NvmlSession
 
 SMALL = Card("GPU-aaaa", "NVIDIA T4", 15 * GIB, used_bytes=GIB, capability=(7, 5))

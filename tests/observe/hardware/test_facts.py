@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 
 GPU = GpuFacts(0, "GPU-1", "NVIDIA H200", 139.8, "9.0", free_gib=100.3, nvml_index=1)
 MACHINE = MachineFacts("a CPU", 2.5, 16.0, 12.0, 8.0, 7.0, (GPU,), warnings=("w",), versions={"python": "3.11"})

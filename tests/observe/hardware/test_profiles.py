@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from tests.kit.machines import H200, LAPTOP, SMALL
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import GpuFacts, Holder, MachineFacts
 from wellfed.observe.hardware.profiles import (
     PROFILES,
     PrecisionChoice,
@@ -15,6 +14,7 @@ from wellfed.observe.hardware.profiles import (
     resolve_precision,
     with_cards,
 )
+from wellfed.observe.machine_facts import GpuFacts, Holder, MachineFacts
 
 
 def gpu(memory_gib, *, held_gib=0.0, name="NVIDIA H200", capability="9.0", index=0):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fake_nvml.driver import FakeDriver, Scenario
 from tests.kit.watched import Watched, watched_gpu
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.gpu import GpuSource
 
 

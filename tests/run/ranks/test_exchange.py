@@ -88,8 +88,8 @@ def test_a_rank_that_has_ended_well_is_not_waited_for(exchanges):
 
 
 def test_a_rank_that_sends_nothing_is_not_waited_for_forever(exchanges, monkeypatch):
-    monkeypatch.setattr(exchange, "WAIT_S", 0.2)
     joined(exchanges)
+    monkeypatch.setattr(exchange, "WAIT_S", 0.2)
     with pytest.raises(RankEnded, match=r"Rank 0 .* has sent nothing"):
         exchanges[1].broadcast("plan")
 

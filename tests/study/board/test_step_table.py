@@ -12,11 +12,11 @@ from wellfed.study.board.step_table import gain_text, show
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 from wellfed.study.study_files import TuneFile
-from wellfed.study.tune.gain import TuneGain, TurnsMeasured
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.tuning import TuneScreen
 from wellfed.study.tune.walk import Walk
+from wellfed.study.tune_gain import TuneGain, TurnsMeasured
 
 FILE = TuneFile(
     name="mine",

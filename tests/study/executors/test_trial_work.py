@@ -16,7 +16,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.run.micro_batch import footprints
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.run_objects import RunObjects

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.study.tune.gain import gain_in_turns
+from wellfed.study.tune_gain import gain_in_turns
 
 RATES = st.floats(1e-3, 1e6)
 

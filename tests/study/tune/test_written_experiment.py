@@ -18,10 +18,10 @@ from wellfed.errors import ConfigError
 from wellfed.record.entries import RunRecord
 from wellfed.study.board.step_table import train_command
 from wellfed.study.row import Row
-from wellfed.study.tune.gain import TuneGain
 from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
 from wellfed.study.tune.walk import Step
 from wellfed.study.tune.written_experiment import MARK, Recommendation, TuneExperiment, name_of, planned_values
+from wellfed.study.tune_gain import TuneGain
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
 TURNED = ("loader.backend=inline", "loader.num_workers=0")

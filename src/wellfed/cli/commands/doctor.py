@@ -15,9 +15,9 @@ from wellfed import __version__, project
 from wellfed.command_line import command
 from wellfed.errors import EXIT_OK
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.wandb_sink import is_logged_in
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.doctor_checks import Examination, Surroundings, examine
 
 

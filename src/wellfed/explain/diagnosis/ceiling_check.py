@@ -38,7 +38,7 @@ class Contradiction:
 
     @property
     def message(self) -> str:
-        """What contradicts the ceiling, in a sentence."""
+        """Contradiction between the ceiling and the steps, in a sentence."""
         only = "" if self.slower == "ceiling" else "only "
         return f"But {only}{show_percent(self.data_frac)} of its time went into data: {_WHY[self.slower]}."
 

@@ -15,8 +15,8 @@ import psutil
 
 from wellfed import __version__
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
-from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda
+from wellfed.observe.machine_facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.nvml.devices import Devices, list_devices
 from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError, NvmlSession
 from wellfed.observe.nvml.visible import visible_devices

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 
 BUDGET_FRAC = 0.9
 """Share of a card's memory that a run plans with. CUDA's context, fragmentation and workspaces need the rest."""

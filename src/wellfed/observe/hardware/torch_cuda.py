@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 from wellfed.errors import first_line
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.units import gib
 
 IMPORT_FAILED = "torch can't be imported"

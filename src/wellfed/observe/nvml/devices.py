@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, Holder
+from wellfed.observe.machine_facts import SIMULATED, GpuFacts, Holder
 from wellfed.observe.nvml.session import NOT_FOUND, NvmlError, NvmlSession
 from wellfed.units import gib
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.gpu import GpuSource
 from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S

@@ -12,7 +12,7 @@ from wellfed.explain.report.text_table import TextColumn, TextTable, print_comma
 from wellfed.masking import masked_override
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.study_files import TuneFile
-from wellfed.study.tune.gain import TuneGain
+from wellfed.study.tune_gain import TuneGain
 from wellfed.units import counted, show_duration, show_factor, show_line
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.process import without_collections
 from wellfed.study.executors.executor import PointPlan, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job

@@ -25,9 +25,9 @@ from wellfed.explain.pages.html_page import script
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import installed_versions, machine
-from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers import wandb_sink
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.provenance import engine_state
 from wellfed.run.objects import assemble, loaders

@@ -24,7 +24,7 @@ from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record.entries import RunRecord
@@ -39,13 +39,13 @@ from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile, study_code
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
-from wellfed.study.tune.gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.start import of_the_start, of_trials
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.turns import TuneTrials
 from wellfed.study.tune.walk import Step, Walk
 from wellfed.study.tune.written_experiment import TuneExperiment, name_of
+from wellfed.study.tune_gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.units import counted, show_duration, show_line
 
 _LOOK_S = 60

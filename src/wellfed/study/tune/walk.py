@@ -22,9 +22,9 @@ from typing import Any
 from wellfed.observe.timing.interval import student_t
 from wellfed.record.entries import FindingEntry
 from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
-from wellfed.study.tune.gain import LEAST_GAIN
 from wellfed.study.tune.moves import TuneMachine, built_by, moves
 from wellfed.study.tune.trial import Change, TuneTrial, knob_of, with_overrides
+from wellfed.study.tune_gain import LEAST_GAIN
 from wellfed.units import counted, show_duration, show_factor
 
 _PATIENCE = 3

@@ -15,13 +15,13 @@ from wellfed.config.files.option_file import Value, in_ascii
 from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
-from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.run_plan import only_planned
 from wellfed.record.entries import RunRecord
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
-from wellfed.study.tune.gain import TuneGain
 from wellfed.study.tune.trial import knob_of, with_overrides
 from wellfed.study.tune.walk import Step
+from wellfed.study.tune_gain import TuneGain
 
 MARK = "Written by python src/tune.py: the next tune of this name replaces it."
 """First line of tune's own files; other files are the user's."""
@@ -97,7 +97,7 @@ def name_of(config: RunConfig, facts: MachineFacts, *, on_gpu: bool) -> str:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a tune has written, and what to type."""
+    """Result of a tune as a file, and what to type."""
 
     file: Path | None
     why_not: str | None

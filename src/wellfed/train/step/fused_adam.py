@@ -52,13 +52,14 @@ def _is_observed(optimizer: torch.optim.Optimizer) -> bool:
 def _has_usual_options(group: dict[str, Any]) -> bool:
     if group["amsgrad"] or group["maximize"] or group["capturable"] or group["differentiable"] or not group["fused"]:
         return False
-    return not any(isinstance(value, Tensor) for value in (group["lr"], *group["betas"]))
+    return Tensor not in {*map(type, (group["lr"], *group["betas"]))}
 
 
 def _are_usual(weights: list[nn.Parameter]) -> bool:
     """Returns whether all are dense parameters of one device and type."""
     kinds = {(type(one), one.device, one.dtype, one.grad.is_sparse) for one in weights if one.grad is not None}
-    return len(kinds) <= 1 and all(kind is nn.Parameter and not is_sparse for kind, _, _, is_sparse in kinds)
+    kind, *_, is_sparse = next(iter(kinds), (nn.Parameter, False))
+    return len(kinds) <= 1 and kind is nn.Parameter and not is_sparse
 
 
 def _update(kernel: Callable[..., Any], group: dict[str, Any], weights: list[Any], states: list[Any]) -> None:

@@ -105,10 +105,10 @@ class ProgressBar(pl.Callback):
             self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._look("training", trainer.global_step)
+        self._look("training", trainer)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._look("validating", trainer.global_step)
+        self._look("validating", trainer)
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         screen, self._screen = self._screen, None
@@ -117,11 +117,12 @@ class ProgressBar(pl.Callback):
 
     on_exception = on_train_end
 
-    def _look(self, what: str, step: int) -> None:
+    def _look(self, what: str, trainer: pl.Trainer) -> None:
         """Draws the bar, or prints a line, if one is due."""
-        now_s, width = self._clock(), self._console.width
+        now_s = self._clock()
         if now_s < self._look_at_s:
             return
+        step, width = trainer.global_step, self._console.width
         self._look_at_s = now_s + REDRAW_S
         if step <= self._warm_step:
             self._warm_s = now_s
