@@ -146,6 +146,10 @@ def test_a_table_that_breaks_off_or_jumps_has_pictures(tmp_path: Path) -> None:
 def test_a_recorded_run_has_a_page(path: Path, tmp_path: Path) -> None:
     for file, text in json.loads(gzip.decompress(path.read_bytes()))["files"].items():
         (tmp_path / file).write_text(text)
+    record = json.loads((tmp_path / "run.json").read_text())
+    if record["time"]:
+        record["time"].setdefault("step_ms_mean", record["time"]["step_ms_p50"])  # younger than the recorded runs
+    (tmp_path / "run.json").write_text(json.dumps(record))
     assert len(pictures_of(page_of(tmp_path))) >= 2
 
 
