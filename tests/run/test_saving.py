@@ -267,7 +267,7 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     code, _ = ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=20", model=model)
     told = capsys.readouterr().err
     assert code == 2
-    assert ("holds no loops" if damaged else "workload.model") in told
+    assert ("holds no lr_schedulers" if damaged else "workload.model") in told
     after = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after.pop(Path("train.log")).startswith(before.pop(Path("train.log")))
     assert after == before
@@ -281,7 +281,7 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
     torch.save(state, path)
 
 
-@pytest.mark.parametrize("key", ["loops", *map(slow, ("optimizer_states", "position"))])
+@pytest.mark.parametrize("key", ["lr_schedulers", *map(slow, ("optimizer_states", "position"))])
 def test_a_checkpoint_with_other_content_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:

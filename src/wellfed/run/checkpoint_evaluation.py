@@ -33,7 +33,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         from wellfed.observe.hardware.detect import machine
         from wellfed.observe.hardware.torch_cuda import torch_cuda
         from wellfed.run.bookkeeper import Bookkeeper
-        from wellfed.run.passes.passes import Passes
+        from wellfed.run.passes.choice import make_passes
         from wellfed.run.planner import Planner
 
     state = load_checkpoint(checkpoint)  # before data and model are made
@@ -45,7 +45,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
     plan = planner.for_evaluation()
     with tempfile.TemporaryDirectory() as folder:
         books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
-        passes = Passes(planner.config, planner.parts, plan, books, rank=0)
+        passes = make_passes(planner.config, planner.parts, plan, books, rank=0)
         passes.check_fits(f"checkpoint={checkpoint}", state)
         return passes.evaluate(checkpoint)
 

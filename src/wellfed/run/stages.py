@@ -30,7 +30,9 @@ from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
 from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
+from wellfed.run.passes.choice import make_passes
 from wellfed.run.passes.passes import Passes
+from wellfed.run.passes.plain_passes import PlainPasses
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.following import SharedRun
@@ -53,7 +55,7 @@ class Run:
         earlier_s = start.record.duration_s + time.monotonic() - start.began_s
         self._books = Bookkeeper(start.record, self._folder, start.composed.config, earlier_s=earlier_s)
         self._others = OtherRanks(self._rank, start.shared or _to_share(start), start.exchange)
-        self._passes: Passes | None = None
+        self._passes: PlainPasses | Passes | None = None
         self._has_trained = False
 
     def go(self) -> int:
@@ -136,13 +138,14 @@ class Run:
             planner.parts.end()
             passes.check_saved()
 
-    def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
+    def _make_passes(self, planner: Planner, plan: RunPlan) -> PlainPasses | Passes:
         may_adapt = not self._is_trial  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
-        self._passes = Passes(config, parts, plan, books, rank=self._rank, may_adapt=may_adapt, others=self._others)
+        about = {"rank": self._rank, "may_adapt": may_adapt, "others": self._others}
+        self._passes = make_passes(config, parts, plan, books, **about)
         return self._passes
 
-    def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
+    def _fit(self, passes: PlainPasses | Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
         """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
         start = self._start
         try:
@@ -164,7 +167,9 @@ class Run:
         self._books.planned(plan)
         return Planner.start(start.composed, facts), plan
 
-    def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
+    def _restarted(
+        self, needed: RestartNeeded, passes: PlainPasses | Passes, checkpoint: Path | None, began_s: float
+    ) -> None:
         """Cuts record and tables back to the restart's step, and reports the restart."""
         step, epochs = (0, 0.0) if checkpoint is None else _progress_at(load_checkpoint(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
@@ -201,7 +206,7 @@ class Run:
                 _LOG.warning(warning)
         return plan
 
-    def _resume_from(self, target: Target, passes: Passes) -> Path:
+    def _resume_from(self, target: Target, passes: PlainPasses | Passes) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint = target.checkpoint
         state = load_checkpoint(checkpoint, RESUMED)
@@ -276,7 +281,7 @@ def _print_error(text: str) -> None:
         print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
 
 
-def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
+def _progress_at(state: Mapping[str, Any], passes: PlainPasses | Passes) -> tuple[int, float]:
     """Returns the steps and epochs that were done when a checkpoint was written."""
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")

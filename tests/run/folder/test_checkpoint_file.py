@@ -11,7 +11,7 @@ from wellfed.errors import ConfigError
 from wellfed.run.folder.checkpoint_file import RESUMED, is_readable, load_checkpoint
 
 STATE: dict[str, Any] = {"global_step": 3, "state_dict": {"w": torch.arange(500.0)}}
-WHOLE = {**STATE, "loops": {}, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
+WHOLE = {**STATE, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_torchs_file_without_a_runs_content(tmp_path: Path, content: object, mis
     assert f"it holds no {missing}" in told(tmp_path / "x.ckpt")
 
 
-@pytest.mark.parametrize("key", ["loops", "optimizer_states"])
+@pytest.mark.parametrize("key", ["callbacks", "optimizer_states"])
 def test_a_key_that_a_resume_needs_is_named_if_it_is_missing(tmp_path: Path, key: str) -> None:
     """As in a file of weights alone, or of another version."""
     torch.save({name: value for name, value in WHOLE.items() if name != key}, tmp_path / "x.ckpt")

@@ -19,7 +19,7 @@ _WEIGHTS_ALONE = (
 _NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
 """Exceptions of torch.load for other content."""
 _KEYS = ("state_dict", "global_step")
-RESUMED = (*_KEYS, "loops", "callbacks", "optimizer_states", "lr_schedulers")
+RESUMED = (*_KEYS, "callbacks", "optimizer_states", "lr_schedulers")
 """Keys that a resume needs."""
 
 

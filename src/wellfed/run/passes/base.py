@@ -1,0 +1,214 @@
+"""Holds what the passes of all runs need: loader, figures, ranks, checkpoints, and what is written of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from wellfed.config.schema import RunConfig
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.errors import ConfigError, LastSaveFailed
+from wellfed.observe.loggers.log_media import logged_to
+from wellfed.observe.timing.step_clock import StepClock
+from wellfed.observe.timing.wall import LOGGING
+from wellfed.plan.run_plan import RunPlan
+from wellfed.ranks import gpu_label, launched, own_local_rank
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.folder.resume import CHECKPOINTS
+from wellfed.run.objects.loaders import loader_settings, make_train_loader
+from wellfed.run.objects.models import prepare_step
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.run.ranks.rank_figures import RankFigures
+from wellfed.train.loop.checkpoint_files import BEST
+from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.loop.figures import Figures
+from wellfed.train.step.non_finite import NonFiniteLoss
+
+_MOST_EXAMINED = 200
+"""Maximum number of batches examined after a non-finite loss."""
+
+
+class RunPasses:
+    """Common part of the passes of one run; `evaluate` of its two kinds runs a pass over the test split."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        objects: RunObjects,
+        plan: RunPlan,
+        books: Bookkeeper,
+        *,
+        rank: int,
+        others: OtherRanks | None,
+        stops_on_nan: bool,
+    ) -> None:
+        self._config, self._objects, self._plan, self._books, self._rank = config, objects, plan, books, rank
+        self._num_ranks = plan.trainer.devices * plan.trainer.num_nodes
+        self._is_on_gpu = plan.trainer.accelerator == "gpu"
+        self.ranks = self._rank_figures(others or OtherRanks(rank))
+        """Figures of all ranks."""
+        prepare_step(config, plan, objects.model)
+        settings = loader_settings(config, plan.loader)
+        self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
+        self.steps_per_epoch = self._loader.steps_per_epoch
+        """Batches of one pass over the training data; None for a stream of unknown length."""
+        self.is_pruned = False
+        """A pruner has ended the training early."""
+        self.figures = Figures(self._log, every=config.trainer.log_every_steps, stops_on_nan=stops_on_nan)
+
+    def _make_checkpoints(self, best_metric: str, best_mode: Literal["max", "min"]) -> Checkpoints:
+        trainer, books = self._config.trainer, self._books
+        every, minutes = trainer.checkpoint_every_steps, trainer.checkpoint_minutes
+        options = CheckpointOptions(every, minutes, trainer.keep_last, best_metric, best_mode)
+        folder, progress = books.folder / CHECKPOINTS, books.progress
+        return Checkpoints(folder, options, books.journal.disk_full, progress=progress, on_saved=self._saved)
+
+    def evaluates(self, split: str) -> bool:
+        """Returns whether the workload has that split and can evaluate it."""
+        return getattr(self._objects.data, split) is not None
+
+    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
+        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
+        raise NotImplementedError
+
+    def test(self) -> dict[str, Path]:
+        """Tests the best weights; returns the files that the evaluation wrote."""
+        if not self.evaluates("test"):
+            return {}
+        self._books.progress.enter("test")
+        best = self._checkpoints.folder / BEST
+        is_there = best.exists()
+        with self._logging_media():
+            self.evaluate(best if is_there else None)
+        tested = f"the weights of step {self.figures.step}, which training ended with"
+        if is_there:
+            step, picked = load_checkpoint(best)["global_step"], self._checkpoints
+            tested = f"the weights of {BEST} of step {step} (best {picked.best_mode} of val/{picked.best_metric})"
+        self._books.record.tested = tested
+        return {} if self._rank > 0 else self._artifacts()
+
+    def _artifacts(self) -> dict[str, Path]:
+        """Returns the files that the evaluation writes."""
+        return {}
+
+    def _tested(self) -> dict[str, float]:
+        """Returns the metrics of the test split."""
+        latest = self.figures.latest.items()
+        return {name.removeprefix("test/"): value for name, value in latest if name.startswith("test/")}
+
+    def check_saved(self) -> None:
+        """Raises a LastSaveFailed if the final weights could not be saved."""
+        failure = self._checkpoints.failure
+        if failure is not None:
+            raise LastSaveFailed(self.figures.step, self._checkpoints.folder, failure)
+
+    def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
+        """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
+        found = self._misfits(state["state_dict"])
+        if found:
+            problem = f"does not fit workload.model: {'; '.join(found)}."
+            way_out = "Set workload.* as it was when it was written, or check out the git commit that run.json names."
+            raise ConfigError.of(where, problem, way_out)
+
+    def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Returns the first few weights that don't fit this model."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stops worker processes and threads that build training batches."""
+        self._loader.close()
+
+    def _clock(self) -> StepClock:
+        """Returns the clock of a training, whose rows the journal reads."""
+        wall, origin_s = self._books.wall, self._books.journal.origin_s
+        if self._is_on_gpu:
+            wall.wait_for_device = torch.cuda.synchronize
+        clock = clock_of(is_on_gpu=self._is_on_gpu, origin_s=origin_s, wall=wall)
+        self._books.journal.finished_steps = clock.rows
+        return clock
+
+    def _log(self, *figures: Any, **about: Any) -> None:
+        """Writes figures to the journal, on rank 0. The time counts as logging."""
+        if self._rank > 0:
+            return
+        before = self._books.wall.switch(LOGGING)
+        self._books.journal.metrics(*figures, **about)
+        self._books.wall.back(before)
+
+    def _logging_media(self) -> AbstractContextManager[None]:
+        """Returns a context in which the workload's code logs pictures and tables. Rank 0 alone logs."""
+        books = self._books
+        return nullcontext() if self._rank > 0 else logged_to(books.journal.sink, lambda: books.progress.step)
+
+    def _name_data_parallel(self) -> None:
+        """Records parts of the model that DataParallel spreads over cards, where nothing can be measured."""
+        for name, part in self._objects.model.named_modules():
+            if isinstance(part, torch.nn.DataParallel):
+                module, devices = name or type(part).__name__, len(part.device_ids)
+                self._books.journal.event("data_parallel", module=module, devices=devices)
+
+    def _name_sample(self, error: NonFiniteLoss, state: dict[str, Any]) -> None:
+        """Makes the error name the sample with a non-finite value, if one of the latest batches has one.
+
+        Args:
+            state: position of the loader.
+        """
+        if isinstance(self._loader, StreamLoader):  # its samples have no numbers
+            return
+        trainer, config = self._config.trainer, self._config
+        steps = 2 * max(trainer.log_every_steps, trainer.checkpoint_every_steps or 0)
+        found = None
+        with suppress(Exception):  # the run has ended for another reason, which is reported
+            found = self._loader.non_finite_sample(state, steps=min(steps, _MOST_EXAMINED))
+        if found is None:
+            return
+        self._books.bad_sample = asdict(found)
+        skip = f"loader.skip_ids=[{','.join(map(str, [*config.loader.skip_ids, found.sample]))}]"
+        error.args = (
+            f"{type(self._objects.data.train).__name__}: training sample {found.sample} holds {found.value} "
+            f"(epoch {found.epoch}, batch {found.batch}), so the loss is no finite number.",
+        )
+        error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step."]
+
+    def _rank_figures(self, others: OtherRanks) -> RankFigures:
+        launch, books = launched(), self._books
+        node = 0 if launch is None else launch.node
+        gpu = gpu_label(node, own_local_rank()) if self._is_on_gpu else None
+        quota = books.record.machine.get("cpu_quota_cores")
+        about = {"rank": self._rank, "node": node, "gpu": gpu, "cpu_quota_cores": quota}
+        return RankFigures(
+            about,
+            others.exchange if self._num_ranks > 1 else None,
+            rows=lambda: books.journal.rows,
+            peak_gib=lambda: books.peak_gib,
+            record=books.of_ranks,
+        )
+
+    def _stepped(self, steps: int, epochs: float, samples: int) -> None:
+        """Counts a step, and brings the figures of the ranks together if that is due."""
+        self._books.stepped(steps, epochs, samples)
+        if self.ranks.stepped():
+            self._books.journal.save()
+
+    def _saved(self, step: int, name: str) -> None:
+        """Records a checkpoint, with the figures of all ranks so far."""
+        self.ranks.record_latest()
+        self._books.saved(step, name, self.figures.latest)
+
+    _checkpoints: Checkpoints
+
+
+def clock_of(*, is_on_gpu: bool, **settings: Any) -> StepClock:
+    """Returns a clock of steps, with events on a GPU. ``settings`` are those of `StepClock`."""
+    if is_on_gpu:
+        settings["new_event"] = partial(torch.cuda.Event, enable_timing=True)
+        settings["current_stream"] = torch.cuda.current_stream
+    return StepClock(**settings)

@@ -1,0 +1,361 @@
+"""Runs the passes of a run of a plain model: training with its validations, test, and the ceiling."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from wellfed.batches import Delivery
+from wellfed.config.schema import OnOom, RunConfig
+from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.data.loader_parts import loader_of
+from wellfed.data.streams.stream import Stream
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.data.streams.stream_ranks import StepsOfRanks
+from wellfed.errors import ConfigError
+from wellfed.observe.timing.interval import MIN_STEPS
+from wellfed.observe.timing.readiness import StepSummary
+from wellfed.observe.timing.step_clock import WARMUP_STEPS
+from wellfed.plan.run_plan import RunPlan
+from wellfed.process import StopRequest
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.closing import PROFILE
+from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader, make_metrics
+from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.objects.user_callbacks import check_metrics
+from wellfed.run.passes.base import RunPasses, clock_of
+from wellfed.run.passes.ceiling import Ceiling
+from wellfed.run.passes.live_status import LiveStatus
+from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.train.loop.bar import Bar
+from wellfed.train.loop.ceiling import run_ceiling
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.placed_model import PlacedModel, misfits
+from wellfed.train.loop.pruning import Pruner, Pruning
+from wellfed.train.loop.sanity import try_splits
+from wellfed.train.loop.sync_search import SyncSearch
+from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.training import Limits, Training, Watchers
+from wellfed.train.memory import oom
+from wellfed.train.memory.step_down import MicroBatches
+from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
+from wellfed.train.plain_model.plain_training import PlainSetup
+from wellfed.train.plain_model.scheduling import Schedule
+from wellfed.train.plain_model.split_metrics import can_be_shared
+from wellfed.train.step.non_finite import NonFiniteLoss
+from wellfed.train.step.train_step import StepOptions, parameter_groups
+
+_LOG = logging.getLogger(__name__)
+_PRECISE = 0.02
+"""Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
+
+
+class PlainPasses(RunPasses):
+    """The passes of one run of a plain model, which stays on its device from one to the next."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        objects: RunObjects,
+        plan: RunPlan,
+        books: Bookkeeper,
+        *,
+        rank: int,
+        may_adapt: bool = True,
+        others: OtherRanks | None = None,
+    ) -> None:
+        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
+        objects, trainer = objects.for_features(plan.memory.features), config.trainer
+        stops_on_nan = trainer.on_nan.value == "raise"
+        super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=stops_on_nan)
+        every = trainer.validate_every_steps
+        self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
+        self._total_steps = self._limits.total_steps(self.steps_per_epoch)
+        self._shares_evaluation = self._can_share_evaluation()
+        self._model = self._placed_model(may_adapt)
+        self.ceiling = Ceiling(config, books, self._loader, self._run_ceiling)
+        evaluation, mode = self._model.plain.evaluation, trainer.best_mode
+        best_mode: Any = evaluation.best_mode if mode is None else mode.value
+        self._checkpoints = self._make_checkpoints(trainer.best_metric or evaluation.best_metric, best_mode)
+
+    def _can_share_evaluation(self) -> bool:
+        data = self._objects.data
+        is_shareable = self._num_ranks > 1 and self._plan.trainer.strategy in SHARING_STRATEGIES
+        # Each rank reads the whole of a stream.
+        is_shareable &= not any(isinstance(split, Stream) for split in (data.val, data.test))
+        return is_shareable and can_be_shared(data.evaluation)
+
+    def _placed_model(self, may_adapt: bool) -> PlacedModel:
+        config, objects, plan = self._config, self._objects, self._plan
+        data, schedule, trainer = objects.data, config.workload.schedule, plan.trainer
+        setup = PlainSetup(
+            train_data=data.train,
+            eval_data={"val": data.val, "test": data.test},
+            micro=MicroBatches(plan.memory.micro_batch),
+            options=StepOptions(
+                seed=config.seed,
+                feature_mode=plan.memory.features,
+                compile_mode=plan.device.compile,
+                on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
+                # With a sharded model every batch is a collective: ranks must do equally many.
+                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and trainer.strategy != "fsdp",
+                may_adapt=may_adapt,
+                batches_ahead=plan.loader.device_prefetch,
+                on_nan=config.trainer.on_nan.value,
+                shares_evaluation=self._shares_evaluation,
+            ),
+            make_optimizer=lambda model: make_optimizer(
+                config, plan, parameter_groups(model), sparse=objects.has_sparse_gradients
+            ),
+            lr_factor=Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, self._total_steps),
+            scheduling=make_scheduling(config),
+            evaluation=data.evaluation,
+            metrics=make_metrics(config),
+            features=objects.features,
+            on_event=self._books.journal.event,
+        )
+        place = PlaceOptions(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            num_nodes=trainer.num_nodes,
+            strategy=trainer.strategy,
+            precision=plan.device.precision,
+            deterministic=config.trainer.deterministic,
+        )
+        return PlacedModel(objects.model, setup, Place(place), config.trainer.gradient_clip)
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        console: Console,
+        stop: StopRequest,
+        checkpoint: Path | None,
+        on_start: Callable[[], None],
+        pruner: Pruner | None = None,
+    ) -> None:
+        """Trains, with the validations in between and after the last step; resumes from a checkpoint if there is one.
+        ``pruner`` may end the training after any validation."""
+        self._check_splits()
+        books, config = self._books, self._config
+        validations = 0 if pruner is None else books.journal.validations_written()
+        pruning = Pruning(pruner, self._latest_best_metric, self._total_steps, validations)
+        live = LiveStatus(books, self._plan, config.workload.sample_unit)
+        watchers = self._watchers(on_start)
+        watchers.bar = Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
+        watchers.on_save = books.journal.flush
+        watchers.sanity = self._try_splits
+        clock = self._clock()
+        if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
+            watchers.trace = ProfilerTrace(
+                books.folder / PROFILE,
+                config.trainer.profile_steps,
+                partial(setattr, books.record, "profile"),
+                on_event=books.journal.event,
+                interrupt=clock.interrupt,
+            )
+
+        def prune(step: int) -> str | None:
+            reason = self._model.place.broadcast(pruning(step))
+            if reason is not None:
+                self.is_pruned = True
+                books.journal.event("pruned", message=reason)
+            return reason
+
+        self.ranks.begin()
+        try:
+            with books.wall.running(), self._logging_media(), self._open_split("val") as validation:
+                training = self._train(
+                    self._limits,
+                    stop,
+                    checkpoint,
+                    clock=clock,
+                    watchers=watchers,
+                    figures=self.figures,
+                    checkpoints=self._checkpoints,
+                    validation=validation,
+                    prune=prune,
+                )
+        except BaseException:
+            with suppress(Exception):  # the first error counts
+                self.ranks.record_latest()  # with those of ranks that have ended
+            raise
+        self.ranks.compare()
+        books.record.ended_by = training.ended_by
+
+    def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
+        """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
+        Batches loaded during a slow first step would hide a slow loader.
+
+        Args:
+            most_steps: maximum number of steps, without the warm-up.
+        """
+        warmup = WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
+        watchers = self._watchers(on_start)
+        if self._num_ranks == 1:  # several would have to agree
+            watchers.is_measured = IsMeasured(self._books.journal.summary, _PRECISE)
+        limits = Limits(max_steps=warmup + most_steps)
+        self.ranks.begin()
+        with self._model.plain.unscheduled(), self._books.wall.running():
+            self._train(
+                limits, stop, None, clock=self._clock(), watchers=watchers, figures=self.figures, warmup_steps=warmup
+            )
+        self.ranks.compare()
+
+    def _watchers(self, on_start: Callable[[], None]) -> Watchers:
+        """Returns what a timed training has, too."""
+        books = self._books
+
+        def started() -> None:
+            on_start()
+            self._name_data_parallel()
+
+        return Watchers(
+            take_rows=books.journal.steps,
+            progress=books.progress,
+            sync_search=SyncSearch(partial(setattr, books.record, "synchronisations")) if self._is_on_gpu else None,
+            on_start=started,
+            on_first_batch=books.first_batch,
+            on_batch=self.ranks.on_batch,
+            on_step=self._stepped,
+        )
+
+    def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
+        callbacks, per_epoch = self._objects.callbacks, self.steps_per_epoch
+        self._model.begin()
+        with self._prefetched(self._loader, self._plan.loader.device_prefetch, self._weigh) as own:
+            has_ranks = isinstance(self._loader, StreamLoader) and self._num_ranks > 1
+            loader = StepsOfRanks(own) if has_ranks else own
+            training = Training(
+                self._model, loader, limits, stop=stop, callbacks=callbacks, steps_per_epoch=per_epoch, **more
+            )
+            self._training = training
+            try:
+                training.fit(checkpoint)
+            except NonFiniteLoss as error:
+                self._name_sample(error, loader.state_dict())
+                raise
+        self.close()
+        return training
+
+    def _weigh(self, delivery: Delivery) -> None:
+        """Weighs the micro-batches of a batch while it is on the host."""
+        self._training.step.passes.weigh(delivery)
+
+    @contextmanager
+    def _prefetched(
+        self, loader: Any, ahead: int, before_move: Callable[[Delivery], None] | None = None
+    ) -> Iterator[Any]:
+        """Yields the loader, or one that copies ``ahead`` of its batches to the device before they are needed."""
+        if ahead == 0:
+            yield loader
+            return
+        device = self._model.device
+        with closing(DevicePrefetcher(loader, device, ahead, before_move=before_move, no_room=no_room)) as prefetcher:
+            yield prefetcher
+
+    def _latest_best_metric(self) -> float | None:
+        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def _check_splits(self) -> None:
+        """Raises the DataError of a split without batches before training. Warns of a metric without validation."""
+        best = self._config.trainer.best_metric
+        if best is not None and not self.evaluates("val"):
+            _LOG.warning(
+                "trainer.best_metric=%s has no effect: there is no validation. Give the data a val split.", best
+            )
+        for split in ("val", "test"):
+            if self.evaluates(split):
+                self._eval_loader(split).close()
+
+    def _eval_loader(self, split: str, **more: Any) -> Any:
+        return make_eval_loader(self._config, self._plan, self._objects.data, split, **more)
+
+    def _try_splits(self) -> None:
+        """Evaluates a few batches of each split before training."""
+        few, data = self._config.trainer.sanity_batches, self._objects.data
+        if not few:
+            return
+        splits = [split for split in ("val", "test") if self.evaluates(split)]
+        loaders = [loader for split in splits if (loader := loader_of(data, split))]
+        drawn_from = [generator for loader in loaders for generator in loader.generators]
+        opened = {split: partial(_closing, self._eval_loader, split, few) for split in splits}
+        try_splits(self._model, opened, partial(check_metrics, self._config, self._objects), drawn_from)
+
+    @contextmanager
+    def _open_split(self, split: str) -> Iterator[Any]:
+        """Yields the batches of a split, copied ahead as in training; None if it is not evaluated."""
+        if not self.evaluates(split):
+            yield None
+            return
+        share = {"rank": self._rank, "world_size": self._num_ranks} if self._shares_evaluation else {}
+        self._model.begin()
+        ahead = eval_device_prefetch(self._plan, getattr(self._objects.data, split))
+        with closing(self._eval_loader(split, **share)) as loader, self._prefetched(loader, ahead) as deliveries:
+            yield deliveries
+
+    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
+        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
+        if not self.evaluates("test"):
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+        self._model.begin()
+        if checkpoint is not None:
+            self._model.load(load_checkpoint(checkpoint)["state_dict"])
+        self._model.hold_features(self.figures.step)
+        with self._open_split("test") as deliveries:
+            self.figures.write("test", self._model.evaluate("test", deliveries, self.figures.step))
+        return self._tested()
+
+    def _artifacts(self) -> dict[str, Path]:
+        return dict(self._model.plain.evaluation.artifacts(self._books.folder))
+
+    def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        return misfits(self._model.whole, weights)
+
+    def _run_ceiling(self, deliveries: Sequence[Delivery], steps: int) -> StepSummary | None:
+        return run_ceiling(self._model, deliveries, steps, clock_of(is_on_gpu=self._is_on_gpu))
+
+
+class IsMeasured:
+    """Whether half the 95 % interval of a rate is ``within`` this share of it."""
+
+    def __init__(self, summary: Callable[[], StepSummary | None], within: float) -> None:
+        self._summary, self._within = summary, within
+        self._next_look = 0
+
+    def __call__(self, step: int) -> bool:
+        """Returns whether the rate is known well enough after this step."""
+        if step < self._next_look:
+            return False
+        found = self._summary()
+        steps = 0 if found is None else found.steps
+        # The check takes time, so it gets rarer.
+        self._next_look = step + max(MIN_STEPS - steps, steps // 4, 1)
+        if found is None or found.ci95 is None or steps < MIN_STEPS:
+            return False
+        low, high = found.ci95
+        return found.samples_per_s > 0 and (high - low) / 2 <= self._within * found.samples_per_s
+
+
+def no_room(error: Exception) -> bool:
+    """Returns whether memory ran out, which is logged."""
+    failure = oom.classify(error)
+    if failure is not None:
+        _LOG.info("No room on the device for another batch ahead of the step: %s", failure.message)
+    return failure is not None
+
+
+@contextmanager
+def _closing(make: Callable[..., Any], split: str, few: int) -> Iterator[Any]:
+    with closing(make(split, few=few)) as loader:
+        yield loader

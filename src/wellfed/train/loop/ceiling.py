@@ -1,0 +1,71 @@
+"""Measures the ceiling: the rate of the same steps on batches that are already on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.observe.timing.readiness import StepSummary, summarise
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.training import Limits, Training, Watchers
+
+CEILING_BATCHES = 4
+"""Number of distinct batches, used in turn so that caches don't make them cheaper than real ones."""
+
+
+class CachedBatches:
+    """A loader that repeats a few batches on the device, for one epoch."""
+
+    def __init__(self, deliveries: Sequence[Delivery], length: int) -> None:
+        self._deliveries, self._length = deliveries, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for number in range(self._length):
+            delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
+            delivery.index = number
+            # A step may change the structure of its batch; the tensors are shared.
+            delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
+            yield delivery
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the start position."""
+        return {"epoch": 0, "batch": 0}
+
+
+def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Returns the batches without a smaller last one of an epoch."""
+    largest = max((delivery.total for delivery in deliveries), default=0)
+    return [delivery for delivery in deliveries if delivery.total == largest]
+
+
+def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, clock: StepClock) -> StepSummary | None:
+    """Times the same steps on these batches, which are copied to the device first, with a new optimizer.
+
+    Returns None if a rank has no batches. Several ranks make the smallest number of steps that one of them requests.
+    Weights, buffers and generators are restored, even after an error.
+    """
+    model.begin()
+    steps = model.place.least(steps if deliveries else 0)
+    if steps == 0:
+        return None
+    rows: list[StepRow] = []
+    with model.put_back(), model.plain.only_timed():
+        ready = [
+            replace(delivery, batch=batches.to_device(delivery.batch, model.device), is_on_device=True)
+            for delivery in deliveries
+        ]
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
+        cached, limits = CachedBatches(ready, steps + WARMUP_STEPS), Limits(max_epochs=1)
+        Training(model, cached, limits, clock=clock, watchers=Watchers(take_rows=rows.extend)).fit()
+    return summarise(rows)

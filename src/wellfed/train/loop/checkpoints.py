@@ -1,0 +1,200 @@
+"""Keeps ``last.ckpt``, earlier ones, and ``best.ckpt``. Only at the last save does a disk error end a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import get_total_norm
+
+from wellfed.errors import first_line
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
+from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
+
+_LOG = logging.getLogger(__name__)
+BEST_VALUES = "best"
+"""Key of a checkpoint's entry with the metric that picks ``best.ckpt``, in that file alone."""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Times of checkpoints, number of kept ones, and metric of the best."""
+
+    every_steps: int | None
+    minutes: float | None
+    keep_last: int
+    best_metric: str
+    best_mode: Literal["max", "min"]
+
+
+class Saving(Protocol):
+    """What writes a checkpoint: a training. All ranks call each method alike."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+
+    def broadcast(self, own: bool) -> bool:
+        """Returns the value of rank 0."""
+
+    def write(self, path: Path, more: Mapping[str, Any]) -> None:
+        """Writes the state with more entries, on rank 0. Other ranks take part, and don't wait for the file."""
+
+
+class Checkpoints:
+    """Files: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, ``keep_last`` in all, and ``best.ckpt`` with its
+    value. ``saving`` writes them; set it when training begins."""
+
+    saving: Saving
+
+    def __init__(
+        self,
+        folder: Path,
+        options: CheckpointOptions,
+        on_disk_error: Callable[[BaseException, int], None],
+        *,
+        progress: Progress | None = None,
+        on_saved: Callable[[int, str], None] = lambda step, name: None,
+    ) -> None:
+        """
+        Args:
+            on_disk_error: called with the error of a save, and its step.
+            on_saved: called on rank 0 with step and name of each written file.
+        """
+        self.folder, self.options = folder, options
+        self.failure: BaseException | None = None
+        """Error of the latest save of ``last.ckpt``; None if it succeeded."""
+        self.last_step: int | None = None
+        """Step of ``last.ckpt`` if this process has written or loaded it, else None."""
+        self._on_disk_error, self._on_saved = on_disk_error, on_saved
+        self._progress = progress or Progress()
+        self.compare_by(options.best_metric, options.best_mode)
+
+    def compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
+        """Picks the best by this metric from now on."""
+        self.best_metric, self.best_mode = metric, mode
+        self.best_value = _best_value(self.folder / BEST, metric)
+        """Best value so far, that of a resumed run included."""
+
+    def loaded(self, checkpoint: Path, step: int) -> None:
+        """Notes that training goes on from a file."""
+        if checkpoint.resolve() == (self.folder / LAST).resolve():
+            self.last_step = step
+
+    def is_best(self, value: float | None) -> bool:
+        """Returns whether no earlier value is better. Of equal values the later is best, as it was trained longer."""
+        if value is None or self.best_value is None or not math.isfinite(value):
+            return value is not None and math.isfinite(value)
+        return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
+
+    def save_best(self, value: float, step: int) -> None:
+        """Writes ``best.ckpt`` of the current step; ``value`` of its metric is known on rank 0."""
+        if self._save(step, BEST, {BEST_VALUES: {self.best_metric: value}}):
+            self.best_value = value
+
+    def save_last(self, step: int) -> None:
+        """Writes ``last.ckpt`` of the current step, unless it exists."""
+        if self.last_step != step and self._save(step, LAST, {}):
+            self.last_step = step
+
+    def warn_without_best(self, metrics: Iterable[str]) -> None:
+        """Warns at the end of training if validations did not give the metric of the best."""
+        names = sorted(name for name in metrics if name.startswith("val/"))
+        if self.best_value is None and names and f"val/{self.best_metric}" not in names:
+            _LOG.warning(
+                "There is no best.ckpt: nobody logs val/%s. Set trainer.best_metric and best_mode; there are %s.",
+                self.best_metric,
+                ", ".join(names),
+            )
+
+    def way_back(self) -> str:
+        """Returns text that names the last good checkpoint, for the end of a message about NaN."""
+        if self.last_step is None:
+            return "No checkpoint had been written by then."
+        ways = "trainer.gradient_clip=1.0 or trainer.on_nan=skip"
+        return f"{LAST} of step {self.last_step} is good: go on from it with {ways}."
+
+    def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
+        """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
+        failure: BaseException | None = None
+        with self._progress.during("checkpoint"):
+            try:
+                if self.saving.rank == 0:
+                    with replacing(self.folder / name) as temporary:
+                        self.saving.write(temporary, more)
+                        if name == LAST:
+                            self._rotate()
+                else:
+                    self.saving.write(self.folder / name, more)
+            except (OSError, RuntimeError) as error:
+                if not is_disk_error(error):
+                    raise
+                failure = error
+                self._on_disk_error(error, step)
+            if name == LAST:
+                self.failure = failure
+                if failure is not None:
+                    _LOG.warning(
+                        "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
+                        "next checkpoint tries again.",
+                        *(self.folder / LAST, step, first_line(failure)),
+                    )
+            is_written = self.saving.broadcast(failure is None)
+        if is_written and self.saving.rank == 0:
+            self._on_saved(step, name)
+        return is_written
+
+    def _rotate(self) -> None:
+        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced. One that this
+        process has neither written nor loaded may be damaged, and is not kept."""
+        if self.last_step is None:
+            return
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self.options.keep_last))]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if newer.exists():
+                newer.replace(older)
+
+
+def _best_value(path: Path, metric: str) -> float | None:
+    """Returns the value of a ``best.ckpt``; None without one."""
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return float(state[BEST_VALUES][metric])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
+        return None
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Returns whether a save failed because a file can't be written. torch's writer hides the errno."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def non_finite(first: int, last: int) -> NonFiniteLoss:
+    """Returns the error for weights or losses that became NaN or infinite within these steps."""
+    return NonFiniteLoss(
+        f"The training loss or a weight became NaN or infinite {between(first, last)}; they are not "
+        f"saved. {USUAL_CAUSES} trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
+    )
+
+
+def is_finite(module: nn.Module, device: torch.device, losses: Iterable[Tensor] = ()) -> bool:
+    """Returns whether trained weights and these losses are finite on this rank. Waits for the device once."""
+    trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
+    weights = [weight.detach() for weight in trained if weight.numel()]
+    largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN if any is
+    found = [value.reshape(()).float().to(device) for value in [*largest, *losses]]
+    return not found or bool(torch.isfinite(torch.stack(found)).all())

@@ -1,0 +1,152 @@
+"""Starts the processes of a training and chooses their devices, by Lightning's Fabric."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from wellfed.ranks import COLLECTIVE_TIMEOUT_S
+
+Told = TypeVar("Told")
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where a model is trained."""
+
+    accelerator: Literal["cpu", "gpu"] = "cpu"
+    devices: int = 1
+    num_nodes: int = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    precision: str = "32-true"
+    deterministic: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, one for each device."""
+        return self.num_nodes * self.devices
+
+
+class Place:
+    """The device of this process, and the other ranks of the training. All ranks must call each method alike."""
+
+    def __init__(self, options: PlaceOptions) -> None:
+        quiet_fabric()
+        self.options, timeout = options, timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+        strategy: Any = options.strategy
+        if strategy == "fsdp":
+            from wellfed.train.loop.sharding import fsdp_strategy
+
+            strategy = fsdp_strategy(timeout)
+        elif options.world_size > 1:
+            strategy = DDPStrategy(timeout=timeout)
+        self._fabric = Fabric(
+            accelerator=options.accelerator, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy
+        )
+        self.is_sharded, self.is_replicated = options.strategy == "fsdp", isinstance(strategy, DDPStrategy)
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Starts the other ranks of this machine unless a launcher has, and meets all of them; once."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._fabric.launch()
+        if self.options.deterministic:
+            torch.use_deterministic_algorithms(True)
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._fabric.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0; known after `begin`."""
+        return self._fabric.global_rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.options.world_size
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Moves a module to the device; returns it, or its DDP or FSDP."""
+        strategy: Any = self._fabric.strategy
+        if not self.is_sharded:
+            strategy.module_to_device(module)
+        wrapper: nn.Module = strategy.setup_module(module)
+        if self.device.type == "cuda" and self.size > 1:
+            # DDP is made on another stream, where it sends the weights of rank 0. A step must not begin before that.
+            torch.cuda.synchronize(self.device)
+        return wrapper
+
+    def broadcast(self, own: Told) -> Told:
+        """Returns the object of rank 0."""
+        return own if self.size == 1 else self._fabric.broadcast(own)
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Returns for each flag whether it is set on any rank. Waits for the device if there are several ranks."""
+        if self.size == 1:
+            return list(flags)
+        found = torch.tensor([float(flag) for flag in flags], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return [value > 0 for value in found.tolist()]
+
+    def least(self, number: int) -> int:
+        """Returns the smallest number of all ranks."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Returns the mean of a tensor over all ranks."""
+        values = values.to(self.device)  # sums of a checkpoint lie on the CPU, where NCCL can't reduce them
+        dist.all_reduce(values)
+        return values / self.size
+
+    def gather(self, own: Told) -> list[Told]:
+        """Returns the objects of all ranks, in their order."""
+        if self.size == 1:
+            return [own]
+        given: list[Any] = [None] * self.size
+        dist.all_gather_object(given, own)
+        return given
+
+    def send_buffers(self, module: nn.Module) -> None:
+        """Gives all ranks the buffers of rank 0, as DDP does before each forward pass."""
+        if self.is_replicated:
+            for buffer in module.buffers():
+                sent = buffer.contiguous()
+                dist.broadcast(sent, 0)
+                if sent is not buffer:
+                    buffer.copy_(sent)
+
+
+def quiet_fabric() -> None:
+    """Silences Fabric's notes, and warnings of torch that don't apply here."""
+    for name in ("lightning.fabric", "lightning"):
+        if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
+            logger.setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+
+
+def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:
+    """Returns host and port of rank 0's store; sets ``MASTER_ADDR`` and ``MASTER_PORT`` under Slurm."""
+    environment = TorchElasticEnvironment() if by == "torchrun" else SLURMEnvironment()
+    return environment.main_address, environment.main_port

@@ -1,0 +1,57 @@
+"""Evaluates a few batches of validation and test before the first step, so that errors show at once."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from wellfed.batches import Delivery
+from wellfed.observe.loggers.log_media import logged_to
+from wellfed.train.loop.placed_model import PlacedModel
+
+Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
+"""Function that opens a few batches of a split."""
+
+
+def try_splits(
+    model: PlacedModel,
+    splits: Mapping[str, Few],
+    found: Callable[[str, Mapping[str, float]], None],
+    generators: Sequence[torch.Generator] = (),
+) -> None:
+    """Evaluates the batches of each split. Logs nothing; restores buffers, generators and metrics.
+
+    Args:
+        found: called with the metrics of each split.
+        generators: generators of the user that reading a split draws from.
+    """
+    drawn = [generator.get_state() for generator in generators]
+    for split, few in splits.items():
+        try:
+            with model.put_back(only_buffers=True), logged_to(None), few() as deliveries:
+                metrics = _metrics(model, split, list(deliveries))
+        except Exception as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            # A metric may need the whole split.
+            way_out = "; trainer.sanity_batches=0 tries none"
+            needs_more = any(frame.f_code.co_name == "compute" for frame, _ in frames)
+            error.add_note(f"in the {split} batches that are tried before training{way_out if needs_more else ''}")
+            raise
+        finally:
+            for generator, state in zip(generators, drawn, strict=True):
+                generator.set_state(state)
+        found(split, metrics)
+
+
+def _metrics(model: PlacedModel, split: str, deliveries: Sequence[Delivery]) -> dict[str, float]:
+    evaluating = model.plain.evaluating
+    try:
+        evaluating.must_repeat = True
+        while evaluating.must_repeat:
+            model.take_all(split, deliveries, 0)
+        return model.plain.evaluation.compute()
+    finally:
+        evaluating.begin()

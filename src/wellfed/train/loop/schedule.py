@@ -1,0 +1,105 @@
+"""Sets the learning rates of the steps: by a factor of ours, or by a scheduler of torch or the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellfed.errors import WellfedError
+from wellfed.observe.timing.wall import Wall
+from wellfed.train.plain_model.scheduling import Scheduling
+
+
+class Rates:
+    """Learning rates of an optimizer."""
+
+    monitor: str | None = None
+    """Metric that the rates follow; None = none."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
+        """``factor`` returns the factor on the rates by finished steps."""
+        self._groups, self._factor, self._done = optimizer.param_groups, factor, 0
+        self._base = [float(group["lr"]) for group in self._groups]
+        self._set()
+
+    def _set(self) -> None:
+        factor = self._factor(self._done)
+        for group, base in zip(self._groups, self._base, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(base * factor)
+            else:
+                group["lr"] = base * factor
+
+    def stepped(self, is_last: bool) -> None:
+        """Sets the rates of the next step; ``is_last``: the epoch is over."""
+        self._done += 1
+        self._set()
+
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        """Adapts the rates after a validation."""
+
+    def epoch_ended(self, metrics: Mapping[str, float]) -> None:
+        """Adapts the rates after an epoch and its validation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns values for checkpoints."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already."""
+        self._groups, self._done = optimizer.param_groups, int(state["done"])
+        self._set()
+
+
+class ScheduledRates(Rates):
+    """Rates by a scheduler of torch or the user. The time of its steps counts to it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduling: Scheduling, wall: Wall) -> None:
+        config = scheduling.of(optimizer)
+        self._scheduler, self._is_by_step = config["scheduler"], config["interval"] == "step"
+        self.monitor = config["monitor"]
+        self._name, self._wall = type(self._scheduler).__name__, wall
+
+    def stepped(self, is_last: bool) -> None:
+        if self.monitor is None and (self._is_by_step or is_last):
+            self._step()
+
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        if self.monitor is not None and self._is_by_step:
+            self._step_by(metrics)
+
+    def epoch_ended(self, metrics: Mapping[str, float]) -> None:
+        if self.monitor is not None and not self._is_by_step:
+            self._step_by(metrics)
+
+    def _step_by(self, metrics: Mapping[str, float]) -> None:
+        assert self.monitor is not None
+        if self.monitor not in metrics:
+            raise nobody_logs("workload.schedule.monitor", self.monitor, metrics)
+        self._step(metrics[self.monitor])
+
+    def _step(self, *metric: float) -> None:
+        before = self._wall.switch(f"{self._name}.step")
+        try:
+            self._scheduler.step(*metric)
+        except ValueError as error:  # a cycle ends before training does
+            raise WellfedError(f"workload.schedule ({self._name}): {error}") from error
+        finally:
+            self._wall.back(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._scheduler.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        self._scheduler.load_state_dict(state)
+
+
+def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
+    """Returns the error for a monitored metric that does not exist."""
+    names = ", ".join(sorted(logged)) or "no figures so far"
+    meant = next((name for name in logged if name.replace("/", "_") == monitor.replace("/", "_")), None)
+    way_out = f"Set {where}={meant}." if meant else f"There are: {names}."
+    return WellfedError(f"{where}={monitor}: no figure is called {monitor}. {way_out}")

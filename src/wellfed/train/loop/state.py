@@ -1,0 +1,97 @@
+"""Puts the state of a training into a checkpoint, and restores it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wellfed import generators
+from wellfed.errors import ConfigError, is_the_users, type_and_line
+from wellfed.train.loop.callbacks import Ema
+
+if TYPE_CHECKING:
+    from wellfed.train.loop.training import Training
+
+_LOG = logging.getLogger(__name__)
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    """Returns the content of a checkpoint between two steps. All ranks call it; that of rank 0 is whole."""
+    model, place = training.model, training.model.place
+    own = generators.state(model.device)
+    content: dict[str, Any] = {
+        "state_dict": model.weights(),
+        "optimizer_states": [model.optimizer_state(training.optimizer)],
+        "lr_schedulers": [training.rates.state_dict()],
+        "global_step": training.number,
+        "epoch": training.epoch,
+        "position": training.loader.state_dict(),
+        "elapsed_s": training.elapsed_s,
+        "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
+        "rng": own,
+    }
+    if place.size > 1:
+        content["rng_of_ranks"] = place.gather(own)
+    if training.scaler is not None:
+        content["scaler"] = training.scaler.state_dict()
+    model.plain.save_to(content, place.mean if place.size > 1 else None)
+    for callback in training.callbacks.values():
+        callback.save_to(content)
+    return content
+
+
+def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
+    """Restores a training from a checkpoint but for its generators, whose states are returned; None = unknown.
+
+    They are restored before the next step, since others draw until then.
+
+    Raises:
+        ConfigError: the checkpoint does not hold such a state.
+    """
+    with _restoring(path):
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        model, place, callbacks = training.model, training.model.place, training.callbacks
+        if "current_model_state" in state and not any(isinstance(one, Ema) for one in callbacks.values()):
+            _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
+        model.load(state.get("current_model_state", state["state_dict"]))
+        for name, callback in callbacks.items():
+            callback.load_from(state)
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
+        model.plain.load_from(state)
+        model.load_optimizer_state(training.optimizer, state["optimizer_states"][0])
+        if training.scaler is not None and "scaler" in state:
+            training.scaler.load_state_dict(state["scaler"])
+        training.rates.load_state_dict(state["lr_schedulers"][0], training.optimizer)
+        training.loader.load_state_dict(state["position"])
+        training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
+        training.elapsed_s = float(state.get("elapsed_s", 0.0))
+        of_ranks = state.get("rng_of_ranks", ())
+        if len(of_ranks) == place.size:
+            drawn: Mapping[str, Any] | None = of_ranks[place.rank]
+        else:
+            drawn = state["rng"] if place.rank == 0 or not place.is_replicated else None
+        if drawn is not None:
+            with generators.kept():  # a damaged state ends the run here, before training
+                generators.restore(dict(drawn), torch.device("cpu"))
+        return drawn
+
+
+@contextmanager
+def _restoring(path: Path) -> Iterator[None]:
+    """Raises a ConfigError instead of an error of restoring a checkpoint. Errors of the user's code pass."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        if any(is_the_users(frame.f_code.co_filename) for frame, _ in frames):
+            raise
+        problem = f"its state can't be restored ({type_and_line(error)})."
+        way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
+        raise ConfigError.of(str(path), problem, way_out) from error

@@ -1,0 +1,110 @@
+"""Records some steps with torch.profiler, writes a trace for Perfetto, and reports the use of their time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+from wellfed.errors import reason_of
+from wellfed.observe.timing.step_clock import WARMUP_STEPS
+from wellfed.observe.timing.trace_figures import figures
+from wellfed.record.entries import OnEvent, ProfileEntry, ignore_event
+
+_LOG = logging.getLogger(__name__)
+
+
+class ProfilerTrace:
+    """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
+
+    A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
+    to their time. The run's rates leave out recorded steps, since recording takes time. Errors are events.
+
+    Args:
+        on_profiled: called once with the figures of the recorded steps, if there are any.
+        interrupt: called after writing the trace, which takes time outside of steps.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        steps: int,
+        on_profiled: Callable[[ProfileEntry], None],
+        *,
+        on_event: OnEvent = ignore_event,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path, self._steps = path, steps
+        self._on_profiled, self._on_event, self._interrupt = on_profiled, on_event, interrupt
+        self._num_ended, self._device = 0, torch.device("cpu")
+        self._profiler: profile | None = None
+
+    def begin(self, device: torch.device) -> None:
+        """Begins to count steps."""
+        # Kineto, torch's recorder, prints each start and stop to stderr.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._device = device
+        when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._steps, repeat=1)
+        with self._guarded():
+            activities = {ProfilerActivity.CPU}
+            if device.type == "cuda":  # torch prints frames where its build can't record a card
+                activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
+            self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
+            self._profiler.start()
+
+    @property
+    def is_recording(self) -> bool:
+        """Returns whether the step that runs is recorded, which takes time."""
+        return self._profiler is not None and self._num_ended >= WARMUP_STEPS
+
+    def step_ended(self) -> None:
+        """Counts a step, and writes the trace after the last one."""
+        if self._profiler is None:
+            return
+        self._num_ended += 1
+        is_last, device = self._num_ended == WARMUP_STEPS + self._steps, self._device
+        with self._guarded():
+            if device.type == "cuda" and (is_last or self._num_ended == WARMUP_STEPS):
+                torch.cuda.synchronize(device)  # the device is idle before the first step and after the last
+            self._profiler.step()
+        if is_last:
+            self.close()
+
+    def close(self) -> None:
+        """Stops recording, and writes what there is. A profiler that still records when Python ends kills the process
+        by a signal."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        if self._num_ended <= WARMUP_STEPS:
+            _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
+        with self._guarded():
+            profiler.stop()
+        self._interrupt()
+
+    def _write(self, profiler: profile) -> None:
+        if self._num_ended > WARMUP_STEPS:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._path))
+            events = profiler.events()  # type: ignore[no-untyped-call]
+            if (found := figures(events, self._num_ended - WARMUP_STEPS)) is not None:
+                self._on_profiled(found)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Converts an error in the context to an event, so that only the trace is lost."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
+            profiler, self._profiler = self._profiler, None
+            message = reason_of(error)
+            _LOG.warning("The steps could not be profiled: %s", message)
+            self._on_event("profile_failed", message=message)
+            if profiler is not None:
+                with suppress(Exception):
+                    profiler.stop()

@@ -1,0 +1,543 @@
+"""Trains a plain model: steps, validations and checkpoints, by plain calls in a fixed order.
+
+A step is fetched, copied, made, scheduled and counted. Then come its validation, the end of its epoch, its checkpoints
+and a stop, each if it is due. A checkpoint is thus written after everything that belongs to its step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wellfed import batches, generators
+from wellfed.batches import Delivery
+from wellfed.errors import first_line
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.wall import END, EPOCH_END
+from wellfed.process import Stopped, StopRequest
+from wellfed.sample_rng import seed_from
+from wellfed.train.loop.bar import Bar
+from wellfed.train.loop.callbacks import Callback, UnknownMetric
+from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
+from wellfed.train.loop.figures import Figures
+from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.plain_values import plain, save_flushed
+from wellfed.train.loop.schedule import Rates, ScheduledRates, nobody_logs
+from wellfed.train.loop.state import load_state, state_of
+from wellfed.train.loop.sync_search import SyncSearch
+from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.step.non_finite import NonFiniteLoss
+from wellfed.train.step.train_step import TrainStep
+
+_LOG = logging.getLogger(__name__)
+AGREE_EVERY_STEPS = 10
+"""Steps between checks whether a rank must stop or save; each is a collective and waits for the device."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a training lasts, and when it is validated; None = no limit, and at the end of each epoch."""
+
+    max_epochs: int | None = None
+    max_steps: int | None = None
+    max_time_s: float | None = None
+    validate_every_steps: int | None = None
+
+    def total_steps(self, steps_per_epoch: int | None) -> int | None:
+        """Returns the optimizer steps of the whole run; None if only time limits it or epochs have no length."""
+        is_known = self.max_epochs is not None and steps_per_epoch is not None
+        of_epochs = self.max_epochs * steps_per_epoch if is_known else None  # type: ignore[operator]
+        return min((limit for limit in (of_epochs, self.max_steps) if limit is not None), default=None)
+
+
+@dataclass(kw_only=True)
+class Watchers:
+    """What hears of a training and changes nothing of it."""
+
+    take_rows: Callable[[Iterable[StepRow]], None] = lambda rows: None
+    """Takes rows of the step clock."""
+    progress: Progress = field(default_factory=Progress)
+    bar: Bar | None = None
+    trace: ProfilerTrace | None = None
+    sync_search: SyncSearch | None = None
+    sanity: Callable[[], None] = lambda: None
+    """Tries the evaluations before the first step of a training that is not resumed."""
+    on_start: Callable[[], None] = lambda: None
+    on_first_batch: Callable[[Mapping[str, int]], None] = lambda by_dtype: None
+    """Called with the bytes of the first batch by dtype."""
+    on_batch: Callable[[Delivery], None] | None = None
+    """Called with each batch, after its wait has ended."""
+    on_step: Callable[[int, float, int], None] = lambda steps, epochs, samples: None
+    """Called with steps done, epochs done (a fraction), samples of this step over all ranks."""
+    on_save: Callable[[], object] = lambda: None
+    """Called on each rank before a checkpoint is written."""
+    is_measured: Callable[[int], bool] | None = None
+    """Returns whether a timed training has enough steps."""
+
+
+class Training:
+    """One training of a plain model. `fit` begins it or goes on with it, and returns at a limit."""
+
+    def __init__(
+        self,
+        model: PlacedModel,
+        loader: Any,
+        limits: Limits,
+        *,
+        clock: StepClock,
+        figures: Figures | None = None,
+        checkpoints: Checkpoints | None = None,
+        validation: Iterable[Delivery] | None = None,
+        callbacks: Mapping[str, Callback] | None = None,
+        stop: StopRequest | None = None,
+        prune: Callable[[int], str | None] = lambda step: None,
+        watchers: Watchers | None = None,
+        steps_per_epoch: int | None = None,
+        warmup_steps: int = WARMUP_STEPS,
+    ) -> None:
+        """
+        Args:
+            loader: yields deliveries, epoch after epoch; its position is part of checkpoints.
+            validation: the batches of validation, read anew for each; None = nothing is validated.
+            steps_per_epoch: None = unknown.
+            prune: called after each validation on all ranks; returns why training ends, or None.
+        """
+        self.model, self.loader, self.limits, self.clock = model, loader, limits, clock
+        self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
+        self.checkpoints, self.callbacks = checkpoints, dict(callbacks or {})
+        self.watchers = watchers or Watchers()
+        self.number, self.epoch = 0, 0
+        """Steps and epochs done."""
+        self.ended_by: str | None = None
+        """What ended the training: a knob with its value, or the reason of a callback."""
+        self._validation, self._stop, self._prune = validation, stop or StopRequest(), prune
+        self._place, self._wall = model.place, clock.wall
+        self._is_alone = model.place.size == 1
+        self._warmup_left, self._steps_per_epoch, self._elapsed_before_s = warmup_steps, steps_per_epoch, 0.0
+        self._is_between_steps = self._has_stepped = False
+        self._checked_step = 0
+        """Last step after which weights and loss were known to be finite."""
+        self._saved_at_s = self._began_s = time.monotonic()
+        self._due_step, self._due_s = 0.0, math.inf
+        """Step, and time, from which something may be due after a step."""
+        self._is_best = False
+        """The latest validation was the best so far, and is not saved yet."""
+        self._rng: Mapping[str, Any] | None = None
+        """States of the generators of a checkpoint, until the next step begins."""
+        self._steppers = [one for one in self.callbacks.values() if type(one).stepped is not Callback.stepped]
+        self.scaler: torch.amp.GradScaler | None = None
+        self.step: TrainStep
+        self.optimizer: torch.optim.Optimizer
+        self.rates: Rates
+
+    # -- begin and end --------------------------------------------------------------------------------------------
+
+    def fit(self, checkpoint: Path | None = None) -> None:
+        """Trains up to a limit, from a checkpoint if one is given.
+
+        Raises:
+            ConfigError: the checkpoint can't be gone on from.
+            NonFiniteLoss: the loss or a weight is NaN or infinite.
+            OutOfMemoryExhausted: memory does not suffice.
+            Stopped: a signal asked for it. The state is saved.
+        """
+        try:
+            self._set_up(checkpoint)
+            if self.ended_by is None:
+                self._begin()
+                while self.ended_by is None:
+                    self._run_epoch()
+                self._end()
+            elif self._validation is not None:  # nothing is left to train
+                self._validate(may_prune=False)
+        except BaseException as error:
+            self._close_watchers()
+            self._failed(error)
+            raise
+        finally:
+            self._close_watchers()
+            self._stop.is_stepping = False
+        if self._is_alone and self._stop.signum is not None:  # the last checkpoint is written
+            raise Stopped(self._stop.signum, is_of_all=True)
+
+    def _set_up(self, checkpoint: Path | None) -> None:
+        """Brings model and optimizer to their state before the next step."""
+        model, plain_model = self.model, self.model.plain
+        model.begin()
+        self.optimizer = plain_model.make_optimizer(model.model)
+        if plain_model.scheduling is None:
+            self.rates = Rates(self.optimizer, plain_model.lr_factor)
+        else:
+            self.rates = ScheduledRates(self.optimizer, plain_model.scheduling, self._wall)
+        self.scaler = model.make_scaler()
+        for callback in self.callbacks.values():
+            callback.begin(model.whole, at_epoch_end=self.limits.validate_every_steps is None)
+        self._rng = None if checkpoint is None else load_state(self, checkpoint)
+        model.hold_features(self.number)
+        plain_model.resume_lowered()
+        self.step = model.make_step(self.optimizer, self.scaler, self.clock)
+        self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
+        self.figures.begin(self.number, self.epoch)
+        if self.checkpoints is not None:
+            self.checkpoints.saving = self
+            if checkpoint is not None:
+                self.checkpoints.loaded(checkpoint, self.number)
+        self.ended_by = self._limit()
+
+    def _begin(self) -> None:
+        watchers, number = self.watchers, self.number
+        if number == 0:
+            watchers.sanity()
+        if (rank := self._place.rank) and self._place.is_replicated:  # ranks of a sharded model draw alike
+            generators.seed_all(seed_from(self.model.plain.options.seed, rank, number))
+        if watchers.trace is not None:
+            watchers.trace.begin(self.model.device)
+        watchers.progress.step = number
+        watchers.progress.enter("train")
+        watchers.on_start()
+        if watchers.bar is not None:
+            watchers.bar.begin(number)
+        self._saved_at_s = time.monotonic()
+        self._began_s = self._saved_at_s - self._elapsed_before_s
+        self._plan_ahead()
+
+    def _end(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        self._wall.switch(END)
+        self.watchers.take_rows(self.clock.rows(wait=True))
+        if self._validation is not None and self.figures.validated_step != self.number:
+            self._validate_at_end()
+        if self.checkpoints is not None:
+            self._save_best()
+            self._save_last()
+            self.checkpoints.warn_without_best(self.figures.latest)
+        for callback in self.callbacks.values():
+            callback.end()
+        del self.step, self.optimizer, self.rates  # frees their device memory
+
+    def _close_watchers(self) -> None:
+        for watcher in (self.watchers.sync_search, self.watchers.bar, self.watchers.trace):
+            if watcher is not None:
+                watcher.close()
+
+    def _failed(self, error: BaseException) -> None:
+        """Saves the state after an error between two steps. One within a step loses those since the last checkpoint."""
+        if self.checkpoints is None:
+            return
+        if isinstance(error, NonFiniteLoss):
+            error.add_note(self.checkpoints.way_back())
+        elif self._is_alone and self._has_stepped and self._is_between_steps:
+            try:
+                self._save_before_stop()
+            except Exception as second:  # noqa: BLE001  the first error is the one to report
+                _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(second))
+                _LOG.info("saving it", exc_info=True)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def _run_epoch(self) -> None:
+        """Makes steps from the loader's position to the end of its epoch, or of the training."""
+        model, clock, step, stop, is_alone = self.model, self.clock, self.step, self._stop, self._is_alone
+        length, is_measured = len(self.loader), self.watchers.is_measured
+        keep_pace, exchanges = getattr(self.loader, "keep_pace", None), hasattr(self.loader, "on_own")
+        if exchanges:  # ranks of a stream, which wait for one another too
+            self.loader.on_own = clock.got
+        if self._rng is not None and self._begins_epoch(length):
+            self._restore_generators()  # before draws at the start of the epoch
+        clock.interrupt()
+        deliveries = iter(self.loader)
+        try:
+            while True:
+                if keep_pace is not None:
+                    keep_pace()
+                clock.ask()
+                self._is_between_steps = True
+                if is_alone:  # several ranks stop together, not in a wait
+                    stop.begin_wait()
+                try:
+                    delivery = next(deliveries, None)
+                finally:
+                    stop.is_stepping = True
+                self._is_between_steps = False
+                if delivery is None:  # nothing was left of a stream
+                    self.epoch += 1
+                    self.ended_by = self._limit()
+                    return
+                if exchanges:
+                    clock.exchanged()
+                else:
+                    clock.got()
+                if self._rng is not None or not self._has_stepped or self.watchers.on_batch is not None:
+                    self._look_at(delivery)
+                clock.copy_begins(delivery.epoch, delivery.took, delivery.copy_ahead_ms)
+                model.bring(delivery, step)
+                clock.copied()
+                step(delivery)
+                self.number += 1
+                is_last = delivery.is_last or delivery.index + 1 == length
+                self.rates.stepped(is_last)
+                self._count(delivery, is_last)
+                del delivery  # frees its device memory while the next batch is fetched
+                if is_measured is not None and is_measured(self.number):
+                    self.ended_by = "measured"
+                is_asked = stop.signum is not None and is_alone
+                if is_last or is_asked or self.number >= self._due_step or time.monotonic() >= self._due_s:
+                    self._after_step(is_last)
+                if is_last or self.ended_by is not None:
+                    return
+        finally:
+            deliveries.close()
+
+    def _begins_epoch(self, length: int) -> bool:
+        position = self.loader.state_dict()
+        is_over = position.get("stream", {}).get("is_over", False) or position["batch"] >= length
+        return is_over or position["batch"] == 0
+
+    def _look_at(self, delivery: Delivery) -> None:
+        if not self._has_stepped:
+            self._has_stepped = True
+            self.watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
+        if self._rng is not None:  # the loader has drawn its seeds by now
+            self._restore_generators()
+        if self.watchers.on_batch is not None:
+            self.watchers.on_batch(delivery)
+
+    def _restore_generators(self) -> None:
+        assert self._rng is not None
+        generators.restore(dict(self._rng), self.model.device)
+        self._rng = None
+
+    def _count(self, delivery: Delivery, is_last: bool) -> None:
+        """Counts a step: on the clock, in the record, in the figures and on the screen."""
+        number, step, passes, watchers = self.number, self.step, self.step.passes, self.watchers
+        samples, trace, figures, wall = delivery.total, watchers.trace, self.figures, self._wall
+        if not delivery.is_padding and passes.samples != delivery.size:  # as the model counts them
+            samples = passes.samples * self._place.size
+        is_warmup = self._warmup_left > 0 or step.was_disturbed or (trace is not None and trace.is_recording)
+        step.was_disturbed = False
+        if self._warmup_left:
+            self._warmup_left -= 1
+        if self.clock.end(
+            step=number,
+            samples=samples,
+            micro_batch=passes.largest,
+            num_micro=passes.num_micro_batches,
+            warmup=is_warmup,
+        ):
+            watchers.take_rows(self.clock.rows())
+        if is_last:
+            wall.switch(EPOCH_END)
+        if trace is not None:
+            trace.step_ended()
+        if watchers.sync_search is not None:
+            watchers.sync_search.step_ended()
+        part = 0.0 if self._steps_per_epoch is None else (delivery.index + 1) / self._steps_per_epoch
+        watchers.on_step(number, delivery.epoch + (1.0 if is_last or part > 1 else part), samples)
+        self.epoch = figures.epoch = delivery.epoch
+        figures.step = number
+        if number % figures.every == 0:
+            self._hand_over()
+        if watchers.bar is not None:
+            watchers.bar.look("training", number)
+        for callback in self._steppers:
+            before = wall.switch(f"{type(callback).__name__}.step")
+            callback.stepped(number)
+            wall.back(before)
+
+    def _hand_over(self) -> None:
+        """Writes the means of training since the last row. Waits for the device."""
+        if self.figures.handed_over_step == self.number:
+            return
+        values = self.model.plain.totals.take(None if self._is_alone else self._place.mean)
+        if values:
+            values["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        for callback in self.callbacks.values():
+            values.update(callback.figures(self.optimizer))
+        self.figures.trained(values)
+
+    # -- after a step ---------------------------------------------------------------------------------------------
+
+    def _after_step(self, is_last: bool) -> None:
+        """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
+        every = self.limits.validate_every_steps
+        validates = self._validation is not None and (is_last if every is None else self.number % every == 0)
+        if validates:
+            self._validate()
+        if is_last:
+            self._end_epoch()
+        is_asked, is_time, is_late = self._agreed(validates)
+        if self.ended_by is None:
+            self.ended_by = self._limit(is_late=is_late)
+        self._save_best()
+        if is_asked:
+            self._save_before_stop()
+            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+        if self.ended_by is None and self._is_save_due(is_last, is_time):
+            self._save_last()
+        self._plan_ahead()
+
+    def _agreed(self, validates: bool) -> list[bool]:
+        """Returns whether a signal asks for a stop, minutes for a checkpoint, and the time limit for an end; on any
+        rank."""
+        options, now_s = self.checkpoints and self.checkpoints.options, time.monotonic()
+        minutes, most_s = options and options.minutes, self.limits.max_time_s
+        flags = [
+            self._stop.signum is not None,
+            minutes is not None and now_s - self._saved_at_s >= 60 * minutes,
+            most_s is not None and now_s - self._began_s >= most_s,
+        ]
+        if self._is_alone or validates or self.number % AGREE_EVERY_STEPS == 0:
+            return self._place.any_of(flags)
+        return [False, False, False]
+
+    def _is_save_due(self, is_last: bool, is_time: bool) -> bool:
+        every = self.checkpoints and self.checkpoints.options.every_steps
+        return is_time or (is_last if every is None else self.number % every == 0)
+
+    def _limit(self, *, is_late: bool = False) -> str | None:
+        """Returns the limit that is reached, as a knob with its value."""
+        limits = self.limits
+        if limits.max_steps is not None and self.number >= limits.max_steps:
+            return f"trainer.max_steps={limits.max_steps}"
+        if limits.max_epochs is not None and self.epoch >= limits.max_epochs:
+            return f"trainer.max_epochs={limits.max_epochs}"
+        return f"trainer.max_time_s={limits.max_time_s:g}" if is_late else None
+
+    def _plan_ahead(self) -> None:
+        """Notes from when on something may be due after a step, besides the end of an epoch."""
+        options, limits = self.checkpoints and self.checkpoints.options, self.limits
+        rhythms = [options and options.every_steps, None if self._is_alone else AGREE_EVERY_STEPS]
+        if self._validation is not None:
+            rhythms.append(limits.validate_every_steps)
+        steps = [(self.number // every + 1) * every for every in rhythms if every]
+        self._due_step = min([*steps, *([] if limits.max_steps is None else [limits.max_steps])], default=math.inf)
+        times_s = [math.inf]
+        if self._is_alone and options and options.minutes is not None:
+            times_s.append(self._saved_at_s + 60 * options.minutes)
+        if self._is_alone and limits.max_time_s is not None:
+            times_s.append(self._began_s + limits.max_time_s)
+        self._due_s = min(times_s)
+
+    def _end_epoch(self) -> None:
+        self.epoch += 1
+        self._hand_over()
+        for name, callback in self.callbacks.items():
+            self._ask(name, callback.epoch_ended)
+        self.rates.epoch_ended(self.figures.latest)
+
+    def _ask(self, name: str, ask: Callable[[Mapping[str, float]], str | None]) -> None:
+        """Asks a callback whether training ends, by the latest metrics."""
+        try:
+            reason = self._place.broadcast(ask(self.figures.latest))
+        except UnknownMetric as error:
+            raise nobody_logs(f"callbacks.{name}.monitor", str(error), self.figures.latest) from error
+        if reason is not None and self.ended_by is None:
+            self.ended_by = f"{type(self.callbacks[name]).__name__}: {reason}"
+
+    # -- validation -----------------------------------------------------------------------------------------------
+
+    def _validate(self, *, may_prune: bool = True) -> None:
+        assert self._validation is not None
+        watchers, figures, bar = self.watchers, self.figures, self.watchers.bar
+        look = (lambda: None) if bar is None else partial(bar.look, "validating", self.number)
+        if watchers.sync_search is not None:
+            watchers.sync_search.close()
+        with watchers.progress.during("validate"), ExitStack() as averages:
+            for callback in self.callbacks.values():
+                averages.enter_context(callback.evaluating())
+            figures.validated(self.model.evaluate("val", self._validation, self.number, look))
+        self.clock.interrupt()
+        for name, callback in self.callbacks.items():
+            self._ask(name, callback.validated)
+        if may_prune and (reason := self._prune(self.number)) is not None:
+            self.ended_by = reason
+        self.rates.validated(figures.latest)
+        if self.checkpoints is not None:
+            value = figures.latest.get(f"val/{self.checkpoints.best_metric}")
+            self._is_best = self._place.broadcast(self.checkpoints.is_best(value))
+
+    def _validate_at_end(self) -> None:
+        """Validates after the last step, which no rhythm asks for."""
+        if self.checkpoints is not None and not self.callbacks and self.rates.monitor is None:
+            self._save_last()  # a validation changes nothing of the state, and may take long
+        drawn = generators.state(self.model.device)
+        self._validate(may_prune=False)
+        generators.restore(drawn, self.model.device)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _save_best(self) -> None:
+        if self.checkpoints is None or not self._is_best:
+            return
+        self._is_best = False
+        self._prepare_save()
+        self.checkpoints.save_best(
+            self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan), self.number
+        )
+
+    def _save_last(self) -> None:
+        """Writes ``last.ckpt`` unless it has this step already.
+
+        Raises:
+            NonFiniteLoss: a weight or the loss is not finite; earlier checkpoints stay.
+        """
+        if self.checkpoints is None or self.checkpoints.last_step == self.number:
+            return
+        self._saved_at_s = time.monotonic()
+        self._prepare_save()
+        self.checkpoints.save_last(self.number)
+
+    def _save_before_stop(self) -> None:
+        """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
+        if self.checkpoints is None:
+            return
+        try:
+            self._save_last()
+        except NonFiniteLoss as error:
+            _LOG.warning("%s %s", error, self.checkpoints.way_back())
+
+    def _prepare_save(self) -> None:
+        self.clock.interrupt()
+        self.watchers.on_save()
+        first = max(self._checked_step + 1, self.figures.finite_step)  # a finite loss was computed before its step
+        losses = [self.model.plain.totals.state_dict()["sums"].get("loss")]
+        is_good = is_finite(self.model.whole, self.model.device, [one for one in losses if one is not None])
+        if self._place.any_of([not is_good])[0]:
+            raise non_finite(first, self.number)
+        self._checked_step = self.number
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self._place.rank
+
+    def broadcast(self, own: bool) -> bool:
+        """Returns the value of rank 0."""
+        return self._place.broadcast(own)
+
+    def write(self, path: Path, more: Mapping[str, Any]) -> None:
+        """Writes the state with more entries, on rank 0. Other ranks take part."""
+        content = state_of(self)
+        if self.rank == 0:
+            save_flushed(plain({**content, **more}, []), path)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training so far, those of earlier processes included."""
+        return time.monotonic() - self._began_s
+
+    @elapsed_s.setter
+    def elapsed_s(self, before_s: float) -> None:
+        self._elapsed_before_s = before_s
