@@ -152,7 +152,7 @@ class Ema(Callback):
     def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
         self._whole = whole
         device = next(whole.parameters()).device if self._device is None else torch.device(self._device)
-        average = get_ema_avg_fn(self._decay)
+        average = get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
         self._average = AveragedModel(whole, device, avg_fn=average, use_buffers=self._use_buffers)
 
     def stepped(self, step: int) -> None:

@@ -71,12 +71,14 @@ class Place:
     @property
     def device(self) -> torch.device:
         """The device of this rank."""
-        return self._fabric.device
+        device: torch.device = self._fabric.device
+        return device
 
     @property
     def rank(self) -> int:
         """Number of this rank, from 0; known after `begin`."""
-        return self._fabric.global_rank
+        rank: int = self._fabric.global_rank
+        return rank
 
     @property
     def size(self) -> int:

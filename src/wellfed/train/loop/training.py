@@ -116,6 +116,8 @@ class Training:
         self.model, self.loader, self.limits, self.clock = model, loader, limits, clock
         self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
         self.checkpoints, self.callbacks = checkpoints, dict(callbacks or {})
+        options = None if checkpoints is None else checkpoints.options
+        self._save_every, self._save_minutes = (None, None) if options is None else (options.every_steps, options.minutes)
         self.watchers = watchers or Watchers()
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
@@ -154,9 +156,9 @@ class Training:
         """
         try:
             self._set_up(checkpoint)
-            if self.ended_by is None:
+            if not self._is_over():
                 self._begin()
-                while self.ended_by is None:
+                while not self._is_over():
                     self._run_epoch()
                 self._end()
             elif self._validation is not None:  # nothing is left to train
@@ -170,6 +172,9 @@ class Training:
             self._stop.is_stepping = False
         if self._is_alone and self._stop.signum is not None:  # the last checkpoint is written
             raise Stopped(self._stop.signum, is_of_all=True)
+
+    def _is_over(self) -> bool:
+        return self.ended_by is not None
 
     def _set_up(self, checkpoint: Path | None) -> None:
         """Brings model and optimizer to their state before the next step."""
@@ -302,8 +307,8 @@ class Training:
 
     def _begins_epoch(self, length: int) -> bool:
         position = self.loader.state_dict()
-        is_over = position.get("stream", {}).get("is_over", False) or position["batch"] >= length
-        return is_over or position["batch"] == 0
+        is_over = position.get("stream", {}).get("is_over", False)
+        return bool(is_over or position["batch"] == 0 or position["batch"] >= length)
 
     def _look_at(self, delivery: Delivery) -> None:
         if not self._has_stepped:
@@ -391,8 +396,7 @@ class Training:
     def _agreed(self, validates: bool) -> list[bool]:
         """Returns whether a signal asks for a stop, minutes for a checkpoint, and the time limit for an end; on any
         rank."""
-        options, now_s = self.checkpoints and self.checkpoints.options, time.monotonic()
-        minutes, most_s = options and options.minutes, self.limits.max_time_s
+        minutes, most_s, now_s = self._save_minutes, self.limits.max_time_s, time.monotonic()
         flags = [
             self._stop.signum is not None,
             minutes is not None and now_s - self._saved_at_s >= 60 * minutes,
@@ -403,7 +407,7 @@ class Training:
         return [False, False, False]
 
     def _is_save_due(self, is_last: bool, is_time: bool) -> bool:
-        every = self.checkpoints and self.checkpoints.options.every_steps
+        every = self._save_every
         return is_time or (is_last if every is None else self.number % every == 0)
 
     def _limit(self, *, is_late: bool = False) -> str | None:
@@ -417,15 +421,15 @@ class Training:
 
     def _plan_ahead(self) -> None:
         """Notes from when on something may be due after a step, besides the end of an epoch."""
-        options, limits = self.checkpoints and self.checkpoints.options, self.limits
-        rhythms = [options and options.every_steps, None if self._is_alone else AGREE_EVERY_STEPS]
+        minutes, limits = self._save_minutes, self.limits
+        rhythms = [self._save_every, None if self._is_alone else AGREE_EVERY_STEPS]
         if self._validation is not None:
             rhythms.append(limits.validate_every_steps)
         steps = [(self.number // every + 1) * every for every in rhythms if every]
         self._due_step = min([*steps, *([] if limits.max_steps is None else [limits.max_steps])], default=math.inf)
         times_s = [math.inf]
-        if self._is_alone and options and options.minutes is not None:
-            times_s.append(self._saved_at_s + 60 * options.minutes)
+        if self._is_alone and minutes is not None:
+            times_s.append(self._saved_at_s + 60 * minutes)
         if self._is_alone and limits.max_time_s is not None:
             times_s.append(self._began_s + limits.max_time_s)
         self._due_s = min(times_s)
