@@ -117,7 +117,9 @@ class Training:
         self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
         self.checkpoints, self.callbacks = checkpoints, dict(callbacks or {})
         options = None if checkpoints is None else checkpoints.options
-        self._save_every, self._save_minutes = (None, None) if options is None else (options.every_steps, options.minutes)
+        self._save_every, self._save_minutes = (
+            (None, None) if options is None else (options.every_steps, options.minutes)
+        )
         self.watchers = watchers or Watchers()
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
