@@ -111,17 +111,28 @@ def _average_bytes(objects: RunObjects) -> int:
     """Returns the bytes of the averaged weights that callbacks keep beside the model."""
     if not objects.callbacks:
         return 0
+    copies = sum(map(_is_average_beside_model, objects.callbacks.values()))
+    return copies * sum(map(bytes_of, chain(objects.model.parameters(), objects.model.buffers())))
+
+
+def _is_average_beside_model(callback: Any) -> bool:
+    from wellfed.train.loop.callbacks import Callback, Ema
+
+    if isinstance(callback, Callback):
+        return isinstance(callback, Ema) and callback.is_beside_model
     from wellfed.train.lightning.callbacks.users import is_average_beside_model
 
-    copies = sum(map(is_average_beside_model, objects.callbacks.values()))
-    return copies * sum(map(bytes_of, chain(objects.model.parameters(), objects.model.buffers())))
+    return is_average_beside_model(callback)
 
 
 def step_listeners(objects: RunObjects) -> tuple[str, ...]:
     """Returns the callbacks with hooks inside a step, each with the names of these hooks."""
-    if not objects.callbacks:
+    from wellfed.train.loop.callbacks import Callback
+
+    foreign = {name: callback for name, callback in objects.callbacks.items() if not isinstance(callback, Callback)}
+    if not foreign:
         return ()
     from wellfed.train.lightning.hooks import IN_STEP, hooks_of
 
-    found = {name: hooks_of(callback, IN_STEP) for name, callback in objects.callbacks.items()}
+    found = {name: hooks_of(callback, IN_STEP) for name, callback in foreign.items()}
     return tuple(f"{name} ({', '.join(hooks)})" for name, hooks in found.items() if hooks)

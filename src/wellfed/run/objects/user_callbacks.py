@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +17,15 @@ from wellfed.run.objects.optimizers import try_schedule
 from wellfed.run.objects.run_objects import RunObjects
 
 _LOG = logging.getLogger(__name__)
+_LIGHTNINGS = ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks")
+_OURS = {
+    "EarlyStopping": "EarlyStopping",
+    "EMAWeightAveraging": "Ema",
+    "LearningRateMonitor": "LrMonitor",
+    "RichModelSummary": "ModelSummary",
+    "ModelSummary": "ModelSummary",
+}
+"""Callbacks of Lightning's -> ours in `wellfed.train.loop.callbacks`."""
 
 
 def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
@@ -30,8 +41,12 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
     if not named:
         return {}
-    from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors  # imports Lightning
-
+    own = (
+        None
+        if os.environ.get("WELLFED_LOOP") != "new" or objects.is_lightning_module or objects.data_module is not None
+        else own_nodes(named)
+    )
+    named = own or named
     made = {}
     for name, node in named.items():
         where = f"callbacks.{name}"
@@ -41,18 +56,52 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
             faults += error.faults
             continue
         except Exception as error:  # noqa: BLE001  of the user's constructor, or of Lightning
-            problem = f"{node[TARGET]} refuses its arguments: {type_and_line(error)}."
+            target = (config.callbacks or {})[name][TARGET]
+            problem = f"{target} refuses its arguments: {type_and_line(error)}."
             faults.append(Fault(where, problem, f"Change {where}.*"))
             continue
-        wrong = fault_of_callback(callback, config.trainer.strategy.value)
+        wrong = _fault_of(callback, where, config.trainer.strategy.value)
         if wrong is not None:
             faults.append(Fault(where, *wrong))
         else:
             faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
-            name_errors(callback, where)
     if faults:
         raise ConfigError(faults)
     return made
+
+
+def own_nodes(named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the configured callbacks of Lightning's as our own for plain models, with the same arguments.
+
+    None if any is another class or has an argument that ours lacks: Lightning then trains the model.
+    """
+    from wellfed.train.loop import callbacks as ours
+
+    found = {}
+    for name, node in named.items():
+        package, _, kind = str(node.get(TARGET)).rpartition(".")
+        own = _OURS.get(kind) if package.startswith(_LIGHTNINGS) else None
+        arguments = {key for key in node if key != TARGET}
+        if own is None or not arguments <= inspect.signature(getattr(ours, own)).parameters.keys():
+            return None
+        found[name] = {**node, TARGET: f"{ours.__name__}.{own}"}
+    return found
+
+
+def _fault_of(callback: Any, where: str, strategy: str) -> tuple[str, str] | None:
+    """Returns problem and advice for an object that can't be a callback; None if it can. Later errors name it."""
+    from wellfed.train.loop.callbacks import Callback, Ema
+
+    if isinstance(callback, Ema) and strategy == "fsdp":
+        return "averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
+    if isinstance(callback, Callback):
+        return None
+    from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors  # imports Lightning
+
+    wrong = fault_of_callback(callback, strategy)
+    if wrong is None:
+        name_errors(callback, where)
+    return wrong
 
 
 def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: Mapping[str, float]) -> None:

@@ -44,8 +44,9 @@ class PlacedModel:
         self.gradient_clip = gradient_clip
         self.whole = Whole(model)
         self._wrapper: nn.Module | None = None
-        self._precision = Precision(place.options.precision, place.options.accelerator)
-        self._converts = self._precision.dtype is not None
+        self._precision: Precision
+        self._converts = False
+        """Batches are converted to another type."""
 
     def begin(self) -> None:
         """Meets the other ranks and brings the model to its device; once."""
@@ -53,6 +54,7 @@ class PlacedModel:
             self.place.begin()
             self._precision = Precision(self.place.options.precision, self.device.type)
             self._precision.convert(self.whole)
+            self._converts = self._precision.dtype is not None
             self._wrapper = self.place.wrap(self.whole)
 
     @property

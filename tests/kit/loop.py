@@ -1,0 +1,108 @@
+"""Trains the tiny workload by the loop for plain models, without the command line."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.kit import tiny
+from wellfed.observe.timing.step_clock import StepClock
+from wellfed.train.loop.callbacks import Callback
+from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.loop.figures import Figures
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.training import Limits, Training
+from wellfed.train.memory.step_down import MicroBatches
+from wellfed.train.plain_model.plain_training import PlainSetup
+from wellfed.train.plain_model.scheduling import Schedule
+from wellfed.train.step.train_step import StepOptions
+
+PLACE = ("accelerator", "devices", "strategy", "precision", "deterministic")
+LIMITS = ("max_epochs", "max_steps", "max_time_s", "validate_every_steps")
+
+
+def model(
+    *,
+    micro: int = 32,
+    dropout: float = 0.0,
+    fail: Any = None,
+    on_event: Any = None,
+    lr: float = 0.01,
+    model: nn.Module | None = None,
+    evaluation: Any = None,
+    scheduling: Any = None,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    **step: Any,
+) -> PlacedModel:
+    """A seeded model over `tiny.TinyData`."""
+    torch.manual_seed(3)
+    setup = PlainSetup(
+        train_data=tiny.TinyData(),
+        evaluation=evaluation,
+        eval_data={"val": tiny.TinyData(), "test": tiny.TinyData()},
+        micro=MicroBatches(micro),
+        options=StepOptions(**{"seed": 1, "on_oom": "retry", **step}),
+        make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
+        lr_factor=Schedule("cosine", 3, 0.1, 20),
+        scheduling=scheduling,
+        on_event=on_event or (lambda kind, **facts: None),
+    )
+    return PlacedModel(model or tiny.TinyModel(dropout, fail), setup, Place(PlaceOptions()))
+
+
+def training(placed: PlacedModel, batches: Any = None, *, gradient_clip: float | None = None, **more: Any) -> Training:
+    """A training of 20 steps unless limits are given; place, limits and arguments of `Training` by name."""
+    where = {name: more.pop(name) for name in PLACE if name in more}
+    if where:
+        placed.place = Place(PlaceOptions(**where))
+    placed.gradient_clip = gradient_clip
+    limits = {"max_steps": 20, **{name: more.pop(name) for name in LIMITS if name in more}}
+    return Training(placed, batches or tiny.loader(), Limits(**limits), **{"clock": StepClock(), **more})
+
+
+def fit(placed: PlacedModel, batches: Any = None, *, checkpoint: Path | None = None, **more: Any) -> Training:
+    """Trains as `training` says."""
+    made = training(placed, batches, **more)
+    made.fit(checkpoint)
+    return made
+
+
+def figures(into: list[Any] | None = None, *, every: int = 1, stops_on_nan: bool = True) -> Figures:
+    """Figures whose rows of training go into a list."""
+    rows = [] if into is None else into
+    return Figures(lambda split, values, **_: rows.append(dict(values)), every=every, stops_on_nan=stops_on_nan)
+
+
+def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
+    """Saves at the end alone, unless told otherwise."""
+    options = {"every_steps": 1000, "minutes": None, "keep_last": 2, "best_metric": "loss", "best_mode": "min"}
+    more = {name: changes.pop(name) for name in list(changes) if name not in options}
+    given = {"on_disk_error": lambda error, step: None, **more}
+    return Checkpoints(folder, CheckpointOptions(**{**options, **changes}), **given)  # type: ignore[arg-type]
+
+
+class After(Callback):
+    """Calls a function with the training's step after each step."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def stepped(self, step: int) -> None:
+        self._call(step)
+
+
+def weights(placed: PlacedModel) -> Tensor:
+    """All parameters in one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in placed.model.parameters()])
+
+
+def flat(state: Any, name: str = "") -> Mapping[str, Any]:
+    """Returns the leaves of a checkpoint by their path."""
+    if isinstance(state, Mapping):
+        return {path: leaf for key, item in state.items() for path, leaf in flat(item, f"{name}/{key}").items()}
+    if isinstance(state, (list, tuple)):
+        return flat(dict(enumerate(state)), name)
+    return {name: state.tolist() if isinstance(state, torch.Tensor) else state}
