@@ -58,7 +58,7 @@ def training(placed: PlacedModel, batches: Any = None, *, gradient_clip: float |
     where = {name: more.pop(name) for name in PLACE if name in more}
     if where:
         placed.place = Place(PlaceOptions(**where))
-    placed.gradient_clip = gradient_clip
+    placed.gradient_clip = gradient_clip or placed.gradient_clip
     limits = {"max_steps": 20, **{name: more.pop(name) for name in LIMITS if name in more}}
     return Training(placed, batches or tiny.loader(), Limits(**limits), **{"clock": StepClock(), **more})
 
@@ -68,6 +68,12 @@ def fit(placed: PlacedModel, batches: Any = None, *, checkpoint: Path | None = N
     made = training(placed, batches, **more)
     made.fit(checkpoint)
     return made
+
+
+def validated(placed: PlacedModel, batches: Any = None) -> dict[str, float]:
+    """Returns the metrics of a validation of the present weights."""
+    placed.begin()
+    return placed.evaluate("val", tiny.eval_loader() if batches is None else batches, 0)
 
 
 def figures(into: list[Any] | None = None, *, every: int = 1, stops_on_nan: bool = True) -> Figures:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.errors import OutOfMemoryExhausted
-from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.module import StepModule
+from wellfed.train.loop.figures import Figures
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.gradients import GradientAverage
@@ -136,36 +136,33 @@ def main(settings: dict[str, Any]) -> None:
     events: list[Any] = []
     data = (Few if is_masked else tiny.TinyData)(settings.get("samples", 70))
     rates = {"lr": settings.get("lr", 0.05)}
-    module = StepModule(
-        model,
-        PlainSetup(
-            train_data=data,
-            eval_data={"val": data, "test": data},
-            micro=MicroBatches(settings["micro"]),
-            options=StepOptions(
-                seed=1,
-                on_oom="retry" if settings.get("retry", True) else "fail",
-                may_adapt=settings.get("may_adapt", True),
-            ),
-            make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
-            lr_factor=lambda step: 1.0,
-            on_event=lambda kind, **facts: events.append((kind, facts)),
+    setup = PlainSetup(
+        train_data=data,
+        eval_data={"val": data, "test": data},
+        micro=MicroBatches(settings["micro"]),
+        options=StepOptions(
+            seed=1,
+            on_oom="retry" if settings.get("retry", True) else "fail",
+            may_adapt=settings.get("may_adapt", True),
         ),
+        make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
+        lr_factor=lambda step: 1.0,
+        on_event=lambda kind, **facts: events.append((kind, facts)),
     )
+    where = {name: settings[name] for name in loop.PLACE if name in settings}
+    placed = PlacedModel(model, setup, Place(PlaceOptions(**where)), settings.get("gradient_clip"))
     Momentum.lack = lack
     prepare = GradientAverage.prepare
 
     def asked(average: GradientAverage) -> Any:
-        lack.come_to("sums", module.device, module.plain.micro.size)
+        lack.come_to("sums", placed.device, placed.plain.micro.size)
         return prepare(average)
 
     GradientAverage.prepare = asked
-    names = ("accelerator", "devices", "strategy", "precision", "max_steps", "gradient_clip", "validate_every_steps")
-    given = {name: settings[name] for name in names if name in settings}
-    loader = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)
+    limits = {name: settings[name] for name in loop.LIMITS if name in settings}
+    batches = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)
     rows: list[Any] = []
-    figures = Figures(lambda split, values, **_: rows.append((split, dict(values))), every=1, stop_on_nan=True)
-    trainer = lit.make_trainer(tiny.options(**given), [figures], Path(settings["folder"]))
+    figures = Figures(lambda split, values, **_: rows.append((split, dict(values))), every=1, stops_on_nan=True)
     found: dict[str, Any] = {"flags": 0}
     broadcast = torch.distributed.broadcast
 
@@ -176,14 +173,16 @@ def main(settings: dict[str, Any]) -> None:
     torch.distributed.broadcast = counted
     try:
         evaluated = tiny.eval_loader(16) if "validate_every_steps" in settings else None
-        lit.fit(trainer, module, loader, evaluated, None)
+        loop.fit(placed, batches, figures=figures, validation=evaluated, **limits)
         found["peak"] = torch.cuda.memory_stats().get("requested_bytes.all.peak") if torch.cuda.is_available() else None
     except OutOfMemoryExhausted as error:
         found |= {"error": str(error), "of_other": error.is_of_other_rank, "changes": getattr(error, "changes", None)}
     else:
-        path = Path(settings["folder"]) / "weights.ckpt"
-        trainer.save_checkpoint(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        path, state = Path(settings["folder"]) / "weights.pt", placed.weights()
+        if rank == 0:
+            torch.save(state, path)
+        torch.distributed.barrier()
+        state = torch.load(path, map_location="cpu", weights_only=True)
         found["weights"] = torch.cat([state[name].flatten().float() for name in sorted(state) if "count" not in name])
     torch.save(
         {
@@ -192,7 +191,7 @@ def main(settings: dict[str, Any]) -> None:
             "events": events,
             "seen": model.seen,
             "rows": rows,
-            "micro": module.plain.micro.tried,
+            "micro": placed.plain.micro.tried,
         },
         Path(settings["folder"]) / f"rank{rank}.pt",
     )

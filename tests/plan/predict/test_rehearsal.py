@@ -1,11 +1,11 @@
-"""The rehearsal does what training does: Lightning's own run takes the memory that was predicted."""
+"""The rehearsal does what training does: a run takes the memory that was predicted."""
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from tests.kit.few import slow
 from wellfed import batches
 from wellfed.contract import LossOutput
@@ -55,7 +55,7 @@ def task(sample, **more):
         ),
     ],
 )
-def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro, checkpointed):
+def test_a_run_takes_what_was_predicted(precision, micro, checkpointed):
     from benchmarks.memory_counter import Counter
 
     model, data = Wide(), tiny.TinyData(SAMPLES)
@@ -66,12 +66,12 @@ def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro
     beside = batches.num_bytes(sample) if precision == "bf16-true" else 0
     if checkpointed:
         checkpoint_blocks(model)
-    module = tiny.module(micro=micro, model=model)
-    module.plain.make_optimizer = make_optimizer
+    placed = loop.model(micro=micro, model=model)
+    placed.plain.make_optimizer = make_optimizer
     counter = Counter()
-    counter.track_external(module)
+    counter.track_external(placed.model)
     with as_on_cuda(), counter:
-        tiny.fit(module, tmp_path, batches=tiny.loader(SAMPLES, data), precision=precision, max_steps=3)
+        loop.fit(placed, tiny.loader(SAMPLES, data), precision=precision, max_steps=3)
     assert predicted.moment == "forward and backward"
     assert predicted.tensor_bytes + beside == pytest.approx(counter.peak_bytes(), rel=0.05)
 

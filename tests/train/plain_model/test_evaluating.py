@@ -1,17 +1,12 @@
 """Batches of an evaluation are halved if memory runs out, and no sample counts twice."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.errors import OutOfMemoryExhausted
-from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.figures import Figures
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Mae:
@@ -44,36 +39,32 @@ class Mae:
         return {}
 
 
-def validated(tmp_path: Path, evaluation: Any, batch_size: int = 32, **more: Any) -> tuple[float, list[Any]]:
+def validated(evaluation: Any, batch_size: int = 32, **more: Any) -> tuple[float, list[Any]]:
     events: list[Any] = []
-    module = tiny.module(evaluation=evaluation, on_event=lambda kind, **facts: events.append((kind, facts)), **more)
-    figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
-    trainer = lit.make_trainer(tiny.options(), [figures], tmp_path)
-    trainer.validate(module, tiny.eval_loader(batch_size), verbose=False)
-    return figures.latest["val/mae"], events
+    placed = loop.model(evaluation=evaluation, on_event=lambda kind, **facts: events.append((kind, facts)), **more)
+    return loop.validated(placed, tiny.eval_loader(batch_size))["mae"], events
 
 
 @pytest.mark.parametrize("add_first", [False, True])
-def test_the_pass_begins_again_in_halves_and_counts_each_sample_once(tmp_path: Path, add_first: bool) -> None:
+def test_the_pass_begins_again_in_halves_and_counts_each_sample_once(add_first: bool) -> None:
     evaluation = Mae(above=9, add_first=add_first)
-    found, events = validated(tmp_path, evaluation)
-    assert found == pytest.approx(validated(tmp_path, Mae())[0], rel=1e-6)
+    found, events = validated(evaluation)
+    assert found == pytest.approx(validated(Mae())[0], rel=1e-6)
     assert evaluation.count == tiny.NUM_SAMPLES
     assert evaluation.sizes == [8] * 8 + [6]
     assert [kind for kind, _ in events] == ["oom", "step_down"] * 2  # later batches begin with that size
     assert events[1][1] == {"step": 0, "evaluation_batch": 16, "before": 32}
 
 
-def test_one_sample_that_does_not_fit(tmp_path: Path) -> None:
+def test_one_sample_that_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryExhausted, match="in the val split with one sample"):
-        validated(tmp_path, Mae(above=0))
+        validated(Mae(above=0))
 
 
-def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_training_goes_on_as_if_nothing_had_happened() -> None:
     weights = []
     for above in (1000, 5):
-        module = tiny.module(evaluation=Mae(above=above), dropout=0.3)
-        trainer = lit.make_trainer(tiny.options(max_steps=8, validate_every_steps=2), [], tmp_path)
-        lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), None)
-        weights.append(tiny.weights(module))
+        placed = loop.model(evaluation=Mae(above=above), dropout=0.3)
+        loop.fit(placed, validation=tiny.eval_loader(), max_steps=8, validate_every_steps=2)
+        weights.append(loop.weights(placed))
     assert torch.equal(*weights)

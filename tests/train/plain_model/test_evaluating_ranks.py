@@ -7,14 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
-from wellfed.train.lightning import trainer as lit
 from wellfed.train.plain_model.split_metrics import can_be_shared
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
@@ -46,7 +44,7 @@ class Broken(tiny.TinyData):
 def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
     """Evaluates on one rank, and writes its metrics and the number of its samples."""
     torch.set_num_threads(1)
-    module = tiny.module(shares_evaluation=world_size > 1)
+    placed = loop.model(shares_evaluation=world_size > 1)
     loader = EvalLoader(data, 8, seed=1, rank=rank, world_size=world_size)
     if world_size > 1:
         store = torch.distributed.FileStore(str(folder / "store"), world_size)
@@ -55,16 +53,12 @@ def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
         )
     found: list[Any] = []
 
-    class Ends(pl.Callback):
-        def on_validation_epoch_end(self, trainer: pl.Trainer, ended: Any) -> None:
-            try:
-                found.append([ended.plain.evaluating.end(), sum(ended.model.seen)])
-            except DataError as error:
-                found.append(str(error))
-            ended.model.seen.clear()
-
     for _ in range(2):  # the second pass knows nothing of the first
-        lit.make_trainer(tiny.options(), [Ends()], folder).validate(module, loader, verbose=False)
+        try:
+            found.append([loop.validated(placed, loader), sum(placed.model.seen)])
+        except DataError as error:
+            found.append(str(error))
+        placed.model.seen.clear()
     (folder / f"{world_size}-{rank}.json").write_text(json.dumps(found))
 
 

@@ -1,22 +1,17 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from tests.kit.few import slow
 from wellfed.errors import ConfigError, WellfedError
-from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.checkpoints.checkpoints import BeforeUsers, CheckpointOptions, Checkpoints
+from wellfed.train.loop.figures import Figures
 from wellfed.train.plain_model.scheduling import Schedule, Scheduling
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 @given(
@@ -43,27 +38,26 @@ def test_cosine_ends_at_its_floor_and_warm_up_rises_to_one() -> None:
     assert schedule(104) == schedule(1000) == pytest.approx(0.1)
 
 
-class Rates(pl.Callback):
-    """Callback that records the rate of each step."""
+class Sgd(torch.optim.SGD):
+    """An optimizer that records the rate of each step."""
 
-    def __init__(self) -> None:
-        self.seen: list[float] = []
+    seen: ClassVar[list[float]] = []
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+    def step(self, closure: Any = None) -> Any:
+        self.seen.append(self.param_groups[0]["lr"])
+        return super().step(closure)
 
 
 def trained(folder: Path, scheduling: Scheduling, checkpoint: Path | None = None, **changes: Any) -> Any:
     """Trains three steps an epoch; returns rates, weights and written metrics."""
-    rates, told = Rates(), []
-    figures = Figures(lambda split, values, **_: told.append((split, dict(values))), every=2, stop_on_nan=True)
-    asked = CheckpointOptions(changes.pop("save_every", None), None, 9, "loss", "min")
-    kept = Checkpoints(folder, asked, {}, lambda error, step: None)
-    module = tiny.module(scheduling=scheduling)
-    callbacks = [rates, figures, BeforeUsers(kept), kept]
-    trainer = lit.make_trainer(tiny.options(max_steps=None, **changes), callbacks, folder)
-    lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), checkpoint)
-    return rates.seen, tiny.weights(module), told
+    told: list[Any] = []
+    figures = Figures(lambda split, values, **_: told.append((split, dict(values))), every=2, stops_on_nan=True)
+    kept = loop.checkpoints(folder, every_steps=changes.pop("save_every", None), keep_last=9)
+    placed = loop.model(scheduling=scheduling, optimizer=Sgd)
+    Sgd.seen.clear()
+    more = {"figures": figures, "checkpoints": kept, "validation": tiny.eval_loader(), "max_steps": None}
+    loop.fit(placed, checkpoint=checkpoint, **{**more, **changes})
+    return Sgd.seen.copy(), loop.weights(placed), told
 
 
 def test_a_scheduler_of_torch_steps_by_epochs_or_steps(tmp_path: Path) -> None:
@@ -145,11 +139,11 @@ def test_a_schedule_that_is_over_before_the_training_is_told(tmp_path: Path) -> 
         trained(tmp_path, cycle, max_epochs=2)
 
 
-def test_a_training_that_is_only_timed_has_no_schedule(tmp_path: Path) -> None:
-    module = tiny.module(scheduling=Scheduling(plateau, None, "val/loss"))
-    with module.plain.only_timed():
-        tiny.fit(module, tmp_path, max_steps=4)
-    assert module.plain.scheduling is not None
+def test_a_training_that_is_only_timed_has_no_schedule() -> None:
+    placed = loop.model(scheduling=Scheduling(plateau, None, "val/loss"))
+    with placed.plain.only_timed():
+        loop.fit(placed, max_steps=4)
+    assert placed.plain.scheduling is not None
 
 
 def test_linear_falls_evenly_to_its_floor_after_the_warm_up() -> None:

@@ -1,19 +1,15 @@
 """A step that compiles, writes over its results, or can't be compiled."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
-from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.step.compiled import Loss, is_of_compiler
+from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.totals import Totals
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 @pytest.mark.slow
@@ -46,9 +42,9 @@ class OnePlace(Loss):
     given: ClassVar[dict[Any, torch.Tensor]] = {}
 
 
-def test_losses_and_gradients_of_several_micro_batches_are_kept(tmp_path: Path) -> None:
-    plain, graphed = tiny.module(micro=8), tiny.module(micro=8)
-    graphed._loss = OnePlace(graphed.model, "none", print)
+def test_losses_and_gradients_of_several_micro_batches_are_kept() -> None:
+    plain, graphed = loop.model(micro=8), loop.model(micro=8)
+    graphed.plain._loss = OnePlace(graphed.model, "none", print)
 
     def note(weight: torch.Tensor) -> None:
         OnePlace.given.setdefault(weight, weight.grad)
@@ -58,32 +54,31 @@ def test_losses_and_gradients_of_several_micro_batches_are_kept(tmp_path: Path) 
     rows: list[list[dict[str, float]]] = []
     for module in (plain, graphed):
         rows.append([])
-        take = lambda split, values, rows=rows[-1], **_: rows.append(dict(values))  # noqa: E731
         OnePlace.given.clear()
-        tiny.fit(module, tmp_path, [Figures(take, every=1, stop_on_nan=False)], max_steps=1)
+        loop.fit(module, figures=loop.figures(rows[-1], stops_on_nan=False), max_steps=1)
     assert rows[0] == rows[1]
-    assert torch.equal(tiny.weights(plain), tiny.weights(graphed))
+    assert torch.equal(loop.weights(plain), loop.weights(graphed))
 
 
-class LosesCompiler(pl.Callback):
-    """A callback that takes the C++ compiler away before the first backward pass, which is compiled then."""
-
-    def on_before_backward(self, *_: Any) -> None:
-        torch._inductor.config.cpp.cxx = ("a compiler that is not there",)
+def backward_without_compiler(self: Ranks, loss: torch.Tensor) -> None:
+    """Takes the C++ compiler away before the first backward pass, which is compiled then."""
+    torch._inductor.config.cpp.cxx = ("a compiler that is not there",)
+    loss.backward()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-def test_a_backward_pass_that_can_not_be_compiled_goes_on_without(tmp_path: Path) -> None:
+def test_a_backward_pass_that_can_not_be_compiled_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is repeated with the same random numbers."""
+    monkeypatch.setattr(Ranks, "backward", backward_without_compiler)
     events: list[str] = []
     found = []
     with torch._inductor.config.patch({"force_disable_caches": True, "cpp.cxx": torch._inductor.config.cpp.cxx}):
         for mode in ("default", "none"):
             noted = {"on_event": lambda kind, **_: events.append(kind), "on_oom": "retry"}
-            module = tiny.module(compile_mode=mode, dropout=0.3, micro=8, **noted)
-            tiny.fit(module, tmp_path, users=[LosesCompiler()], max_steps=3)
-            found.append(tiny.weights(module))
+            placed = loop.model(compile_mode=mode, dropout=0.3, micro=8, **noted)
+            loop.fit(placed, max_steps=3)
+            found.append(loop.weights(placed))
     assert events == ["compile_failed"]
     assert torch.equal(*found)
 

@@ -1,25 +1,22 @@
 """Weights of micro-batches, and layouts of their own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.observe.timing.step_clock import StepClock
-from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.module import StepModule
-from wellfed.train.lightning.prefetch import prefetched
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.prefetch import prefetched
+from wellfed.train.loop.training import Watchers
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.micro_batches import Preparation
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
-
+from wellfed.train.step.train_step import StepOptions
 
 # -- layouts of the data's own ---------------------------------------------------------------------------------------
 
@@ -53,32 +50,28 @@ class CountsRows(tiny.TinyModel):
         return LossOutput(output.loss, output.metrics, num_samples=len(batch["lengths"]))
 
 
-def flat_module(micro: int, data: Any = None, model: Any = None) -> StepModule:
+def flat_model(micro: int, data: Any = None, model: Any = None, accelerator: Any = "cpu") -> PlacedModel:
     torch.manual_seed(3)
-    return StepModule(
-        (model or CountsRows)(),
-        PlainSetup(
-            train_data=data or Flat(),
-            eval_data={"val": data or Flat(), "test": Flat()},
-            micro=tiny.MicroBatches(micro),
-            options=tiny.StepOptions(seed=1, on_oom="retry"),
-            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
-            lr_factor=lambda step: 1.0,
-            on_event=lambda kind, **facts: None,
-        ),
+    setup = PlainSetup(
+        train_data=data or Flat(),
+        eval_data={"val": data or Flat(), "test": Flat()},
+        micro=MicroBatches(micro),
+        options=StepOptions(seed=1, on_oom="retry"),
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        lr_factor=lambda step: 1.0,
+        on_event=lambda kind, **facts: None,
     )
+    return PlacedModel((model or CountsRows)(), setup, Place(PlaceOptions(accelerator)))
 
 
-def test_a_layout_without_a_shared_first_dimension_is_trained_and_timed(tmp_path: Path) -> None:
+def test_a_layout_without_a_shared_first_dimension_is_trained_and_timed() -> None:
     results = []
     for micro in (32, 5):
-        module, rows = flat_module(micro), []
-        clock = StepClock()
-        loader = TimedLoader(tiny.loader(data=Flat()), clock)
-        tiny.fit(module, tmp_path, [Clock(clock, rows.extend)], batches=loader, max_steps=6)
+        placed, rows = flat_model(micro), []
+        loop.fit(placed, tiny.loader(data=Flat()), watchers=Watchers(take_rows=rows.extend), max_steps=6)
         assert [row.samples for row in rows[:3]] == [32, 32, 6]
         assert [row.num_micro for row in rows[:3]] == [-(-size // micro) for size in (32, 32, 6)]
-        results.append(tiny.weights(module))
+        results.append(loop.weights(placed))
     assert (results[0] - results[1]).norm() / results[0].norm() < 1e-5
 
 
@@ -107,30 +100,25 @@ class Masked(tiny.TinyModel):
 
 
 @pytest.mark.parametrize("data", [Flat, Weighted])
-def test_the_mean_loss_of_a_split_is_the_same_for_any_batch_size(tmp_path: Path, data: Any) -> None:
+def test_the_mean_loss_of_a_split_is_the_same_for_any_batch_size(data: Any) -> None:
     found = []
     for size in (70, 32, 9, 1):
-        module = flat_module(32, data(), Masked if data is Weighted else None)
-        loader = tiny.EvalLoader(data(), size, seed=1)
-        figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
-        lit.make_trainer(tiny.options(), [figures], tmp_path).validate(module, loader, verbose=False)
-        found.append(figures.latest["val/loss"])
+        placed = flat_model(32, data(), Masked if data is Weighted else None)
+        found.append(loop.validated(placed, EvalLoader(data(), size, seed=1))["loss"])
     assert found == pytest.approx([found[0]] * 4, rel=1e-6)
 
 
 @pytest.mark.simulated(cards=1, slowdown=2)
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(tmp_path: Path, ahead: int) -> None:
+def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(ahead: int) -> None:
     import fake_cuda
 
-    device = torch.device("cuda", 0)
     synchronised = []
     for data in (Weighted(), tiny.TinyData()):
-        module = flat_module(8, data, Masked if isinstance(data, Weighted) else tiny.TinyModel)
+        placed = flat_model(8, data, Masked if isinstance(data, Weighted) else tiny.TinyModel, "gpu")
         before = fake_cuda.driver.counts()["synchronisations"]
-        with prefetched(tiny.loader(data=data), module, device, ahead) as batches:
-            timed = TimedLoader(batches, StepClock())
-            tiny.fit(module, tmp_path, batches=timed, accelerator="gpu", max_steps=6)
+        with prefetched(placed, tiny.loader(data=data), ahead, is_training=True) as batches:
+            loop.fit(placed, batches, max_steps=6)
         synchronised.append(fake_cuda.driver.counts()["synchronisations"] - before)
         if isinstance(data, Weighted):
             assert set(data.asked) == {"cpu"}

@@ -1,22 +1,23 @@
 """A step that is done again is the same step, whatever ran out of memory."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.train.lightning.module import StepModule
+from wellfed.observe.timing.step_clock import StepRow
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.retry import StepRetry
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+from wellfed.train.step.train_step import StepOptions
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
@@ -61,33 +62,33 @@ class Careless(tiny.TinyModel):
         return LossOutput(output.loss * factor)
 
 
-def fresh(fail: Any, micro: int) -> StepModule:
+def fresh(fail: Any, micro: int) -> PlacedModel:
     """The same weights and the same generators whatever the arguments are."""
     torch.manual_seed(7)
     model = Careless(fail)
-    module = tiny.module(model=model, micro=micro)
+    module = loop.model(model=model, micro=micro)
     torch.manual_seed(5)
     return module
 
 
-def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
-    told = tiny.Steps(), tiny.Steps()
+def test_a_step_done_again_is_the_same_step_bit_for_bit() -> None:
+    rows: tuple[list[StepRow], ...] = [], []
     retried = fresh(oom_above(8), 32)
-    tiny.fit(retried, tmp_path, [told[0]])
+    loop.fit(retried, watchers=Watchers(take_rows=rows[0].extend), warmup_steps=0)
     by_hand = fresh(None, 8)
-    tiny.fit(by_hand, tmp_path, [told[1]])
+    loop.fit(by_hand, watchers=Watchers(take_rows=rows[1].extend), warmup_steps=0)
     assert retried.plain.micro.tried == [32, 16, 8]
-    assert (told[0].was_disturbed, told[1].was_disturbed) == (True, False)  # its time is no figure
+    assert [[row.step for row in each if row.warmup] for each in rows] == [[1], []]  # its time is no figure
     assert retried.model.count == by_hand.model.count
     assert torch.equal(retried.model.latest, by_hand.model.latest)
-    assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))
+    assert torch.equal(loop.weights(retried), loop.weights(by_hand))
 
 
-def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
+def test_fifty_steps_with_retries_are_those_without() -> None:
     """SGD, fp32, no dropout."""
 
-    def module(fail: Any) -> StepModule:
-        made = tiny.module(fail=fail)
+    def module(fail: Any) -> PlacedModel:
+        made = loop.model(fail=fail)
         made.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         return made
 
@@ -96,10 +97,10 @@ def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
         return out_of_memory() if size > room else None
 
     calm, disturbed = module(None), module(shrinking)
-    tiny.fit(calm, tmp_path, max_steps=50)
-    tiny.fit(disturbed, tmp_path, max_steps=50)
+    loop.fit(calm, max_steps=50)
+    loop.fit(disturbed, max_steps=50)
     assert disturbed.plain.micro.tried == [32, 16, 8, 4]
-    difference = (tiny.weights(calm) - tiny.weights(disturbed)).norm() / tiny.weights(calm).norm()
+    difference = (loop.weights(calm) - loop.weights(disturbed)).norm() / loop.weights(calm).norm()
     assert difference < 1e-5
 
 
@@ -114,17 +115,17 @@ class OneSample(tiny.TinyModel):
         return super().loss(batch)
 
 
-def test_at_one_sample_activations_are_recomputed(tmp_path: Path) -> None:
+def test_at_one_sample_activations_are_recomputed() -> None:
     events = Notes()
     torch.manual_seed(3)
-    module = tiny.module(model=OneSample(0.3), micro=2, on_event=events)
-    tiny.fit(module, tmp_path, max_steps=4)
+    module = loop.model(model=OneSample(0.3), micro=2, on_event=events)
+    loop.fit(module, max_steps=4)
     torch.manual_seed(3)
-    by_hand = tiny.module(model=tiny.TinyModel(0.3), micro=1)
-    tiny.fit(by_hand, tmp_path, max_steps=4)
+    by_hand = loop.model(model=tiny.TinyModel(0.3), micro=1)
+    loop.fit(by_hand, max_steps=4)
     assert events.kinds == ["oom", "step_down", "oom", "ladder"]
     assert events.all[-1][1] == {"step": 1, "change": "memory.checkpoint_activations=true"}
-    assert torch.equal(tiny.weights(module), tiny.weights(by_hand))
+    assert torch.equal(loop.weights(module), loop.weights(by_hand))
 
 
 class WithTable(tiny.TinyData):
@@ -132,25 +133,23 @@ class WithTable(tiny.TinyData):
         return {**batch, "x": batch["x"] + features.rows(torch.zeros(len(batch["x"]), dtype=torch.long))}
 
 
-def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **more: Any) -> StepModule:
+def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **more: Any) -> PlacedModel:
     torch.manual_seed(3)
     rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
-    return StepModule(
-        tiny.TinyModel(fail=fails),
-        PlainSetup(
-            train_data=WithTable(),
-            eval_data={"val": None, "test": None},
-            features=Features(4, rows.nbytes, rows.__getitem__),
-            micro=tiny.MicroBatches(micro),
-            options=tiny.StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
-            make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-            lr_factor=lambda step: 1.0,
-            on_event=events or (lambda kind, **facts: None),
-        ),
+    setup = PlainSetup(
+        train_data=WithTable(),
+        eval_data={"val": None, "test": None},
+        features=Features(4, rows.nbytes, rows.__getitem__),
+        micro=MicroBatches(micro),
+        options=StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
+        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        lr_factor=lambda step: 1.0,
+        on_event=events or (lambda kind, **facts: None),
     )
+    return PlacedModel(tiny.TinyModel(fail=fails), setup, Place(PlaceOptions()))
 
 
-def test_then_features_leave_the_device(tmp_path: Path) -> None:
+def test_then_features_leave_the_device() -> None:
     events, calls = Notes(), []
 
     def fails(size: int, call: int) -> BaseException | None:
@@ -158,18 +157,18 @@ def test_then_features_leave_the_device(tmp_path: Path) -> None:
         return out_of_memory() if call in (40, 41, 42) else None
 
     module = with_features(fails, "cache", events)
-    tiny.fit(module, tmp_path, max_steps=4)
+    loop.fit(module, max_steps=4)
     calm = with_features(None, "cache")
-    tiny.fit(calm, tmp_path, max_steps=4)
+    loop.fit(calm, max_steps=4)
     changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
     assert changes == ["memory.checkpoint_activations=true", "memory.features=cache_host", "memory.features=dynamic"]
-    assert torch.equal(tiny.weights(module), tiny.weights(calm))
+    assert torch.equal(loop.weights(module), loop.weights(calm))
 
 
-def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_left(tmp_path: Path) -> None:
+def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_left() -> None:
     module = with_features(lambda size, call: out_of_memory(), "cache_host")
     with pytest.raises(OutOfMemoryExhausted) as caught:
-        tiny.fit(module, tmp_path, max_steps=4)
+        loop.fit(module, max_steps=4)
     text = str(caught.value)
     assert "micro-batches of 1, then memory.checkpoint_activations=true, then memory.features=dynamic:" in text
     assert "Largest parts: parameters" in text
@@ -192,17 +191,17 @@ def test_a_last_fallback_that_runs_out_itself_is_told() -> None:
 SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
 
 
-def test_what_may_be_for_want_of_memory_steps_down_once(tmp_path: Path) -> None:
+def test_what_may_be_for_want_of_memory_steps_down_once() -> None:
     events = Notes()
-    once = tiny.module(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
-    tiny.fit(once, tmp_path, max_steps=4)
+    once = loop.model(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
+    loop.fit(once, max_steps=4)
     assert once.plain.micro.tried == [32, 16]
     assert events.kinds == ["oom", "step_down"]
 
 
-def test_of_host_memory_the_error_says_so(tmp_path: Path) -> None:
+def test_of_host_memory_the_error_says_so() -> None:
     with pytest.raises(OutOfMemoryExhausted, match="a machine with more memory") as caught:
-        tiny.fit(tiny.module(fail=lambda size, call: MemoryError("no room"), micro=2), tmp_path, max_steps=4)
+        loop.fit(loop.model(fail=lambda size, call: MemoryError("no room"), micro=2), max_steps=4)
     assert caught.value.kind == "host_oom"
 
 
@@ -243,10 +242,10 @@ class Fails(torch.optim.SGD):
         return loss
 
 
-def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = None, **more: Any) -> StepModule:
-    module = tiny.module(on_event=events, dropout=0.2, **more)
+def trained(optimizer: Any, events: Any = None, **more: Any) -> PlacedModel:
+    module = loop.model(on_event=events, dropout=0.2, **more)
     module.plain.make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
-    tiny.fit(module, tmp_path, callbacks, max_steps=8)
+    loop.fit(module, max_steps=8)
     return module
 
 
@@ -255,22 +254,22 @@ def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = N
     [({"foreach": True}, {"workload.optimizer.foreach": False}), ({"foreach": False}, {"memory.micro_batch": 16})],
 )
 def test_an_optimizer_that_runs_out_needs_the_last_checkpoint_and_less(
-    tmp_path: Path, options: dict[str, Any], changes: dict[str, Any]
+    options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     events = Notes()
     with pytest.raises(RestartNeeded, match="in the optimizer's step 2, with micro-batches of 32") as caught:
-        trained(partial(Fails, **options), tmp_path, events=events)
+        trained(partial(Fails, **options), events)
     assert (caught.value.changes, caught.value.kind) == (changes, "device_oom")
     assert events.kinds == ["oom", "ladder" if "foreach" in str(changes) else "step_down"]
 
 
-def test_what_is_only_measured_is_not_restarted(tmp_path: Path) -> None:
+def test_what_is_only_measured_is_not_restarted() -> None:
     with pytest.raises(OutOfMemoryExhausted, match="in the optimizer's step 2") as caught:
-        trained(Fails, tmp_path, may_adapt=False)
+        trained(Fails, may_adapt=False)
     assert not isinstance(caught.value, RestartNeeded)
     assert "Largest parts: parameters" in str(caught.value)
 
 
-def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
+def test_on_oom_fail_leaves_the_optimizers_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        trained(Fails, tmp_path, on_oom="fail")
+        trained(Fails, on_oom="fail")

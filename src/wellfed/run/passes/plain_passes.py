@@ -13,7 +13,6 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.loader_parts import loader_of
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
@@ -39,12 +38,12 @@ from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place, PlaceOptions
 from wellfed.train.loop.placed_model import PlacedModel, misfits
+from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.pruning import Pruner, Pruning
 from wellfed.train.loop.sanity import try_splits
 from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.loop.training import Limits, Training, Watchers
-from wellfed.train.memory import oom
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
 from wellfed.train.plain_model.plain_training import PlainSetup
@@ -230,14 +229,12 @@ class PlainPasses(RunPasses):
 
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
         callbacks, per_epoch = self._objects.callbacks, self.steps_per_epoch
-        self._model.begin()
-        with self._prefetched(self._loader, self._plan.loader.device_prefetch, self._weigh) as own:
+        with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
             has_ranks = isinstance(self._loader, StreamLoader) and self._num_ranks > 1
             loader = StepsOfRanks(own) if has_ranks else own
             training = Training(
                 self._model, loader, limits, stop=stop, callbacks=callbacks, steps_per_epoch=per_epoch, **more
             )
-            self._training = training
             try:
                 training.fit(checkpoint)
             except NonFiniteLoss as error:
@@ -245,22 +242,6 @@ class PlainPasses(RunPasses):
                 raise
         self.close()
         return training
-
-    def _weigh(self, delivery: Delivery) -> None:
-        """Weighs the micro-batches of a batch while it is on the host."""
-        self._training.step.passes.weigh(delivery)
-
-    @contextmanager
-    def _prefetched(
-        self, loader: Any, ahead: int, before_move: Callable[[Delivery], None] | None = None
-    ) -> Iterator[Any]:
-        """Yields the loader, or one that copies ``ahead`` of its batches to the device before they are needed."""
-        if ahead == 0:
-            yield loader
-            return
-        device = self._model.device
-        with closing(DevicePrefetcher(loader, device, ahead, before_move=before_move, no_room=no_room)) as prefetcher:
-            yield prefetcher
 
     def _latest_best_metric(self) -> float | None:
         return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
@@ -299,9 +280,11 @@ class PlainPasses(RunPasses):
             yield None
             return
         share = {"rank": self._rank, "world_size": self._num_ranks} if self._shares_evaluation else {}
-        self._model.begin()
         ahead = eval_device_prefetch(self._plan, getattr(self._objects.data, split))
-        with closing(self._eval_loader(split, **share)) as loader, self._prefetched(loader, ahead) as deliveries:
+        with (
+            closing(self._eval_loader(split, **share)) as loader,
+            prefetched(self._model, loader, ahead, is_training=False) as deliveries,
+        ):
             yield deliveries
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
@@ -345,14 +328,6 @@ class IsMeasured:
             return False
         low, high = found.ci95
         return found.samples_per_s > 0 and (high - low) / 2 <= self._within * found.samples_per_s
-
-
-def no_room(error: Exception) -> bool:
-    """Returns whether memory ran out, which is logged."""
-    failure = oom.classify(error)
-    if failure is not None:
-        _LOG.info("No room on the device for another batch ahead of the step: %s", failure.message)
-    return failure is not None
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class PlacedModel:
         """``gradient_clip``: maximum norm of all gradients; None = no limit."""
         self.model, self.place, self.plain = model, place, PlainTraining(model, setup)
         self.gradient_clip = gradient_clip
+        self.step: TrainStep | None = None
+        """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)
         self._wrapper: nn.Module | None = None
         self._precision: Precision
@@ -96,6 +98,7 @@ class PlacedModel:
         precision = Precision(self._precision.name, self.device.type, scaler)
         step = self.plain.make_step(optimizer, precision, self.device, self._ranks(), self.gradient_clip, None)
         step.passes.mark, step.passes.now_s = clock.mark, clock.now_s
+        self.step = step
         return step
 
     def _ranks(self) -> Ranks:

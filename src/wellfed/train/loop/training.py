@@ -232,6 +232,7 @@ class Training:
             self.checkpoints.warn_without_best(self.figures.latest)
         for callback in self.callbacks.values():
             callback.end()
+        self.model.step = None
         del self.step, self.optimizer, self.rates  # frees their device memory
 
     def _close_watchers(self) -> None:
