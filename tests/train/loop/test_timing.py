@@ -1,22 +1,18 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.run.passes.plain_passes import IsMeasured
 from wellfed.sample_rng import SampleRng
-from wellfed.train.lightning.callbacks.clock import BareBatches, Clock, StopWhenMeasured, TimedLoader
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+from wellfed.train.loop.training import Watchers
 
 
 class MadeClock:
@@ -59,12 +55,6 @@ class SlowModel(tiny.TinyModel):
         return found
 
 
-def slow_callback(clock: MadeClock, hook: str) -> pl.Callback:
-    """Returns a callback that pauses in one hook."""
-    made: pl.Callback = type("Slow", (pl.Callback,), {hook: lambda *_: clock.pause()})()
-    return made
-
-
 def slow_optimizer(clock: MadeClock) -> Any:
     class SlowOptimizer(torch.optim.AdamW):
         def step(self, closure: Any = None) -> Any:
@@ -76,24 +66,22 @@ def slow_optimizer(clock: MadeClock) -> Any:
 
 
 def timed(
-    tmp_path: Path,
     data: Any = None,
     model: Any = None,
-    callbacks: Any = (),
+    callbacks: Any = None,
     now_s: Callable[[], float] = time.monotonic,
-    of_module: Any = None,
+    of_model: Any = None,
     **changes: Any,
 ) -> list[StepRow]:
     rows: list[StepRow] = []
-    clock = StepClock(now_s=now_s)
-    loader = TimedLoader(tiny.loader(data=data), clock)
-    module = tiny.module(**{"model": model, "micro": 16, **(of_module or {})})
-    tiny.fit(module, tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes)
+    placed, watchers = loop.model(**{"model": model, "micro": 16, **(of_model or {})}), Watchers(take_rows=rows.extend)
+    more = {"clock": StepClock(now_s=now_s), "watchers": watchers, "callbacks": callbacks}
+    loop.fit(placed, tiny.loader(data=data), **more, **changes)
     return rows
 
 
-def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
-    rows = timed(tmp_path, max_steps=7)
+def test_every_step_is_a_row_and_an_epoch_is_ragged() -> None:
+    rows = timed(max_steps=7)
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [row.samples for row in rows] == [32, 32, 6, 32, 32, 6, 32]
     assert [row.num_micro for row in rows] == [2, 2, 1, 2, 2, 1, 2]
@@ -104,14 +92,14 @@ def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["wait_ms", "compute_ms", "host_ms"])
-def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> None:
+def test_a_planted_delay_is_found_where_it_is(where: str) -> None:
     clock = MadeClock()
     planted = {
         "wait_ms": {"data": SlowData(clock)},
         "compute_ms": {"model": SlowModel(clock)},
-        "host_ms": {"callbacks": [slow_callback(clock, "on_train_batch_end")]},
+        "host_ms": {"callbacks": {"slow": loop.After(lambda step: clock.pause())}},
     }[where]
-    rows = [row for row in timed(tmp_path, now_s=clock, **planted, max_steps=12) if not row.warmup]
+    rows = [row for row in timed(now_s=clock, **planted, max_steps=12) if not row.warmup]
     later = [row for row, before in zip(rows[1:], rows, strict=False) if row.epoch == before.epoch]
     assert len(later) == 6  # a gap between epochs belongs to no step
     for row in later:
@@ -125,16 +113,15 @@ def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> Non
         assert summary.readiness_frac == 0
 
 
-@pytest.mark.parametrize("where", ["forward_ms", "backward_ms", "optimizer_ms", "other"])
-def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("where", ["forward_ms", "backward_ms", "optimizer_ms"])
+def test_a_planted_delay_is_found_in_its_phase(where: str) -> None:
     clock = MadeClock()
     planted: dict[str, Any] = {
         "forward_ms": {"model": SlowModel(clock)},
         "backward_ms": {"model": SlowModel(clock, in_backward=True)},
-        "optimizer_ms": {"of_module": {"optimizer": slow_optimizer(clock)}},
-        "other": {"callbacks": [slow_callback(clock, "on_train_batch_start")]},
+        "optimizer_ms": {"of_model": {"optimizer": slow_optimizer(clock)}},
     }[where]
-    rows = timed(tmp_path, now_s=clock, **planted, max_steps=8)
+    rows = timed(now_s=clock, **planted, max_steps=8)
     for row in rows:
         times_ms = {name: getattr(row, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
         times_ms["other"] = row.compute_ms - sum(times_ms.values())
@@ -144,44 +131,30 @@ def test_a_planted_delay_is_found_in_its_phase(tmp_path: Path, where: str) -> No
         assert row.device_forward_ms is None
     summary = summarise(rows)
     assert summary is not None
-    if where != "other":
-        time: Any = summary.time
-        assert time[where.replace("_ms", "_frac")] > 0.9
-        assert time[where] > 60
+    time: Any = summary.time
+    assert time[where.replace("_ms", "_frac")] > 0.9
+    assert time[where] > 60
 
 
-def test_a_step_that_was_repeated_counts_what_its_attempts_took(tmp_path: Path) -> None:
+def test_a_step_that_was_repeated_counts_what_its_attempts_took() -> None:
     clock = MadeClock()
 
     def fail(size: int, call: int) -> BaseException | None:
         clock.pause()
         return torch.OutOfMemoryError("CUDA out of memory.") if size > 16 else None
 
-    first, *rows = timed(tmp_path, now_s=clock, of_module={"micro": 32, "fail": fail, "on_oom": "retry"}, max_steps=5)
+    first, *rows = timed(now_s=clock, of_model={"micro": 32, "fail": fail, "on_oom": "retry"}, max_steps=5)
     assert (first.num_micro, first.warmup) == (2, True)
     assert first.forward_ms is not None
     assert 180 <= first.forward_ms <= first.compute_ms  # the failed one, and two that are half as large
     assert all(row.forward_ms is not None and row.forward_ms < 60 * row.num_micro + 3 for row in rows)
 
 
-def test_a_users_own_module_gets_bare_batches() -> None:
-    clock = StepClock()
-    first = next(iter(TimedLoader(tiny.loader(), clock, unwrap=True)))
-    assert set(first) == {"x", "y"}
-    assert [len(batch["x"]) for batch in BareBatches(tiny.eval_loader())] == [32, 32, 6]
-    assert len(BareBatches(tiny.eval_loader())) == 3
-
-
-@pytest.mark.parametrize("unwrap", [False, True])
-def test_the_size_of_the_first_batch_is_told_once(unwrap: bool) -> None:
+def test_the_size_of_the_first_batch_is_told_once() -> None:
     told: list[dict[str, int]] = []
-    loader = TimedLoader(tiny.loader(), StepClock(), unwrap=unwrap, on_first=told.append)
-    first, *_ = [*loader, *loader]
-    batch = first if unwrap else first.batch
+    loop.fit(loop.model(), watchers=Watchers(on_first_batch=told.append), max_steps=5)  # type: ignore[arg-type]
+    batch = next(iter(tiny.loader())).batch
     assert told == [{"float32": batch["x"].nbytes + batch["y"].nbytes}]
-
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 def summary(steps: int, half_frac: float | None = 0.01, rate: float = 100.0) -> StepSummary:
@@ -189,7 +162,7 @@ def summary(steps: int, half_frac: float | None = 0.01, rate: float = 100.0) -> 
     return StepSummary(steps, 3, rate, ci95, 1.0, {}, {})
 
 
-def stopped_at(at: Callable[[int], StepSummary | None], *, ranks: int = 1, limit: int = 2000) -> tuple[int, list[int]]:
+def stopped_at(at: Callable[[int], StepSummary | None], *, limit: int = 2000) -> tuple[int, list[int]]:
     """Returns the step at which it ends (0 = never), and the steps at which it checked."""
     step, looks = 0, []
 
@@ -197,11 +170,9 @@ def stopped_at(at: Callable[[int], StepSummary | None], *, ranks: int = 1, limit
         looks.append(step)
         return at(step)
 
-    callback = StopWhenMeasured(look, within=0.02)
+    is_measured = IsMeasured(look, within=0.02)
     for step in range(1, limit + 1):
-        trainer: Any = SimpleNamespace(world_size=ranks, global_step=step, should_stop=False)
-        callback.on_train_batch_end(trainer, None, None, None, step)
-        if trainer.should_stop:
+        if is_measured(step):
             return step, looks
     return 0, looks
 
@@ -213,10 +184,6 @@ def test_it_ends_where_the_rate_is_known_but_not_before_40_steps() -> None:
 @pytest.mark.parametrize(("half_frac", "ends"), [(0.0199, True), (0.0201, False), (None, False)])
 def test_known_means_within_2_percent(half_frac: float | None, ends: bool) -> None:
     assert bool(stopped_at(lambda step: summary(step, half_frac))[0]) is ends
-
-
-def test_several_ranks_run_all_the_steps_and_none_looks() -> None:
-    assert stopped_at(summary, ranks=2) == (0, [])
 
 
 def test_it_looks_the_more_rarely_the_further_on() -> None:

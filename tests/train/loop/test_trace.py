@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit import tiny
-from wellfed.observe.timing.step_clock import StepClock, StepRow
+from tests.kit import loop
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.record.entries import ProfileEntry
-from wellfed.train.lightning.callbacks import profile
-from wellfed.train.lightning.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
-from wellfed.train.lightning.callbacks.profile import ProfilerTrace
+from wellfed.train.loop import trace
+from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.training import Watchers
 
 RANGE = "ProfilerStep#"
-
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 def steps_in(path: Path) -> list[str]:
@@ -26,7 +24,7 @@ def steps_in(path: Path) -> list[str]:
 
 
 class Profiled:
-    """A callback in a folder, with the list of its reports."""
+    """A trace in a folder, with the list of its reports."""
 
     def __init__(self, folder: Path, steps: int = 4, clock: StepClock | None = None) -> None:
         self.path, self.found, self.events = folder / "profile" / "trace.json", [], []
@@ -36,12 +34,12 @@ class Profiled:
             self.events.append((kind, facts))
 
         interrupt = {} if clock is None else {"interrupt": clock.interrupt}
-        self.callback = ProfilerTrace(self.path, steps, told.append, on_event=note, **interrupt)
+        self.trace = ProfilerTrace(self.path, steps, told.append, on_event=note, **interrupt)
 
 
 def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     profiled = Profiled(tmp_path)
-    tiny.fit(tiny.module(), tmp_path, [profiled.callback])
+    loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace))
     assert sorted(set(steps_in(profiled.path)), key=int) == ["3", "4", "5", "6"]
     ((found,), events) = profiled.found, profiled.events
     assert (found["steps"], found["by"], found["device_busy_frac"], events) == (4, "cpu", None, [])
@@ -60,8 +58,7 @@ def test_profiled_steps_are_no_figures_of_the_run(tmp_path: Path) -> None:
     rows: list[StepRow] = []
     clock = StepClock()
     profiled = Profiled(tmp_path, clock=clock)
-    callbacks = [Clock(clock, rows.extend), profiled.callback]
-    tiny.fit(tiny.module(), tmp_path, callbacks, batches=TimedLoader(tiny.loader(), clock))
+    loop.fit(loop.model(), clock=clock, watchers=Watchers(take_rows=rows.extend, trace=profiled.trace))
     assert [row.step for row in rows if row.warmup] == list(range(1, WARMUP_STEPS + 4 + 1))
     assert len(rows) == 20
 
@@ -71,7 +68,7 @@ def test_a_training_that_ends_before_tells_of_what_there_is(
     tmp_path: Path, max_steps: int, recorded: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiled = Profiled(tmp_path, 10)
-    tiny.fit(tiny.module(), tmp_path, [profiled.callback], max_steps=max_steps)
+    loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace), max_steps=max_steps)
     assert not torch.autograd._profiler_enabled()
     assert [one["steps"] for one in profiled.found] == ([recorded] if recorded else [])
     assert profiled.path.exists() == bool(recorded)
@@ -89,7 +86,7 @@ def test_a_run_that_fails_leaves_no_profiler_behind(tmp_path: Path, failing_step
 
     profiled = Profiled(tmp_path, 10)
     with pytest.raises(ValueError, match="a bug"):
-        tiny.fit(tiny.module(fail=fail), tmp_path, [profiled.callback])
+        loop.fit(loop.model(fail=fail), watchers=Watchers(trace=profiled.trace))
     assert not torch.autograd._profiler_enabled()
     assert [one["steps"] for one in profiled.found] == ([4] if failing_step == 8 else [])
     if failing_step == 8:
@@ -104,17 +101,17 @@ def broken(*_: Any, **__: Any) -> Any:
 def test_a_profiler_that_fails_costs_the_run_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = getattr(profile.profile, part)
+    real = getattr(trace.profile, part)
 
     def fail(profiler: Any, *arguments: Any, **_: Any) -> None:
         if part == "stop_trace":  # what the test leaves behind must end
             real(profiler, *arguments)
         broken()
 
-    monkeypatch.setattr(profile.profile, part, fail)
+    monkeypatch.setattr(trace.profile, part, fail)
     profiled = Profiled(tmp_path)
-    trainer = tiny.fit(tiny.module(), tmp_path, [profiled.callback])
-    assert trainer.global_step == 20
+    trained = loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace))
+    assert trained.number == 20
     ((kind, facts),) = profiled.events
     assert (kind, profiled.found) == ("profile_failed", [])
     assert "insufficient privileges" in facts["message"]
@@ -127,7 +124,7 @@ def test_a_build_of_torch_that_can_not_record_a_card_records_the_host(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     profiled = Profiled(tmp_path)
-    tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
+    loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace), accelerator="gpu")
     assert sorted(set(steps_in(profiled.path)), key=int) == ["3", "4", "5", "6"]
     assert [one["by"] for one in profiled.found] == ["cpu"]
     assert "Failed to record" not in capfd.readouterr().err  # a stack of frames at every operation
@@ -135,8 +132,8 @@ def test_a_build_of_torch_that_can_not_record_a_card_records_the_host(
 
 @pytest.mark.simulated(lost_after=1500)
 def test_a_card_that_is_lost_meanwhile_is_what_is_told(tmp_path: Path) -> None:
-    module, profiled = tiny.module(), Profiled(tmp_path, 500)
+    placed, profiled = loop.model(), Profiled(tmp_path, 500)
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
-        tiny.fit(module, tmp_path, [profiled.callback], accelerator="gpu", max_steps=500)
-    assert module.model.calls > WARMUP_STEPS + 1  # it was recording
+        loop.fit(placed, watchers=Watchers(trace=profiled.trace), accelerator="gpu", max_steps=500)
+    assert placed.model.calls > WARMUP_STEPS + 1  # it was recording
     assert not torch.autograd._profiler_enabled()

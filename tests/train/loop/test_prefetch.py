@@ -1,20 +1,18 @@
-"""A card without memory for batches ahead: each batch is still trained on once."""
+"""Batches ahead of the step are those without, also where a card has no memory for them."""
 
-from pathlib import Path
+import threading
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
-from wellfed.observe.timing.step_clock import StepClock
-from wellfed.train.lightning.callbacks.clock import TimedLoader
-from wellfed.train.lightning.prefetch import no_room, prefetched
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.prefetch import no_room, prefetched
+from wellfed.train.loop.training import Watchers
 
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 CPU = torch.device("cpu")
 
 
@@ -52,36 +50,56 @@ class Large(tiny.TinyData):
         return {**super().fetch(indices, rng), "padding": torch.zeros(len(indices), 2**18)}
 
 
-class Seen(pl.Callback):
-    def __init__(self) -> None:
-        self.ids: list[float] = []
-        self.on_card: list[bool] = []
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.ids += batch.batch["x"][:, 0].tolist()
-        self.on_card.append(batch.batch["x"].is_cuda)
-
-
 @pytest.mark.simulated(cards=1, mib=100, slowdown=2)
-def test_a_card_with_room_for_two_batches(tmp_path: Path) -> None:
+def test_a_card_with_room_for_two_batches() -> None:
     import fake_cuda
 
-    results, events = [], []
+    results, events, ids, on_card = [], [], list[float](), list[bool]()
+
+    def see(delivery: Any) -> None:
+        ids.extend(delivery.batch["x"][:, 0].tolist())
+        on_card.append(delivery.batch["x"].is_cuda)
+
     for ahead, mib in ((0, 100), (3, 70), (3, 20)):  # batches of 32 MiB; in 20 only parts of one fit
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(mib / 100)
-        events.clear()
-        module, seen = tiny.module(on_event=lambda kind, **facts: events.append((kind, facts))), Seen()
-        module.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
-        with prefetched(tiny.loader(data=Large()), module, torch.device("cuda", 0), ahead) as ahead_of_it:
-            loader = TimedLoader(ahead_of_it, StepClock())
-            tiny.fit(module, tmp_path, [seen], batches=loader, accelerator="gpu", max_epochs=2, max_steps=None)
-        results.append((seen.ids, tiny.weights(module).cpu()))
+        for told in (events, ids, on_card):
+            told.clear()
+        placed = loop.model(on_event=lambda kind, **facts: events.append((kind, facts)))
+        placed.place = Place(PlaceOptions("gpu"))
+        placed.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
+        with prefetched(placed, tiny.loader(data=Large()), ahead, is_training=True) as loader:
+            loop.fit(placed, loader, watchers=Watchers(on_batch=see), max_epochs=2, max_steps=None)
+        results.append((ids.copy(), loop.weights(placed).cpu()))
+        del placed, loader
     assert results[0][0] == results[1][0] == results[2][0]
     assert len(results[0][0]) == 2 * tiny.NUM_SAMPLES
     for _, weights in results[1:]:
         assert (weights - results[0][1]).norm() / weights.norm() < 1e-5
     changes = [facts.get("change", facts.get("micro_batch")) for kind, facts in events if kind != "oom"]
     assert 16 in changes
-    assert not all(seen.on_card)
+    assert not all(on_card)
     assert not fake_cuda.driver.violations()
+
+
+def train(ahead: int, model: Any = None) -> torch.Tensor:
+    placed = loop.model(dropout=0.2, model=model)
+    with prefetched(placed, tiny.loader(), ahead, is_training=True) as loader:
+        loop.fit(placed, loader, max_steps=7)
+    return loop.weights(placed)
+
+
+def test_training_is_the_same_bit_for_bit() -> None:
+    expected = train(0)
+    for ahead in (1, 3):
+        assert torch.equal(train(ahead), expected)
+
+
+def test_an_error_in_training_stops_what_reads_ahead() -> None:
+    class Breaks(tiny.TinyModel):
+        def loss(self, batch: Any) -> Any:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(2, Breaks())
+    assert not [thread for thread in threading.enumerate() if thread.name == "wellfed-device-prefetch"]

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
 
-from tests.kit import tiny
+from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
-from wellfed.train.lightning.callbacks import synchronisations
-from wellfed.train.lightning.callbacks.synchronisations import Synchronisations, place_of
-from wellfed.train.lightning.prefetch import prefetched
+from wellfed.train.loop import sync_search
+from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.prefetch import prefetched
+from wellfed.train.loop.sync_search import SyncSearch, place_of
+from wellfed.train.loop.training import Watchers
 
-pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 SAYS = "called a synchronizing CUDA operation (function f)"
 HERE = str(Path(__file__).relative_to(Path.cwd()))
 
@@ -40,24 +40,25 @@ ITEM = Asking.loss.__code__.co_firstlineno + 2
 
 
 def found_in(
-    tmp_path: Path, model: nn.Module | None = None, max_steps: int = 9, device_prefetch: int = 0, **changes: Any
+    model: nn.Module | None = None, *, device_prefetch: int = 0, precision: str = "32-true", **changes: Any
 ) -> list[list[Any]]:
     """Returns the reports of a training on the simulated card."""
     told: list[Any] = []
-    watch, module = Synchronisations(told.append), tiny.module(model=model)
-    with prefetched(tiny.loader(), module, torch.device("cuda:0"), device_prefetch) as loader:
-        tiny.fit(module, tmp_path, [watch], accelerator="gpu", batches=loader, max_steps=max_steps, **changes)
+    watchers, placed = Watchers(sync_search=SyncSearch(told.append)), loop.model(model=model)
+    placed.place = Place(PlaceOptions("gpu", precision=precision))
+    with prefetched(placed, tiny.loader(), device_prefetch, is_training=True) as loader:
+        loop.fit(placed, loader, watchers=watchers, max_steps=9, **changes)
     return told
 
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("device_prefetch", [0, 2])
-def test_lines_of_the_model_are_named_with_how_often_they_wait(tmp_path: Path, device_prefetch: int) -> None:
+def test_lines_of_the_model_are_named_with_how_often_they_wait(device_prefetch: int) -> None:
     expected = [
         {"place": f"{HERE}:{ITEM + 2}", "per_step": 2},
         {"place": f"{HERE}:{ITEM}", "per_step": 1},
     ]
-    assert found_in(tmp_path, Asking(), device_prefetch=device_prefetch) == [expected]
+    assert found_in(Asking(), device_prefetch=device_prefetch) == [expected]
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
@@ -67,28 +68,17 @@ def test_lines_of_the_model_are_named_with_how_often_they_wait(tmp_path: Path, d
     [{}, {"device_prefetch": 2}, {"gradient_clip": 1.0}, {"precision": "bf16-mixed"}],
     ids=["plain", "prefetch", "clip", "bf16"],
 )
-def test_a_step_of_ours_waits_nowhere(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert found_in(tmp_path, **changes) == [[]]
+def test_a_step_of_ours_waits_nowhere(changes: dict[str, Any]) -> None:
+    assert found_in(**changes) == [[]]
 
 
 @pytest.mark.simulated
-def test_a_callback_of_the_users_counts(tmp_path: Path) -> None:
-    class Printing(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            float(outputs["loss"])
-
-    line = Printing.on_train_batch_end.__code__.co_firstlineno + 1
-    assert found_in(tmp_path, users=[Printing()]) == [[{"place": f"{HERE}:{line}", "per_step": 1}]]
-
-
-@pytest.mark.simulated
-def test_a_step_that_fails_leaves_the_mode_off(tmp_path: Path) -> None:
+def test_a_step_that_fails_leaves_the_mode_off() -> None:
     shown = warnings.showwarning
-    watch = Synchronisations(lambda found: None)
-    module = tiny.module(fail=lambda size, call: ValueError("a bug") if call == 2 else None)
+    watch = SyncSearch(lambda found: None)
+    placed = loop.model(fail=lambda size, call: ValueError("a bug") if call == 2 else None)
     with pytest.raises(ValueError, match="a bug"):
-        tiny.fit(module, tmp_path, [watch], accelerator="gpu")
-    watch.close()
+        loop.fit(placed, watchers=Watchers(sync_search=watch), accelerator="gpu")
     assert torch.cuda.get_sync_debug_mode() == 0
     assert warnings.showwarning is shown
     assert "synchronizing" not in str(warnings.filters)
@@ -117,11 +107,10 @@ def shown() -> Iterator[list[str]]:
         yield texts
 
 
-def steps(watch: Synchronisations, number: int, between: Callable[[], None] = lambda: None) -> None:
+def steps(watch: SyncSearch, number: int, between: Callable[[], None] = lambda: None) -> None:
     for _ in range(number):
         between()
-        trainer: Any = SimpleNamespace(accumulate_grad_batches=1)
-        watch.on_train_batch_end(trainer, None, None, None, 0)
+        watch.step_ended()
 
 
 def wait() -> None:
@@ -131,7 +120,7 @@ def wait() -> None:
 
 def test_steps_two_and_three_are_watched_and_no_more(card: SimpleNamespace, shown: list[str]) -> None:
     told: list[Any] = []
-    watch = Synchronisations(told.append)
+    watch = SyncSearch(told.append)
     modes: list[int] = []
     steps(watch, 6, lambda: modes.append(card.mode))
     assert modes == [0, 1, 1, 0, 0, 0]
@@ -140,7 +129,7 @@ def test_steps_two_and_three_are_watched_and_no_more(card: SimpleNamespace, show
 
 def test_other_warnings_and_those_of_our_threads_go_their_way(card: SimpleNamespace, shown: list[str]) -> None:
     told: list[Any] = []
-    watch = Synchronisations(told.append)
+    watch = SyncSearch(told.append)
     filters, before = list(warnings.filters), warnings.showwarning
     steps(watch, 1)
 
@@ -166,7 +155,7 @@ def frames(*files: str) -> Any:
 
 
 def test_the_nearest_line_of_the_user_is_named() -> None:
-    torchs, ours = torch.__path__[0] + "/nn/module.py", synchronisations.__file__
+    torchs, ours = torch.__path__[0] + "/nn/module.py", sync_search.__file__
     library = str(Path(sysconfig.get_paths()["purelib"]) / "metrics" / "mean.py")
     assert place_of(frames(torchs, library, "/home/me/model.py", ours, "/home/me/train.py")) == "/home/me/model.py:3"
     assert place_of(frames(torchs, ours)) is place_of(None) is None
