@@ -111,7 +111,7 @@ def test_a_ceiling_that_fails_costs_a_figure(mine: Path) -> None:
     assert record["throughput"]["steps"] == 60
 
 
-@pytest.mark.slow  # tests/train/lightning/test_ceiling.py and tests/run/passes/test_passes.py hold the parts of it
+@pytest.mark.slow  # tests/train/loop/test_ceiling.py and tests/run/passes/test_passes.py hold the parts of it
 @pytest.mark.parametrize("steps", [63, 64])
 def test_on_a_card_that_lags_behind_the_ceiling_is_the_rate_wherever_training_ended(
     mine: Path, fake_cuda: FakeCuda, steps: int

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
-from tests.train.lightning.callbacks.test_clock import MadeClock
+from tests.train.loop.test_timing import MadeClock
 from wellfed.batches import split
 from wellfed.observe.timing.step_clock import StepClock, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, ModulePhases, TimedLoader
