@@ -17,7 +17,7 @@ def quoted(text: str) -> str:
     key, value = key_value(text)
     if key not in _PATH_KEYS or value is None or is_null(value) or "${" in value or _is_quoted(value):
         return text
-    return assigned(text[: text.index("=")], value)
+    return assigned(text[: text.index("=")], value.replace(r"\=", "="))  # typed as Hydra would read it
 
 
 def assigned(key: str, path: str) -> str:

@@ -215,6 +215,11 @@ class TrainerConfig:
         "Longest time between checkpoints, minutes. null = no limit.", 10.0, above=0
     )
     keep_last: int = knob("Latest checkpoints kept, in addition to the best.", 2, at_least=1)
+    trusted_checkpoints: bool = knob(
+        "Checkpoints are pickled and read as Lightning does, with objects of any class. Reading one runs code that the "
+        "file names, so set it only for files that you trust. false = plain values, tensors and arrays alone.",
+        False,
+    )
     log_every_steps: int = knob("Optimizer steps between rows of metrics.csv.", 50, at_least=1)
     gradient_clip: Optional[float] = knob("Largest gradient norm. null = no clipping.", above=0)
     accelerator: Accelerator = knob("auto, cpu or gpu.", Accelerator.auto)

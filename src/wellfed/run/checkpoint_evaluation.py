@@ -15,7 +15,7 @@ from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunCon
 from wellfed.errors import ConfigError
 from wellfed.process import without_collections
 from wellfed.record.entries import RunRecord
-from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 from wellfed.run.folder.resume import check_unchanged, derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
@@ -36,7 +36,9 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         from wellfed.run.passes.choice import make_passes
         from wellfed.run.planner import Planner
 
-    state = load_checkpoint(checkpoint)  # before data and model are made
+    state = load_checkpoint(
+        checkpoint, trusted=run.config.trainer.trusted_checkpoints
+    )  # before data and model are made
     facts = machine(torch_cuda())
     config = _for_this_machine(run.config, has_gpu=bool(facts.training_gpus))
     planner = Planner.start(replace(run, config=config), facts)
@@ -56,15 +58,15 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     Raises:
         ConfigError: no readable checkpoint or record, or ``configs/`` now gives other data, model or metrics.
     """
-    where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
+    where, folder = f"checkpoint={checkpoint}", run_folder_of(checkpoint)
     if not checkpoint.is_file():
-        raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")
+        raise ConfigError.of(where, "there is no such file.", "Name a file in a run folder.")
     if not is_readable(checkpoint):
         raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
     try:
         earlier = RunRecord.read(folder)
     except (OSError, ValueError) as error:
-        way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
+        way_out = "Put it into its run folder: run.json there says what was trained."
         raise ConfigError.of(where, f"has no run record beside it ({error}).", way_out) from error
     overrides = [
         *(quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)),

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +171,7 @@ class Run:
         self, needed: RestartNeeded, passes: PlainPasses | Passes, checkpoint: Path | None, began_s: float
     ) -> None:
         """Cuts record and tables back to the restart's step, and reports the restart."""
-        step, epochs = (0, 0.0) if checkpoint is None else _progress_at(load_checkpoint(checkpoint), passes)
+        step, epochs = (0, 0.0) if checkpoint is None else _progress_at(self._load(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
         self._books.journal.event(
             "restart",
@@ -209,7 +209,7 @@ class Run:
     def _resume_from(self, target: Target, passes: PlainPasses | Passes) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint = target.checkpoint
-        state = load_checkpoint(checkpoint, RESUMED)
+        state = self._load(checkpoint, RESUMED)
         passes.check_fits(f"resume={checkpoint}", state)
         try:
             step, epochs = _progress_at(state, passes)
@@ -226,6 +226,9 @@ class Run:
         self._console.print(f"Resuming {target.folder} at step {step} ({checkpoint.name})", soft_wrap=True)
         return checkpoint
 
+    def _load(self, checkpoint: Path, *keys: Sequence[str]) -> dict[str, Any]:
+        return load_checkpoint(checkpoint, *keys, trusted=self._start.composed.config.trainer.trusted_checkpoints)
+
     def _started(self) -> None:
         if not self._has_trained and not self._is_trial:
             self._console.print(f"folder  {self._folder}", soft_wrap=True)
@@ -236,7 +239,7 @@ class Run:
         """Returns the outcome with advice on how much of the training is saved, and how to resume it."""
         folder, config, steps = self._folder, self._start.composed.config, self._books.record.steps
         runs = Path(config.paths.log_dir) / config.workload.name / "runs"
-        name, step = saved_step(folder)
+        name, step = saved_step(folder, trusted=config.trainer.trusted_checkpoints)
         advice = [outcome.advice] if outcome.advice else []
         if step < steps:
             advice.append(f"last saved step {step} of {steps}.")
@@ -286,7 +289,7 @@ def _progress_at(state: Mapping[str, Any], passes: PlainPasses | Passes) -> tupl
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")
     part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
-    return step, position.get("epoch", 0) + part
+    return step, position.get("epoch", state.get("epoch", 0)) + part  # Lightning's own files have no position
 
 
 def _prepare_machine(facts: MachineFacts) -> None:

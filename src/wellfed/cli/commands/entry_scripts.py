@@ -82,6 +82,7 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")
         announce(f"Evaluating {checkpoint}: importing PyTorch, reading data, building the model")
         from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
+        from wellfed.run.folder.checkpoint_file import run_folder_of
 
         metrics = evaluate_checkpoint(checkpoint, composed.config)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
@@ -90,7 +91,7 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         return EXIT_INTERRUPTED
     for name, value in metrics.items():
         print(f"test/{name} {value:.6g}")
-    path = checkpoint.parent.parent / RESULT
+    path = run_folder_of(checkpoint) / RESULT
     result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
     from wellfed.record.files import write_atomically
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -117,6 +118,26 @@ def _warning_if_slow(what: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _keep_every_row(run: Any, wandb: Any) -> None:
+    """Makes ``wandb.log(row, step=n)`` of the user's code a row of its own, with n in the column ``step``, its axis.
+
+    wandb drops rows whose step is below its own counter, which each row without a step advances, ours too.
+    """
+    log, drawn = run.log, set[str]()
+
+    @wraps(log)
+    def log_row(data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        if step is None:
+            log(data, commit=commit)
+            return
+        for name in data.keys() - drawn - {"step"}:
+            drawn.add(name)
+            run.define_metric(name, step_metric="step")
+        log({"step": step, **data})
+
+    run.log = wandb.log = log_row
+
+
 def import_wandb() -> Any:
     """Returns wandb, which then prints nothing."""
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -190,4 +211,5 @@ def open_run(
         run.define_metric(axis, hidden=True)  # hides the curve of the axis itself
         for pattern in patterns:
             run.define_metric(pattern, step_metric=axis)
+    _keep_every_row(run, wandb)
     return WandbSink(run, mode, on_lost)

@@ -21,7 +21,7 @@ from wellfed.ranks import launched
 from wellfed.record.entries import FILE_NAME, RunRecord, differences
 from wellfed.record.files import plain
 from wellfed.run.folder import lock
-from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 
 CHECKPOINTS = "checkpoints"
 
@@ -41,7 +41,7 @@ class Target:
     @property
     def folder(self) -> Path:
         """Folder of the run that wrote the checkpoint."""
-        return self.checkpoint.parent.parent
+        return run_folder_of(self.checkpoint)
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
@@ -138,7 +138,7 @@ def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
     """Returns whether ``resume=<path>`` continues in the run's own folder, and the run's record."""
     where = f"resume={path}"
     if path.is_file():
-        folder = path.parent.parent
+        folder = run_folder_of(path)
         if not (folder / FILE_NAME).exists():
             return False, None
         try:
@@ -168,11 +168,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return next(filter(is_readable, checkpoints_of(folder)), None)
 
 
-def saved_step(folder: Path) -> tuple[str | None, int]:
+def saved_step(folder: Path, *, trusted: bool = False) -> tuple[str | None, int]:
     """Returns name and step of the checkpoint from which ``resume=<folder>`` continues; (None, 0) without any."""
     for checkpoint in checkpoints_of(folder):
         with suppress(ConfigError):
-            return checkpoint.name, int(load_checkpoint(checkpoint)["global_step"])
+            return checkpoint.name, int(load_checkpoint(checkpoint, trusted=trusted)["global_step"])
     return None, 0
 
 

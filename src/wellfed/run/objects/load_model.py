@@ -13,13 +13,14 @@ from wellfed.config.files import folder_lookup
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError, DataError
 from wellfed.record.entries import RunRecord
-from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 
 
 def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
     """Returns the model on the CPU, in evaluation mode.
 
-    Calls the classes that ``run.json`` names, so load only runs that you trust. Weights are loaded weights-only.
+    Calls the classes that ``run.json`` names, so load only runs that you trust. Objects in the file are read only
+    if the run was trained with `trainer.trusted_checkpoints`.
 
     Args:
         run: a checkpoint file; or a run's folder, its name or the beginning of it, or ``last`` for the newest (in
@@ -33,17 +34,20 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     path = Path(run)
     if not path.exists():
         path = folder_lookup.checkpoint(str(run), Path(PathsConfig.log_dir), flag="a checkpoint file")
-    folder, names = (path.parent.parent, [path.name]) if path.is_file() else (path, ["best.ckpt", "last.ckpt"])
-    checkpoint = next((one for name in names if (one := folder / "checkpoints" / name).is_file()), None)
+    folder = run_folder_of(path) if path.is_file() else path
+    known = [path, *(path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))]
+    checkpoint = next((one for one in known if one.is_file()), None)
     if checkpoint is None:
-        raise DataError(f"{path} has no checkpoint. Name a run folder, or a file of its checkpoints folder.")
+        raise DataError(f"{path} has no checkpoint. Name a run folder, or a checkpoint in it.")
     if not is_readable(checkpoint):
         raise ConfigError.of(str(checkpoint), "is not a checkpoint that can be read.", WAY_OUT)
-    weights = load_checkpoint(checkpoint, ("state_dict",))["state_dict"]
     try:
-        workload = RunRecord.read(folder).filled_config()["workload"]
+        config = RunRecord.read(folder).filled_config()
+        workload = config["workload"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{checkpoint} has no run record beside it ({error}). Keep it in its run folder.") from error
+    trusted = config.get("trainer", {}).get("trusted_checkpoints", False)
+    weights = load_checkpoint(checkpoint, ("state_dict",), trusted=trusted)["state_dict"]
     if model_args is None:
         data = None if workload["data"] is None else build(workload["data"], "workload.data")
         model_args = getattr(data, "model_args", {})

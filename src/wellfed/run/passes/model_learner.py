@@ -63,7 +63,7 @@ class ModelLearner(Learner):
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """Runs a pass over the test split, with a checkpoint's weights or the current ones."""
         if checkpoint is not None:
-            lit.load_weights(self.module, checkpoint)
+            lit.load_weights(self.module, checkpoint, trusted=self.config.trainer.trusted_checkpoints)
         trainer.test(self.module, batches, verbose=False)
 
     def _timed_hooks(self) -> dict[str, Any]:

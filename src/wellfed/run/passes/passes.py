@@ -110,6 +110,7 @@ class Passes:
                 trainer.checkpoint_minutes,
                 trainer.keep_last,
                 *self._learner.best_metric(),
+                trusted=trainer.trusted_checkpoints,
             ),
             figures.latest,
             books.journal.disk_full,
@@ -353,7 +354,8 @@ class Passes:
             self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
-            step, picked = load_checkpoint(best)["global_step"], self._checkpoints
+            state = load_checkpoint(best, trusted=self._config.trainer.trusted_checkpoints)
+            step, picked = state["global_step"], self._checkpoints
             tested = f"the weights of {BEST} of step {step} (best {picked.best_mode} of val/{picked.best_metric})"
         self._books.record.tested = tested
         return {} if self._rank > 0 else self._learner.artifacts()
@@ -385,5 +387,6 @@ def _trainer_options(config: RunConfig, plan: RunPlan, *, is_module: bool) -> li
         gradient_clip=trainer.gradient_clip,
         validate_every_steps=trainer.validate_every_steps,
         deterministic=trainer.deterministic,
+        trusted_checkpoints=trainer.trusted_checkpoints,
         accumulate=plan.memory.accumulate if is_module else 1,
     )

@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.connectors import checkpoint_connector
 from wellfed.errors import ConfigError, is_the_users, type_and_line
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
+from wellfed.train.checkpoint_values import load
 from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together, overrides
@@ -49,6 +50,8 @@ class TrainerOptions:
     validate_every_steps: int | None
     deterministic: bool
     num_nodes: int = 1
+    trusted_checkpoints: bool = False
+    """Whether checkpoints may hold pickled objects."""
     accumulate: int = 1
     """Number of parts of a step's batch for a user's LightningModule."""
 
@@ -96,7 +99,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         enable_checkpointing=any(isinstance(user, Checkpoint) for user in users),
         enable_progress_bar=any(isinstance(user, ProgressBar) for user in users),
         enable_model_summary=False,
-        plugins=more.pop("plugins", [PlainCheckpointIO()]),
+        plugins=more.pop("plugins", [PlainCheckpointIO(trusted=options.trusted_checkpoints)]),
         **more,
     )
     lightnings = trainer.fit_loop.epoch_loop
@@ -182,7 +185,7 @@ def clock_of(device: torch.device, **settings: Any) -> StepClock:
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
-    """Trains, from a checkpoint if one is given. Checkpoints are loaded weights-only."""
+    """Trains, from a checkpoint if one is given, which `PlainCheckpointIO` reads."""
     if checkpoint is not None:
         trainer.callbacks.append(GoOn(loader))
     with restored_from(checkpoint):
@@ -220,10 +223,9 @@ def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[s
     return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
 
 
-def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
-    """Loads a checkpoint weights-only and copies its weights to the module."""
-    state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    module.load_state_dict(state["state_dict"])
+def load_weights(module: pl.LightningModule, checkpoint: Path, *, trusted: bool = False) -> None:
+    """Copies the weights of a checkpoint to the module."""
+    module.load_state_dict(load(checkpoint, trusted=trusted)["state_dict"])
 
 
 def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:

@@ -18,11 +18,12 @@ from torch.nn.utils import get_total_norm
 
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.train.checkpoint_values import load, readable, save
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.callbacks.users import averages_weights, monitored
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST, replacing
-from wellfed.train.lightning.checkpoints.plain_checkpoint import save_flushed
+from wellfed.train.lightning.checkpoints.plain_checkpoint import check_hooks
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
@@ -40,6 +41,8 @@ class CheckpointOptions:
     keep_last: int
     best_metric: str
     best_mode: Literal["max", "min"]
+    trusted: bool = False
+    """Whether files may hold pickled objects, see `trainer.trusted_checkpoints`."""
 
 
 class Checkpoints(pl.Callback):
@@ -90,7 +93,7 @@ class Checkpoints(pl.Callback):
 
     def _compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         self.best_metric, self.best_mode = metric, mode
-        self.best_value = _best_value(self.folder / BEST, metric)
+        self.best_value = _best_value(self.folder / BEST, metric, trusted=self._options.trusted)
         """Best value so far, that of a resumed run included."""
 
     def _is_best(self, value: float) -> bool:
@@ -102,6 +105,8 @@ class Checkpoints(pl.Callback):
     # -- when to save ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if not self._options.trusted:
+            check_hooks(trainer)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._is_alone = trainer.world_size == 1
         trainer.fit_loop.epoch_loop.when_over = None
@@ -179,9 +184,9 @@ class Checkpoints(pl.Callback):
         if self.last_step != step or not self._is_best(value):
             return
         try:
-            state = torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+            state = {**load(self.folder / LAST, trusted=self._options.trusted), BEST_VALUES: {self.best_metric: value}}
             with replacing(self.folder / BEST) as temporary:
-                save_flushed({**state, BEST_VALUES: {self.best_metric: value}}, temporary)
+                save(state if self._options.trusted else readable(state)[0], temporary)
         except (OSError, RuntimeError) as error:
             if not is_disk_error(error):
                 raise
@@ -310,11 +315,10 @@ class BeforeUsers(pl.Callback):
         self._checkpoints.save_last(trainer)
 
 
-def _best_value(path: Path, metric: str) -> float | None:
+def _best_value(path: Path, metric: str, *, trusted: bool) -> float | None:
     """Returns the value of a ``best.ckpt``; None without one."""
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return float(state[BEST_VALUES][metric])
+        return float(load(path, trusted=trusted)[BEST_VALUES][metric])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
         return None
 

@@ -1,81 +1,77 @@
-"""Writes checkpoint files without objects that a weights-only load refuses."""
+"""Writes and reads Lightning's checkpoint files, and checks before training what the user's hooks will write."""
 
 from __future__ import annotations
 
-import copy
 import logging
-import os
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import FSDPStrategy
+
+from wellfed import generators
+from wellfed.train.checkpoint_values import SAFE, check, readable, save
 
 _LOG = logging.getLogger(__name__)
-_PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
-_LEFT_OUT = object()
 
 
 class PlainCheckpointIO(TorchCheckpointIO):
-    """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
+    """Checkpoint files that are read without running code, unless they are ``trusted``."""
 
-    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only.
-    """
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
+    def __init__(self, *, trusted: bool = False) -> None:
+        self.trusted, self._has_warned = trusted, False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        left_out: list[str] = []
-        content = plain(checkpoint, left_out)
+        if not self.trusted:
+            checkpoint, left_out = readable(checkpoint)
+            if left_out and not self._has_warned:
+                self._has_warned = True
+                names = ", ".join(left_out)
+                _LOG.warning("Left out of checkpoints, since a resume does not need these objects: %s.", names)
         name = Path(path).name
         if name.startswith(".") and name.endswith(".tmp"):  # ours: `Checkpoints` renames it
-            save_flushed(content, Path(path))
+            save(checkpoint, Path(path))
         else:
-            super().save_checkpoint(content, path, storage_options)
-        if new := [each for each in left_out if each not in self._warned]:
-            self._warned.update(new)
-            _LOG.warning("Checkpoints hold plain values and tensors alone. Left out: %s.", ", ".join(new))
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        named["weights_only"] = not self.trusted
+        with torch.serialization.safe_globals(SAFE):
+            content: dict[str, Any] = super().load_checkpoint(path, *arguments, **named)
+        return content
 
 
-def save_flushed(content: Any, path: Path) -> None:
-    """Writes a file and flushes it to disk, without a copy in memory, as Lightning makes it."""
-    path.parent.mkdir(exist_ok=True)  # not its parents: a removed run folder is not made again
-    path.touch()  # raises an OSError where the file can't be made; torch.save would hide it
-    torch.save(content, path)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def check_hooks(trainer: pl.Trainer) -> None:
+    """Calls what writes the user's part of a checkpoint, without writing one. Generators stay as they are.
 
+    A hook that raises is left to the first checkpoint: it may need what the training makes.
 
-def plain(content: Any, left_out: list[str], name: str = "") -> Any:
-    """Returns a copy that a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
-
-    Paths become text, mappings become dicts, numpy's numbers become Python's. Other entries are left out and added to
-    ``left_out``, as dotted name and type. A list with such an entry is left out as a whole.
+    Raises:
+        ConfigError: a value is an object, which a checkpoint can't hold.
     """
-    if isinstance(content, Mapping) and type(content) is not Counter:
-        # A state_dict has the versions of its modules as an attribute, which its copy has too.
-        kept = copy.copy(content) if type(content) is OrderedDict else {}
-        kept.clear()
-        for key, value in content.items():
-            inner = f"{name}.{key}" if name else str(key)
-            entry = [plain(key, left_out, inner), plain(value, left_out, inner)]
-            if not any(one is _LEFT_OUT for one in entry):
-                kept[entry[0]] = entry[1]
-        return kept
-    if type(content) in (list, tuple, set):
-        items = [plain(item, left_out, name) for item in content]
-        return _LEFT_OUT if any(item is _LEFT_OUT for item in items) else type(content)(items)
-    if isinstance(content, np.generic):
-        return content.item()
-    if isinstance(content, PurePath):
-        return str(content)
-    if content is None or isinstance(content, torch.Tensor):
-        return content
-    if type(content) in (Counter, *_PLAIN, *torch.serialization.get_safe_globals()):
-        return content
-    left_out.append(f"{name} ({type(content).__qualname__})")
-    return _LEFT_OUT
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    users = [one for one in trainer.callbacks if not type(one).__module__.startswith(("wellfed.", "lightning."))]
+    # Under FSDP, all ranks would gather the weights.
+    weights = {} if isinstance(trainer.strategy, FSDPStrategy) else module.state_dict()
+    states: dict[str, Any] = {"epoch": 0, "global_step": 0, "state_dict": weights}
+    of_callbacks = states["callbacks"] = {}
+
+    def keep(name: str, state_dict: Callable[[], Any], into: dict[str, Any] = states) -> None:
+        into[name] = state_dict()
+
+    calls: list[tuple[Any, ...]] = [(keep, one.state_key, one.state_dict, of_callbacks) for one in users]
+    calls += [(keep, "optimizer_states", lambda: [one.state_dict() for one in trainer.optimizers])]
+    calls += [(keep, "lr_schedulers", lambda: [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs])]
+    if data is not None:
+        calls += [(keep, type(data).__qualname__, data.state_dict), (data.on_save_checkpoint, states)]
+    calls += [*((one.on_save_checkpoint, trainer, module, states) for one in users)]
+    with generators.kept():
+        for call, *arguments in [*calls, (module.on_save_checkpoint, states)]:
+            try:
+                call(*arguments)
+            except Exception:  # noqa: BLE001  the first checkpoint calls it again, and reports its error
+                _LOG.info("a hook for checkpoints could not be called before training", exc_info=True)
+    check(states)
