@@ -132,6 +132,7 @@ def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
     """Saves when told."""
     given = {"metrics": {}, "on_disk_error": lambda error, step: None}
     options = {"every_steps": 1000, "minutes": None, "keep_last": 2, "best_metric": "loss", "best_mode": "min"}
+    options["trusted"] = False
     for name, value in changes.items():
         (options if name in options else given)[name] = value
     return Checkpoints(folder, CheckpointOptions(**options), **given)  # type: ignore[arg-type]

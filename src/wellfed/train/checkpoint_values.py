@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import MappingProxyType, NoneType
 from typing import Any
 
@@ -109,6 +109,8 @@ def _plain(content: Any, found: list[tuple[str, str]], name: str) -> Any:
     kind = type(content)
     if kind in _PLAIN or (isinstance(content, torch.Tensor) and kind.__module__.partition(".")[0] == "torch"):
         return content
+    if isinstance(content, (PurePath, np.generic)) and _HYPER_PARAMETERS.match(name):
+        return str(content) if isinstance(content, PurePath) else content.item()  # as `load_from_checkpoint` can read
     if kind in _MAPPINGS or (isinstance(content, Mapping) and kind.__module__.startswith(("lightning.", "omegaconf."))):
         return _plain_mapping(content, found, name)
     if kind in (list, tuple, set, frozenset, deque):

@@ -126,6 +126,32 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert caplog.text.count("wandb can't be written") == 1
 
 
+def test_each_row_of_the_users_code_arrives_beside_ours(bare, tmp_path):
+    """wandb drops rows whose step is below its own counter, which every row without a step advances."""
+    sink, steps = opened(tmp_path), range(30)
+    import wandb
+
+    for step in steps:
+        wandb.log({"a/with_step": step}, step=step)
+        wandb.log({"a/of_the_same_step": step}, step=step, commit=False)
+        wandb.log({"a/without_step": step})
+        if step % 3 == 0:
+            sink.log({"step": step, "train/loss": step / 8})
+        sink.run.log({"a/by_logger": step, "trainer/global_step": step})
+        sink.log({"telemetry/time_s": step / 4, "host/cpu_pct": step})
+    wandb.log({"a/earlier": 1.0}, step=2)
+    sink.finish({}, 0)
+    found = stored(sink.folder)
+    for name in ("a/with_step", "a/of_the_same_step"):
+        assert found.curve("step", name) == [(step, step) for step in steps]
+        assert found.axes[name] == "step"
+    for name in ("a/without_step", "a/by_logger"):
+        assert [row[name] for row in found.history if name in row] == list(steps)
+    assert found.curve("step", "a/earlier") == [(2, 1)]
+    assert found.curve("step", "train/loss") == [(step, step / 8) for step in steps[::3]]
+    assert found.curve("telemetry/time_s", "host/cpu_pct") == [(step / 4, step) for step in steps]
+
+
 def test_tables_pages_and_pictures_are_stored_beside_the_rows(bare, tmp_path):
     page, picture = tmp_path / "report.html", tmp_path / "confusion.png"
     Image.new("RGB", (4, 3)).save(picture)

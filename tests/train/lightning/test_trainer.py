@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from tests.kit import tiny
+from wellfed.train.checkpoint_values import load
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.hooks import Together
 from wellfed.train.lightning.trainer import ended_by, make_trainer, total_steps
@@ -55,7 +56,7 @@ def test_a_checkpoint_of_a_model_with_objects_can_be_loaded(tmp_path: Path, capl
         trainer = make_trainer(tiny.options(max_steps=steps), [saves], tmp_path)
         module = tiny.module(model=model, lr=np.float64(0.01))
         if checkpoint is not None:
-            assert not lit.misfits(module, torch.load(checkpoint, weights_only=True)["state_dict"])
+            assert not lit.misfits(module, load(checkpoint)["state_dict"])
         lit.fit(trainer, module, tiny.loader(), None, checkpoint)
         trainer.datamodule = data
         trainer.save_checkpoint(tmp_path / "own.ckpt")
@@ -63,11 +64,11 @@ def test_a_checkpoint_of_a_model_with_objects_can_be_loaded(tmp_path: Path, capl
     model, other = WithObjects(), WithObjects()
     model.extra["count"] = 4
     fit(model, 2, None)
-    loaded = torch.load(tmp_path / "own.ckpt", weights_only=True)
+    loaded = load(tmp_path / "own.ckpt")
     assert loaded[data.CHECKPOINT_HYPER_PARAMS_KEY] == {"size": 3}
     assert "transform (type)" in caplog.text
     fit(other, 4, tmp_path / "last.ckpt")
-    assert other.extra == {"count": 4, "path": "a"}
+    assert other.extra == {"count": 4, "path": Path("a")}
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

@@ -1,81 +1,104 @@
-import logging
-from collections import Counter, OrderedDict
-from pathlib import Path
-from types import MappingProxyType
+"""Lightning's checkpoint files, and what the user's hooks write into them."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO, plain
+from tests.kit import tiny
+from wellfed.errors import ConfigError, WellfedError
+from wellfed.train.checkpoint_values import load
+from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Thing:
     pass
 
 
-def test_what_is_plain_stays_as_it_is(tmp_path: Path):
-    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    optimizer = torch.optim.Adam(net.parameters())
-    net(torch.ones(4, 2)).sum().backward()
-    optimizer.step()
-    content = {
-        "state_dict": net.state_dict(),
-        "optimizer_states": [optimizer.state_dict()],
-        "numbers": {1: (2.5, None, True), "size": torch.Size([2]), "of": torch.float16, "on": torch.device("cpu")},
-        "milestones": Counter([3, 5]),
-        "inf": float("inf"),
-        "some": {1, 2},
-        "raw": b"\x00",
-    }
-    PlainCheckpointIO().save_checkpoint(content, tmp_path / "a.ckpt")
-    loaded = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert str(loaded) == str(content)
-    assert type(loaded["state_dict"]) is OrderedDict
-    assert loaded["state_dict"]._metadata == content["state_dict"]._metadata  # BatchNorm's version among it
-
-
-def test_objects_are_left_out_and_named():
-    left_out: list[str] = []
-    kept = plain(
-        {
-            "path": Path("a/b"),
-            "number": np.float64(0.5),
-            "frozen": MappingProxyType({"x": 1}),
-            "thing": Thing(),
-            "kind": Thing,
-            "nested": {"thing": Thing(), "x": 1},
-            "list": [1, Thing()],
-            "list of dicts": [{"thing": Thing(), "x": 1}],
-            ("tuple", 1): 2,
-            Thing: 3,
-        },
-        left_out,
-    )
-    assert kept == {
-        "path": "a/b",
-        "number": 0.5,
-        "frozen": {"x": 1},
-        "nested": {"x": 1},
-        "list of dicts": [{"x": 1}],
-        ("tuple", 1): 2,
-    }
-    names = ["thing (Thing)", "kind (type)", "nested.thing (Thing)", "list (Thing)", "list of dicts.thing (Thing)"]
-    assert left_out[:5] == names
-    assert len(left_out) == 6  # and the key
-
-
-def test_a_hidden_name_is_the_users_as_any(tmp_path: Path):
+def test_a_hidden_name_is_the_users_as_any(tmp_path: Path) -> None:
     for name in (".x.ckpt", ".x.ckpt.tmp"):
         PlainCheckpointIO().save_checkpoint({"step": 3}, str(tmp_path / name))
         assert torch.load(tmp_path / name, weights_only=True) == {"step": 3}
 
 
-def test_one_line_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_one_line_names_left_out_hyperparameters_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = PlainCheckpointIO()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            writer.save_checkpoint({"a": Thing(), "b": Thing()}, tmp_path / "a.ckpt")
+            writer.save_checkpoint({"hyper_parameters": {"a": Thing(), "b": Thing}}, tmp_path / "a.ckpt")
     (line,) = caplog.messages
-    assert "a (Thing), b (Thing)" in line
+    assert f"hyper_parameters.a ({__name__}.Thing), hyper_parameters.b (type)" in line
+
+
+class Keeps(pl.Callback):
+    """Writes a value into each checkpoint, by one of Lightning's two hooks, and remembers what it is given back."""
+
+    def __init__(self, make: Callable[[int], Any], *, by_state: bool) -> None:
+        self.make, self.by_state, self.step, self.found = make, by_state, 0, None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self.make(self.step)} if self.by_state else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.found = state_dict["own"]
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        if not self.by_state:
+            np.random.random()
+            checkpoint["own"] = self.make(self.step)
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        self.found = checkpoint.get("own", self.found)
+
+
+def fit(folder: Path, callback: Keeps, *, trusted: bool = False, **options: Any) -> None:
+    checkpoints = tiny.checkpoints(folder, every_steps=2, trusted=trusted)
+    tiny.fit(tiny.module(), folder, [checkpoints], users=[callback], trusted_checkpoints=trusted, **options)
+
+
+@pytest.mark.parametrize("by_state", [False, True])
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_hook_gets_back_what_it_wrote(tmp_path: Path, by_state: bool, trusted: bool) -> None:
+    def make(step: int) -> Any:
+        return [np.arange(step), {"words": Thing()}] if trusted else [np.arange(step), {"words": {"a": 0}}]
+
+    fit(tmp_path, Keeps(make, by_state=by_state), trusted=trusted, max_steps=4)
+    resumed = Keeps(make, by_state=by_state)
+    fit(tmp_path, resumed, trusted=trusted, max_steps=6, checkpoint=tmp_path / "last.ckpt")
+    assert resumed.found is not None
+    assert resumed.found[0].tolist() == [0, 1, 2, 3]
+    assert type(resumed.found[1]["words"]) is (Thing if trusted else dict)
+
+
+@pytest.mark.parametrize("by_state", [False, True])
+def test_an_object_of_a_hook_ends_the_run_before_the_first_step(tmp_path: Path, by_state: bool) -> None:
+    callback = Keeps(lambda step: [Thing()], by_state=by_state)
+    before = np.random.get_state()[1].tolist()
+    with pytest.raises(ConfigError, match=rf"own\]: is of {__name__}.Thing"):
+        fit(tmp_path, callback, max_steps=4)
+    assert callback.step == 0
+    assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["plain at the start", "a hook that needs the training"])
+def test_an_object_that_comes_later_ends_the_run_at_its_checkpoint(tmp_path: Path, fails: bool) -> None:
+    def make(step: int) -> Any:
+        if fails and step == 0:
+            raise AttributeError("not made yet")
+        return Thing() if step > 2 else step
+
+    callback = Keeps(make, by_state=False)
+    with pytest.raises(WellfedError, match="can't be written"):
+        fit(tmp_path, callback, max_steps=8)
+    assert callback.step == 4
+    assert load(tmp_path / "last.ckpt")["own"] == 2
