@@ -4,7 +4,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from tests.kit import tiny
