@@ -270,6 +270,10 @@ def test_a_checkpoint_that_was_named(tmp_path):
     path = folder / "checkpoints" / "last.ckpt"
     found = locate(path)
     assert (found.checkpoint, found.in_place, found.earlier.seed) == (path, False, None)
+    of_the_user = checkpoint(folder / "lightning" / "version_0" / "checkpoints" / "epoch=3-step=100.ckpt")
+    found = locate(of_the_user)
+    assert (found.checkpoint, found.folder, found.earlier.seed) == (of_the_user, folder, None)
+    assert expand([f"resume={of_the_user}"]) == ["seed=5", f"resume='{of_the_user}'"]
     lone = checkpoint(tmp_path / "x" / "y" / "z.ckpt")
     assert locate(lone) == Target(lone, False, None)
 
