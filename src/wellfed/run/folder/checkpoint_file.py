@@ -72,7 +72,7 @@ def load_checkpoint(path: Path, keys: Sequence[str] = _KEYS, *, trusted: bool = 
     content: dict[str, Any] = state if isinstance(state, dict) else {}
     missing = [key for key in keys if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
-        problem = f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}."
+        problem = f"is no checkpoint of a run: it holds no {', no '.join(missing or _KEYS[:1])}."
         weights = "torch.load(file, weights_only=True)" + ('["state_dict"]' if "state_dict" in content else "")
         way_out = f"{WAY_OUT} A new run can begin with its weights, if workload.model loads them: {weights}."
         raise ConfigError.of(str(path), problem, way_out)

@@ -67,7 +67,8 @@ class RunPasses:
     def _make_checkpoints(self, best_metric: str, best_mode: Literal["max", "min"]) -> Checkpoints:
         trainer, books = self._config.trainer, self._books
         every, minutes = trainer.checkpoint_every_steps, trainer.checkpoint_minutes
-        options = CheckpointOptions(every, minutes, trainer.keep_last, best_metric, best_mode)
+        trusted = trainer.trusted_checkpoints
+        options = CheckpointOptions(every, minutes, trainer.keep_last, best_metric, best_mode, trusted)
         folder, progress = books.folder / CHECKPOINTS, books.progress
         return Checkpoints(folder, options, books.journal.disk_full, progress=progress, on_saved=self._saved)
 
@@ -90,7 +91,8 @@ class RunPasses:
             self.evaluate(best if is_there else None)
         tested = f"the weights of step {self.figures.step}, which training ended with"
         if is_there:
-            step, picked = load_checkpoint(best)["global_step"], self._checkpoints
+            state = load_checkpoint(best, trusted=self._config.trainer.trusted_checkpoints)
+            step, picked = state["global_step"], self._checkpoints
             tested = f"the weights of {BEST} of step {step} (best {picked.best_mode} of val/{picked.best_metric})"
         self._books.record.tested = tested
         return {} if self._rank > 0 else self._artifacts()

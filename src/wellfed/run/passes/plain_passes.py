@@ -293,7 +293,8 @@ class PlainPasses(RunPasses):
             raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._model.begin()
         if checkpoint is not None:
-            self._model.load(load_checkpoint(checkpoint)["state_dict"])
+            trusted = self._config.trainer.trusted_checkpoints
+            self._model.load(load_checkpoint(checkpoint, trusted=trusted)["state_dict"])
         self._model.hold_features(self.figures.step)
         with self._open_split("test") as deliveries:
             self.figures.write("test", self._model.evaluate("test", deliveries, self.figures.step))

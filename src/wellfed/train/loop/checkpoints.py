@@ -17,6 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.train.checkpoint_values import load
 from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
 from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
@@ -34,6 +35,8 @@ class CheckpointOptions:
     keep_last: int
     best_metric: str
     best_mode: Literal["max", "min"]
+    trusted: bool = False
+    """Whether files may hold pickled objects, see `trainer.trusted_checkpoints`."""
 
 
 class Saving(Protocol):
@@ -82,7 +85,7 @@ class Checkpoints:
     def compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         """Picks the best by this metric from now on."""
         self.best_metric, self.best_mode = metric, mode
-        self.best_value = _best_value(self.folder / BEST, metric)
+        self.best_value = _best_value(self.folder / BEST, metric, trusted=self.options.trusted)
         """Best value so far, that of a resumed run included."""
 
     def loaded(self, checkpoint: Path, step: int) -> None:
@@ -164,11 +167,10 @@ class Checkpoints:
                 newer.replace(older)
 
 
-def _best_value(path: Path, metric: str) -> float | None:
+def _best_value(path: Path, metric: str, *, trusted: bool) -> float | None:
     """Returns the value of a ``best.ckpt``; None without one."""
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return float(state[BEST_VALUES][metric])
+        return float(load(path, trusted=trusted)[BEST_VALUES][metric])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
         return None
 

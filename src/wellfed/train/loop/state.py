@@ -13,6 +13,7 @@ import torch
 
 from wellfed import generators
 from wellfed.errors import ConfigError, is_the_users, type_and_line
+from wellfed.train.checkpoint_values import load
 from wellfed.train.loop.callbacks import Ema
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         ConfigError: the checkpoint does not hold such a state.
     """
     with _restoring(path):
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        state = load(path, trusted=training.checkpoints is not None and training.checkpoints.options.trusted)
         model, place, callbacks = training.model, training.model.place, training.callbacks
         if "current_model_state" in state and not any(isinstance(one, Ema) for one in callbacks.values()):
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")

@@ -27,12 +27,12 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END
 from wellfed.process import Stopped, StopRequest
 from wellfed.sample_rng import seed_from
+from wellfed.train.checkpoint_values import check, readable, save
 from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.callbacks import Callback, UnknownMetric
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
-from wellfed.train.loop.plain_values import plain, save_flushed
 from wellfed.train.loop.schedule import Rates, ScheduledRates, nobody_logs
 from wellfed.train.loop.state import load_state, state_of
 from wellfed.train.loop.sync_search import SyncSearch
@@ -204,6 +204,8 @@ class Training:
 
     def _begin(self) -> None:
         watchers, number = self.watchers, self.number
+        if self.checkpoints is not None and not self.checkpoints.options.trusted and not self._place.is_sharded:
+            check(state_of(self))  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
         if (rank := self._place.rank) and self._place.is_replicated:  # ranks of a sharded model draw alike
@@ -536,9 +538,10 @@ class Training:
 
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries, on rank 0. Other ranks take part."""
-        content = state_of(self)
+        content = {**state_of(self), **more}
         if self.rank == 0:
-            save_flushed(plain({**content, **more}, []), path)
+            is_trusted = self.checkpoints is not None and self.checkpoints.options.trusted
+            save(content if is_trusted else readable(content)[0], path)
 
     @property
     def elapsed_s(self) -> float:

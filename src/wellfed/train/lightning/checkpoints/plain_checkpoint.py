@@ -56,7 +56,8 @@ def check_hooks(trainer: pl.Trainer) -> None:
     users = [one for one in trainer.callbacks if not type(one).__module__.startswith(("wellfed.", "lightning."))]
     # Under FSDP, all ranks would gather the weights.
     weights = {} if isinstance(trainer.strategy, FSDPStrategy) else module.state_dict()
-    states: dict[str, Any] = {"epoch": 0, "global_step": 0, "state_dict": weights}
+    states: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
+    states["state_dict"] = weights
     of_callbacks = states["callbacks"] = {}
 
     def keep(name: str, state_dict: Callable[[], Any], into: dict[str, Any] = states) -> None:
@@ -66,7 +67,7 @@ def check_hooks(trainer: pl.Trainer) -> None:
     calls += [(keep, "optimizer_states", lambda: [one.state_dict() for one in trainer.optimizers])]
     calls += [(keep, "lr_schedulers", lambda: [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs])]
     if data is not None:
-        calls += [(keep, type(data).__qualname__, data.state_dict), (data.on_save_checkpoint, states)]
+        calls += [(keep, type(data).__qualname__, data.state_dict)]
     calls += [*((one.on_save_checkpoint, trainer, module, states) for one in users)]
     with generators.kept():
         for call, *arguments in [*calls, (module.on_save_checkpoint, states)]:
