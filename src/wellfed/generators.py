@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import pickle
 import random
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice
-from typing import Any
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, get_args
 
 import numpy as np
 import torch
+
+from wellfed.errors import is_the_users
+from wellfed.sample_rng import SampleRng, seed_from
 
 
 def seed_everything(seed: int) -> None:
@@ -92,10 +97,21 @@ class GeneratorStates:
             torch.cuda.set_rng_state(self._cuda, self._device)
 
 
-def numbers() -> tuple[Any, ...]:
-    """Returns values that change when Python's, numpy's or torch's CPU generator is drawn from."""
+def numbers(held: Sequence[_Generator] = ()) -> tuple[Any, ...]:
+    """Returns values that change when Python's, numpy's or torch's CPU generator, or one of ``held``, is drawn from."""
     _, keys, *rest = np.random.get_state()
-    return random.getstate(), np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
+    own = random.getstate(), np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
+    return *own, *map(_number_of, held)
+
+
+def _number_of(generator: _Generator) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps(generator.get_state())
 
 
 @contextmanager
@@ -111,28 +127,80 @@ def kept(holder: Any = None) -> Iterator[None]:
 
 _Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _MOST_OBJECTS, _MOST_ENTRIES = 10_000, 100
-"""Maximum number of objects searched for generators, and of entries of each container (a dataset may hold millions)."""
+"""Maximum number of objects visited, and of entries of each container (a dataset may hold millions)."""
+_WITHOUT_PARTS = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, ModuleType)
 
 
 def held_by(holder: Any) -> list[_Generator]:
-    """Returns the generators that an object holds: in attributes, lists, tuples and dicts, at any depth."""
-    found: list[_Generator] = []
+    """Returns the generators that can be reached from an object, but those of GPUs and of the engine."""
+    found = {id(each): each for each in reached_from(holder) if isinstance(each, _Generator)}
+    return [each for each in found.values() if not _cannot_be_seeded(each)]
+
+
+def _cannot_be_seeded(generator: _Generator) -> bool:
+    is_on_gpu = isinstance(generator, torch.Generator) and generator.device.type != "cpu"
+    return is_on_gpu or isinstance(generator, (random.SystemRandom, SampleRng))
+
+
+def reached_from(holder: Any) -> Iterator[Any]:
+    """Yields an object and everything that it holds, the nearest first.
+
+    It holds its attributes, and those of its class that users have written; the entries of lists, tuples, sets and
+    dicts; what functions of the user's own close over, and the globals that they name.
+    """
     seen: set[int] = set()
     waiting = deque([holder])
     while waiting and len(seen) < _MOST_OBJECTS:
         each = waiting.popleft()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, _Generator):
-            found.append(each)
-        elif isinstance(each, Mapping):
-            waiting.extend(islice(each.values(), _MOST_ENTRIES))
-        elif isinstance(each, (list, tuple)):
-            waiting.extend(islice(each, _MOST_ENTRIES))
-        elif isinstance(attributes := getattr(each, "__dict__", None), dict) and not isinstance(each, torch.Tensor):
-            waiting.extend(attributes.values())
-    return found
+        yield each
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting.extend(_parts(each))
+
+
+def _parts(each: Any) -> Iterable[Any]:
+    if each is None or isinstance(each, (*_WITHOUT_PARTS, *get_args(_Generator))):
+        return ()
+    if isinstance(each, dict):
+        return islice(each.values(), _MOST_ENTRIES)
+    if isinstance(each, (list, tuple, set, frozenset)):
+        return islice(each, _MOST_ENTRIES)
+    if isinstance(each, partial):
+        return each.func, *each.args, *each.keywords.values()
+    if isinstance(each, (MethodType, staticmethod, classmethod)):
+        return each.__func__, getattr(each, "__self__", None)
+    if isinstance(each, FunctionType):
+        return _parts_of_function(each)
+    if isinstance(each, type):
+        return _parts_of_class(each)
+    attributes = getattr(each, "__dict__", None)
+    return *(attributes.values() if isinstance(attributes, dict) else ()), type(each)
+
+
+def _parts_of_class(cls: type) -> Iterable[Any]:
+    if not _is_of_user(getattr(sys.modules.get(cls.__module__), "__file__", None)):
+        return ()
+    return *vars(cls).values(), *cls.__bases__
+
+
+def _parts_of_function(function: FunctionType) -> Iterable[Any]:
+    if not _is_of_user(function.__code__.co_filename):
+        return ()
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    named = (function.__globals__.get(name) for name in _names_in(function.__code__))
+    return *cells, *(each for each in named if not isinstance(each, type))
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+@cache
+def _is_of_user(filename: str | None) -> bool:
+    return filename is not None and is_the_users(filename)
 
 
 def _restore_of(generator: Any) -> Callable[[], None]:
@@ -140,13 +208,34 @@ def _restore_of(generator: Any) -> Callable[[], None]:
     if hasattr(generator, "getstate"):
         return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
-        return partial(setattr, generator.bit_generator, "state", copy.deepcopy(generator.bit_generator.state))
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     return partial(generator.set_state, generator.get_state())
 
 
-def seed_for_sample(seed: int) -> None:
-    """Seeds Python, numpy and torch's CPU generator for one sample."""
+def seed_for_sample(seed: int, held: Iterable[_Generator] = ()) -> None:
+    """Seeds Python, numpy and torch's CPU generator for one sample, and each of ``held`` differently."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # torch.manual_seed would also seed the GPUs, and dropout there would repeat with each sample.
     torch.default_generator.manual_seed(seed)
+    seed_held(held, seed)
+
+
+def seed_held(held: Iterable[_Generator], seed: int) -> None:
+    """Seeds generators that an object holds, each differently; takes 3 to 10 us for one."""
+    for number, generator in enumerate(held):
+        own = seed_from(seed, number)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        elif not isinstance(generator, np.random.Generator):
+            generator.seed(own % 2**32)
+        elif type(bits := generator.bit_generator) is np.random.PCG64:
+            # numpy's own way from a seed to a state takes six times as long
+            state: Any = {"state": own * _PCG64_MULTIPLIER % 2**128, "inc": 2 * own + 1}
+            bits.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
+        else:
+            bits.state = type(bits)(own).state
+
+
+_PCG64_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+"""Multiplier of PCG64, which spreads a seed over its 128 bits."""

@@ -71,6 +71,11 @@ class DevicePrefetcher:
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def dataset(self) -> Any:
+        """The dataset that is read."""
+        return self._loader.dataset
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next delivery, and other state of the loader."""
         return {**self._loader.state_dict(), **self._position}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,14 @@ class EpochOrder:
         else:
             self.num_kept = num_samples - len(self.skip_ids) if sampled is None else self._kept_of(0).numel()
             self.num_batches = self._num_steps(self.num_kept)
+
+    def check_length(self, dataset: Any) -> None:
+        """Raises a DataError if the dataset has another number of samples than at the start of training."""
+        if (now := len(dataset)) != self._num_samples:
+            raise DataError(
+                f"{type(dataset).__name__} has {now} samples, and had {self._num_samples} when training began. The "
+                "steps of an epoch are planned from that number: keep it, and let __getitem__ choose what a sample is."
+            )
 
     def order(self, epoch: int) -> Tensor:
         """Returns the dataset indices of an epoch in the order of training, int32 or int64 ``[kept samples]``."""

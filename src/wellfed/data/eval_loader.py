@@ -91,7 +91,8 @@ class EvalLoader:
             for request, built in running:
                 if built.lost:
                     lost = built.lost[0]
-                    raise evaluation_error(type(builder.dataset).__name__, lost, request.batch) from lost.cause
+                    loads = builder.loads if self.settings.num_workers else None
+                    raise evaluation_error(type(builder.dataset).__name__, lost, request.batch, loads) from lost.cause
                 if built.batch is None:
                     raise builder.nothing_given(0, request.batch)
                 size, indices = len(request.indices), request.indices

@@ -48,6 +48,11 @@ class TrainLoader:
         return self._order.num_batches
 
     @property
+    def dataset(self) -> Any:
+        """The dataset, for hooks that change it between epochs."""
+        return self._builder.dataset
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps of an epoch, over all ranks together."""
         return len(self)
@@ -87,6 +92,7 @@ class TrainLoader:
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
         epoch = self._epoch
+        self._order.check_length(self.dataset)
         if self._order.sampled is not None:
             # Called here, not in a worker thread, since a sampler may draw from the process's generators.
             self._order.sampled.batches(epoch)
@@ -219,7 +225,6 @@ def train_loader(
         )
     if settings.max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
-    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1)
     builder = BatchBuilder(
         dataset,
         seed,
@@ -229,6 +234,8 @@ def train_loader(
         most_lost=settings.max_skipped,
         worker_init=worker_init,
     )
+    loads = builder.loads if settings.num_workers else None
+    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1, loads=loads)
     return TrainLoader(builder, order, settings, bad, on_event)
 
 

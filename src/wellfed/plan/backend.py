@@ -106,7 +106,7 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
     if data.is_iterable:
         return by_rule("processes", "a stream is read in Python, whose lock would let threads take turns")
     if not data.has_fetch:
-        return by_rule("processes", "only __getitem__: Python's lock would let threads take turns")
+        return by_rule("processes", "no fetch: Python's lock would let threads take turns")
     ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)
     if ahead:
         return by_rule("threads", f"fetch gives whole batches, and {ahead} asks for some ahead")

@@ -20,7 +20,7 @@ from wellfed.plan.run_plan import (
     unless_set,
 )
 from wellfed.ranks import largest_share
-from wellfed.units import gib, show_bytes
+from wellfed.units import counted, gib, show_bytes
 
 CACHE_SHARE = 0.5
 """Maximum share of the budget, or of free host memory, for a feature table; activations need the rest."""
@@ -97,6 +97,26 @@ def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> It
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."
+    if model.has_batch_norm and not (data.is_iterable or data.has_own_batches):
+        yield from _batches_of_one(config, data)
+
+
+def _batches_of_one(config: RunConfig, data: DataFacts) -> Iterator[str]:
+    """Yields a warning if a rank's share of a step of a model with BatchNorm is one sample, or none."""
+    workload, trainer = config.workload, config.trainer
+    size, world = workload.samples_per_step, trainer.world_size
+    whole, last = divmod(data.num_train - len(set(config.loader.skip_ids)), size)
+    fails = "BatchNorm has no statistics of a single value, and training ends if a layer gets one for each channel."
+    shares = "" if world == 1 else f" for {trainer.ranks}"
+    if size // world <= 1:
+        problem = f"workload.effective_batch_size={size} is {counted(size, 'sample')}{shares}: {fails}"
+        yield f"{problem} Set workload.effective_batch_size={2 * world} or more."
+        return
+    limits = (trainer.limit_batches, trainer.overfit_batches, trainer.max_steps)
+    is_reached = all(limit is None or limit > whole for limit in limits)
+    if last and last // world <= 1 and is_reached and not workload.drop_last:
+        problem = f"The last batch of each epoch has {counted(last, 'sample')}{shares}"
+        yield f"{problem}: {fails} Set workload.drop_last=true."
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:

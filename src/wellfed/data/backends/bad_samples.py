@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,20 +20,43 @@ _FORKED = "Cannot re-initialize CUDA in forked subprocess"
 """Torch's error for CUDA in a process that was forked after CUDA was used."""
 _OF_CODE = ("TypeError", "NameError", "UnboundLocalError", "AttributeError")
 """Errors that a mistake in the dataset's code raises for each sample, and damaged data at times."""
+_SHARED = (
+    "It loads in the training process: the fault passed, or workers share something that only one "
+    "process or thread may use, such as an open file, a connection, or a handle of a library. Open it where it is "
+    "first used (if self.file is None: self.file = open(...)), or set loader.backend=inline loader.num_workers=0."
+)
+"""Way out for a sample or batch that fails in a worker alone."""
+Loads = Callable[[int, int], bool]
+"""Function that returns whether a sample loads in the training process, by its epoch and index."""
+
+
+class UnreadBatch(DataError):
+    """Raised for a batch that ``fetch`` or ``__getitems__`` could not load."""
+
+    problem = ""
+    """The message without a way out."""
 
 
 class BadSamples:
     """The samples that failed so far. They are never requested again, in this run or when it is resumed."""
 
     def __init__(
-        self, name: str, settings: LoaderSettings, *, on_event: OnEvent = ignore_event, may_skip: bool = True
+        self,
+        name: str,
+        settings: LoaderSettings,
+        *,
+        on_event: OnEvent = ignore_event,
+        may_skip: bool = True,
+        loads: Loads | None = None,
     ) -> None:
         """
         Args:
             name: class of the dataset, for messages.
             on_event: receives a ``sample_skipped`` for each sample that is left out.
             may_skip: whether loader.max_skipped is possible (one rank).
+            loads: asks again for a sample that failed in a worker; None = the training process builds the batches.
         """
+        self._loads = loads
         self._name, self._most, self._skip_ids = name, settings.max_skipped, settings.skip_ids
         self._may_skip, self._on_event = may_skip, on_event
         self._reasons: dict[int, str] = {}
@@ -86,6 +109,10 @@ class BadSamples:
 
     def _too_many(self, last: LostSample, epoch: int, batch: int) -> DataError:
         place = f"(epoch {epoch}, batch {batch}): {last.reason}"
+        if self._loads is not None and self._loads(epoch, last.index):
+            return DataError(
+                f"{self._name}: training sample {last.index} could not be loaded by a worker {place}. {_SHARED}"
+            )
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
         is_of_code = last.reason.startswith(_OF_CODE)
@@ -105,29 +132,45 @@ class BadSamples:
         return f"loader.skip_ids=[{','.join(map(str, (*self._skip_ids, *ids)))}]"
 
 
-def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
-    """Returns the error of an evaluation. It leaves out no sample, since its metrics would belong to another set."""
+def evaluation_error(name: str, lost: LostSample, batch: int, loads: Loads | None = None) -> DataError:
+    """Returns the error of an evaluation. It leaves out no sample, since its metrics would belong to another set.
+
+    Args:
+        loads: as for `BadSamples`.
+    """
     if _FORKED in lost.reason:
         return _cuda_in_worker(name)
-    return DataError(
-        f"{name}: evaluation sample {lost.index} could not be loaded (batch {batch}): {lost.reason}. "
-        "Repair it or remove it from the set: evaluation leaves nothing out."
-    )
+    sample, place = f"{name}: evaluation sample {lost.index} could not be loaded", f"(batch {batch}): {lost.reason}."
+    if loads is not None and loads(0, lost.index):
+        return DataError(f"{sample} by a worker {place} {_SHARED}")
+    way_out = "Repair it or remove it from the set: evaluation leaves nothing out."
+    if lost.reason.startswith(_OF_CODE):
+        way_out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise r{way_out[1:]}"
+    return DataError(f"{sample} {place} {way_out}")
 
 
-def fetch_error(dataset: Any, request: BatchRequest, purpose: str, error: Exception) -> DataError:
-    """Returns the error of a batch whose ``fetch`` raised, with its indices."""
+def unread_batch(dataset: Any, method: str, request: BatchRequest, purpose: str, error: Exception) -> DataError:
+    """Returns the error of a batch whose ``fetch`` or ``__getitems__`` raised, with its indices."""
     name, reason = type(dataset).__name__, reason_of(error)
     if _FORKED in reason:
         return _cuda_in_worker(name)
-    way_out = "repair it"
-    if purpose == "training":
-        way_out += ", or add it to loader.skip_ids. loader.max_skipped leaves out failing samples of data without fetch"
-    fault = DataError(
-        f"{name}: fetch could not load {request.described(purpose)}: {reason}. dataset[index] shows which sample "
-        f"fails: {way_out}."
-    )
+    problem = f"{name}: {method} could not load {request.described(purpose)}: {reason}."
+    if method == "fetch":
+        way_out = "dataset[index] shows which sample fails: repair it"
+        if purpose == "training":
+            way_out += ", or add it to loader.skip_ids. loader.max_skipped is for data without fetch"
+    else:
+        way_out = "Each of these samples loads alone: mend __getitems__ for several indices"
+    fault = UnreadBatch(f"{problem} {way_out}.")
+    fault.problem = problem
     fault.add_note("".join(traceback.format_exception(error)).rstrip())  # a worker sends no cause
+    return fault
+
+
+def shared_by_workers(error: UnreadBatch) -> DataError:
+    """Returns the error of a batch that a worker could not load, and the training process could."""
+    fault = DataError(f"{error.problem} {_SHARED}")
+    fault.__notes__ = error.__notes__
     return fault
 
 

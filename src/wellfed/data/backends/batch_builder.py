@@ -1,4 +1,4 @@
-"""Builds the batch of one request: by ``fetch`` if the dataset has it, else sample by sample.
+"""Builds the batch of one request: by ``fetch`` or ``__getitems__`` if the dataset has it, else sample by sample.
 
 Names a sample that raises; the loader decides whether to leave it out.
 """
@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import errno
 import inspect
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch import Tensor
+from torch.utils.data import Subset, default_collate
 
 from wellfed import batches, generators
 from wellfed.batches import BuildTime, shapes_of
 from wellfed.contract import Batch
-from wellfed.data.backends.bad_samples import fetch_error
+from wellfed.data.backends.bad_samples import unread_batch
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import rng_of_batch, seed_from
 
 SampleTime = tuple[float, int]
 """Milliseconds that a sample took, and its index."""
+_TURN = threading.Lock()
+"""Lock for the generators of a dataset, which all threads share."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -41,7 +45,10 @@ def build_time(
 
 
 class BatchBuilder:
-    """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
+    """Builds batches; randomness is a function of (seed, epoch, index), or of (seed, epoch, batch) for whole batches.
+
+    The process's generators and those that dataset and collate function hold are seeded before each sample, or before
+    each ``__getitems__``. ``fetch`` gets ``rng``, and finds the generators that it holds seeded.
 
     Args:
         most_lost: maximum number of samples that a batch may lose before building stops; none with ``fetch``.
@@ -65,10 +72,15 @@ class BatchBuilder:
         self.seed, self._rank, self.worker_init = seed, rank, worker_init
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
+        self._epoch: int | None = None
+        """Epoch of the latest batch."""
+        self._held: list[Any] = []
+        """Generators that dataset and collate function hold."""
         self._draws = False
-        """Whether samples were seen to draw from the process's generators. Until then those are not seeded per sample,
-        which takes ten times as long as reading a sample from memory."""
+        """Whether samples were seen to draw from a generator. Until then generators are not seeded per sample, which
+        takes ten times as long as reading a sample from memory."""
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
+        self._has_getitems = not self.has_fetch and has_getitems(dataset)
         self.splits_itself = "split" in batches.methods(dataset)
         """Whether batches have a layout of their own, whose samples can't be counted."""
 
@@ -80,9 +92,55 @@ class BatchBuilder:
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
         began, times = clocks(), list[SampleTime]()
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
+        is_first = request.epoch != self._epoch
+        if is_first:
+            self._begin(request.epoch)
+        built = self._built(request, times)
+        if is_first and self._finds_generators():  # made while the first batch was read
+            times.clear()
+            built = self._built(request, times)
         built.took = build_time(began, *max(times, default=(None, None)))
         return built
+
+    def _begin(self, epoch: int) -> None:
+        """Tells the dataset the epoch, if it has ``set_epoch``, and looks for generators that it holds."""
+        with _TURN:
+            if self.purpose == "training" and callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+                set_epoch(epoch)
+            self._finds_generators()
+            self._epoch = epoch
+
+    def _finds_generators(self) -> bool:
+        """Looks for generators that dataset and collate function hold; returns whether one is new."""
+        before, self._held = self._held, generators.held_by((self.dataset, self._collate))
+        return any(all(each is not known for known in before) for each in self._held)
+
+    def _built(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
+        return self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
+
+    def state_of_data(self) -> list[Any]:
+        """Returns values that differ once attributes of dataset or collate function, or of what they hold, change.
+
+        Changes within an array, or beyond the first entries of a container, are not seen.
+        """
+        found: list[Any] = []
+        for each in generators.reached_from((self.dataset, self._collate)):
+            if each is None or isinstance(each, (str, bytes, int, float, complex)):
+                found.append(each)
+            else:
+                size = len(each) if isinstance(each, (list, dict, set, tuple)) else 0
+                version = each._version if isinstance(each, Tensor) and not each.is_inference() else 0
+                found += id(each), size, version
+        return found
+
+    def loads(self, epoch: int, index: int) -> bool:
+        """Returns whether a sample can be read in this process, by a new attempt."""
+        try:
+            with generators.kept(self._held):
+                self.item(epoch, index)
+        except Exception:  # noqa: BLE001  whatever the dataset raises
+            return False
+        return True
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
         """Returns the error for a batch that is None although no sample was lost."""
@@ -94,11 +152,15 @@ class BatchBuilder:
 
     def _by_fetch(self, request: BatchRequest) -> BuiltBatch:
         try:
-            return BuiltBatch(self._fetch(request))
+            if not self._held:
+                return BuiltBatch(self._fetch(request))
+            with _TURN:
+                generators.seed_held(self._held, seed_from(self.seed, request.epoch, request.batch, self._rank))
+                return BuiltBatch(self._fetch(request))
         except Exception as error:
             if is_of_the_machine(error) or isinstance(error, WellfedError):
                 raise
-            raise fetch_error(self.dataset, request, self.purpose, error) from error
+            raise unread_batch(self.dataset, "fetch", request, self.purpose, error) from error
 
     def _fetch(self, request: BatchRequest) -> Batch:
         rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
@@ -107,12 +169,12 @@ class BatchBuilder:
         return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
 
     def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
-        if self._takes_rng:
+        if self._takes_rng and not self._held:
             samples, lost = self._samples(request, times, seeds=False)
         else:
-            with generators.kept():  # per batch: takes longer than reading a sample from memory
+            with generators.kept(self._held):  # per batch: takes longer than reading a sample from memory
                 samples, lost = self._samples_alike(request, times)
-        if not samples or self._are_too_many(lost):
+        if lost and (not samples or self._are_too_many(lost)):
             return BuiltBatch(None, tuple(lost))
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
@@ -125,16 +187,48 @@ class BatchBuilder:
             raise fault from error
 
     def _samples_alike(self, request: BatchRequest, times: list[SampleTime]) -> tuple[list[Any], list[LostSample]]:
-        """Reads the samples. Repeats it with seeded generators if they draw from the process's generators."""
+        """Reads the samples. Repeats it with seeded generators if they draw from a generator."""
         if not self._draws:
-            before = generators.numbers()
+            before = generators.numbers(self._held)
             found = self._samples(request, times, seeds=False)
-            self._draws = generators.numbers() != before
+            self._draws = generators.numbers(self._held) != before
             if not self._draws:
                 return found
         return self._samples(request, times, seeds=True)
 
     def _samples(
+        self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
+    ) -> tuple[list[Any], list[LostSample]]:
+        """Reads the samples by ``__getitems__``, or if there is none or it raises, one by one."""
+        if not self._has_getitems:
+            return self._one_by_one(request, times, seeds=seeds)
+        try:
+            return self._at_once(request, seeds=seeds), []
+        except Exception as error:
+            if is_of_the_machine(error) or isinstance(error, WellfedError):
+                raise
+            samples, lost = self._one_by_one(request, times, seeds=seeds)
+            if not lost:
+                raise unread_batch(self.dataset, "__getitems__", request, self.purpose, error) from error
+            return samples, lost
+
+    def _at_once(self, request: BatchRequest, *, seeds: bool) -> Any:
+        """Returns what ``__getitems__`` returns: a list of samples, or what the user's collate function takes."""
+        indices = request.indices.tolist()
+        if seeds:
+            self._seed(request.epoch, indices[0])
+        samples = self.dataset.__getitems__(indices)
+        is_list = isinstance(samples, list) and self._collate is default_collate
+        if samples is None or (is_list and len(samples) != len(indices)):
+            returned = "None" if samples is None else f"{len(samples)} samples"
+            raise DataError(
+                f"{type(self.dataset).__name__}: __getitems__ returned {returned} for the {len(indices)} indices of "
+                f"{self.purpose} batch {request.batch} of epoch {request.epoch}. It must return a list with a sample "
+                "for each index."
+            )
+        return samples
+
+    def _one_by_one(
         self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
     ) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
@@ -161,17 +255,21 @@ class BatchBuilder:
         """Collates with the batch's randomness, for masking; torch's own collate draws nothing."""
         if self._collate is default_collate:
             return default_collate(samples)
-        with generators.kept():
-            generators.seed_for_sample(seed_from(self.seed, request.epoch, request.batch, self._rank))
+        with generators.kept(self._held):
+            number = seed_from(self.seed, request.epoch, request.batch, self._rank)
+            generators.seed_for_sample(number, self._held)
             return self._collate(samples)
 
     def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
-        """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` = seed the process's generators too."""
+        """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` = seed all generators too."""
+        if seeds:
+            self._seed(epoch, index)
         if self._takes_rng:
             return self.dataset.__getitem__(index, rng_of_batch(self.seed, epoch, index, 0))
-        if seeds:
-            generators.seed_for_sample(seed_from(self.seed, epoch, index))
-        return self.dataset[index]
+        return self.dataset.__getitems__([index])[0] if self._has_getitems else self.dataset[index]
+
+    def _seed(self, epoch: int, index: int) -> None:
+        generators.seed_for_sample(seed_from(self.seed, epoch, index), self._held)
 
 
 def collate_fault(
@@ -191,7 +289,7 @@ def collate_fault(
     """
     if is_of_the_machine(error) or isinstance(error, WellfedError):
         return None
-    if default_collate not in (collate, getattr(collate, "collate", None)):
+    if default_collate not in (collate, getattr(collate, "collate", None)) or len(samples) != len(names):
         error.add_note(f"while collating {place}")
         return None
     shapes = [shapes_of(sample) for sample in samples]
@@ -202,6 +300,16 @@ def collate_fault(
         f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
         f"It is {shapes[wrong]}{beside}. Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
     )
+
+
+def has_getitems(dataset: Any) -> bool:
+    """Returns whether torch's DataLoader would read a dataset by ``__getitems__``, and it loads batches at once.
+
+    Torch's Subset has one always, which only hands on that of its dataset.
+    """
+    if getattr(type(dataset), "__getitems__", None) is Subset.__getitems__:
+        return has_getitems(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def takes_rng(dataset: Any) -> bool:

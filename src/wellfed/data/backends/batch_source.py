@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 
-from wellfed.data.backends.bad_samples import too_late
+from wellfed.data.backends.bad_samples import UnreadBatch, shared_by_workers, too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.process_backend import ProcessBackend
@@ -50,6 +50,10 @@ class BatchSource:
                 yield asked.popleft(), built
         except LateBatch:
             raise too_late(asked[0], self._builder.purpose, self._settings.timeout_s) from None
+        except UnreadBatch as error:
+            if self._settings.num_workers and self._loads_here(asked[0]):
+                raise shared_by_workers(error) from None
+            raise
         finally:
             running.close()
 
@@ -65,6 +69,13 @@ class BatchSource:
         for request in requests:
             built = self._builder(request)
             yield built.pin_memory() if self._settings.pin_memory else built
+
+    def _loads_here(self, request: BatchRequest) -> bool:
+        try:
+            self._builder(request)
+        except Exception:  # noqa: BLE001  whatever the dataset raises
+            return False
+        return True
 
     def is_left(self, running: Answers) -> bool:
         """Returns whether this pass was stopped, or another started, while its reader waited for a batch."""

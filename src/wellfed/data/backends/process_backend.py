@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import multiprocessing.queues
 import multiprocessing.util
@@ -32,6 +33,7 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
+_LOG = logging.getLogger(__name__)
 _LOOK_S = 0.5
 """Maximum seconds between checks that the workers live."""
 _ENDING_S = 0.2
@@ -52,6 +54,8 @@ class ProcessBackend:
         self._builder, self._settings = builder, settings
         self._requests, self._inbox = _Requests(), Inbox()
         self._iterator: Any = None
+        self._state_of_data: list[Any] = []
+        """State of the dataset that the persistent workers have a copy of."""
         self._loader = self._make_loader()
 
     def __call__(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
@@ -85,6 +89,7 @@ class ProcessBackend:
                     f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
                     "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
                 ) from error
+            self._renew_workers()
         with _undisturbed():
             try:
                 iterator = iter(self._loader)
@@ -93,6 +98,15 @@ class ProcessBackend:
                 iterator = iter(self._loader)
         self._iterator = iterator
         return iterator
+
+    def _renew_workers(self) -> None:
+        """Ends workers that have a copy of the dataset from before it was changed, as by a hook between epochs."""
+        if self._settings.persistent_workers:
+            state = self._builder.state_of_data()
+            if self._iterator is not None and state != self._state_of_data:
+                _LOG.info("%s was changed: its workers are started anew.", type(self._builder.dataset).__name__)
+                self._end_workers()
+            self._state_of_data = state
 
     def _next(self, iterator: Any) -> BuiltBatch | None:
         until_s = time.monotonic() + (self._settings.timeout_s or math.inf)

@@ -24,9 +24,11 @@ _TURN = threading.Lock()
 
 
 def is_stream(dataset: Any) -> bool:
-    """Returns whether a dataset is read in order: it has no ``__getitem__`` of its own."""
+    """Returns whether a dataset is read in order: it has no ``__getitem__`` of its own, and no ``__getitems__``."""
     if isinstance(dataset, (Stream, IterableDataset)):
         return True
+    if callable(getattr(dataset, "__getitems__", None)):
+        return False
     return getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__) and hasattr(dataset, "__iter__")
 
 
@@ -46,9 +48,10 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
         by_item: whether ``fetch`` is left unused.
     """
     name = type(dataset).__name__
-    if not hasattr(dataset, "__getitem__"):
+    has_getitems, has_fetch = (callable(getattr(dataset, each, None)) for each in ("__getitems__", "fetch"))
+    if not (has_getitems or hasattr(dataset, "__getitem__")):
         lacks = "neither __getitem__ nor __iter__"
-    elif type(dataset).__getitem__ is Dataset.__getitem__ and (by_item or not hasattr(dataset, "fetch")):
+    elif not has_getitems and type(dataset).__getitem__ is Dataset.__getitem__ and (by_item or not has_fetch):
         lacks = "no __getitem__ of its own"
     elif not hasattr(dataset, "__len__"):
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
@@ -58,7 +61,7 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
         return
     raise DataError(
         f"{name} gives no samples: it has {lacks}. "
-        "Give it __getitem__(index), beside fetch if it has that, or __iter__ for a stream."
+        "Give it __getitem__(index) or __getitems__(indices), beside fetch if it has that, or __iter__ for a stream."
     )
 
 

@@ -58,7 +58,9 @@ class ModelLearner(Learner):
         last = [*last, *([] if self._whole is None else [self._whole])]
         if users:
             return super()._trainer(options, callbacks, last, users)
-        return self._with_data_module(lit.make_trainer(options, [*callbacks, *last], self.books.folder))
+        # Without gradients, but not in inference mode: a loss may ask for some by torch.enable_grad().
+        made = lit.make_trainer(options, [*callbacks, *last], self.books.folder, inference_mode=False)
+        return self._with_data_module(made)
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """Runs a pass over the test split, with a checkpoint's weights or the current ones."""

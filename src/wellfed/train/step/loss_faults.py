@@ -14,6 +14,8 @@ from wellfed.contract import Batch, LossOutput
 from wellfed.errors import ModelError, WellfedError, is_the_users
 from wellfed.train.memory import oom
 
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+"""Text of the error of torch's BatchNorm for a batch of one sample."""
 _RETURN = "Return the loss as a tensor of one number, a dict with 'loss', or LossOutput(loss, metrics={...})."
 _OWN_FIGURES = {"loss": "the loss", "lr": "the learning rate"}
 """Names that the engine records itself -> what they mean."""
@@ -118,6 +120,10 @@ def add_context(error: Exception, name: str, batch: Batch, model: nn.Module) -> 
     layers = [layer for frame in frames if id(layer := frame.f_locals.get("self")) in paths]
     if layers:
         error.add_note(f"It failed in the layer {paths[id(layers[-1])]}, a {type(layers[-1]).__name__}.")
+    if _ONE_VALUE in str(error):
+        error.add_note(
+            "BatchNorm has no statistics of one sample. workload.drop_last=true leaves out a last batch of one."
+        )
 
 
 def add_context_of_module(error: Exception, module: nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
+from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallbacks, one_weight_at_a_time
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
@@ -45,6 +46,7 @@ class StepRetry:
         forget: frees gradients and sums of a failed step.
         way_out: returns advice about a kind of memory, for the end of a message.
         may_adapt: False = the first failure ends the run, even if fallbacks are left.
+        growth: readings of the memory after earlier steps. Fallbacks don't help if it grew with every step.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class StepRetry:
         way_out: Callable[[oom.Kind], str],
         on_event: OnEvent,
         may_adapt: bool = True,
+        growth: MemoryGrowth | None = None,
     ) -> None:
+        self._growth = growth
         self._fallbacks, self._start = fallbacks, start
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         self._adapts = may_adapt and start is not None
@@ -87,7 +91,7 @@ class StepRetry:
             self._free()
             self._on_event("oom", step=self.step, message=failure.message)
             tried = fallbacks.tried()
-            changed = fallbacks.step_down() if self._adapts else None
+            changed = fallbacks.step_down() if self._adapts and not self._grown() else None
             if changed is None:
                 raise self._ending(fallbacks, failure, "", tried, None).error()
             self._report(changed)
@@ -125,7 +129,7 @@ class StepRetry:
 
         The micro-batch does not change the size of weights, gradients and states. So it is the last resort.
         """
-        if not self._adapts:
+        if not self._adapts or self._grown():
             return None
         if one_weight_at_a_time(optimizer):
             change = "workload.optimizer.foreach=false"
@@ -146,8 +150,12 @@ class StepRetry:
             tried = fallbacks.tried()  # also a fallback that ran out of memory itself
         message = f"Out of memory{where} with {tried}: {failure.message}"
         if changed is None:
-            message += f" {self._way_out(failure.kind)}"
+            message = f"{grown} {message}" if (grown := self._grown()) else f"{message} {self._way_out(failure.kind)}"
         return _Ending(failure, message, changed, fallbacks.changes())
+
+    def _grown(self) -> str:
+        """Returns the sentence of `MemoryGrowth.describe`; empty if memory did not grow with every step."""
+        return "" if self._growth is None else self._growth.describe()
 
     def _free(self) -> None:
         self._forget()
@@ -207,7 +215,7 @@ class EndOnAllRanks(StepRetry):
             within = "" if self._is_in_passes else f" in the optimizer's step {self.step},"
             where, tried = f" on rank {self._ranks.number}{within}", fallbacks.tried()
             if self._is_in_passes:
-                changed = fallbacks.step_down() if self._adapts else None
+                changed = fallbacks.step_down() if self._adapts and not self._grown() else None
             else:
                 changed = self._smaller_optimizer(optimizer, fallbacks)
             own = self._ending(fallbacks, failure, where, tried, changed)

@@ -16,6 +16,7 @@ from wellfed.errors import ModelError
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
+from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
@@ -91,6 +92,7 @@ class TrainStep:
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
         ends_together = retries and self._ranks.ends_together
+        self._growth = MemoryGrowth(self._device)
         retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
         self._retry = retry(
             None if options.on_oom == "raise" else fallbacks,
@@ -99,6 +101,7 @@ class TrainStep:
             way_out=self._way_out,
             on_event=on_event,
             may_adapt=options.may_adapt,
+            growth=self._growth,
         )
         self._adapts = options.goes_on(is_training=True)
 
@@ -125,6 +128,7 @@ class TrainStep:
         finally:
             self._delivery = None  # else the batch would stay on the device
         self.totals.commit()
+        self._growth.note(self.number)
         if self._is_left_out:
             self._on_event("nan", step=self.number, action="skip")
         if self._loss.has_compiled or self._retry.has_retried:

@@ -1,0 +1,64 @@
+"""Recognises memory that grows with every step, as if something kept tensors of past steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import psutil
+import torch
+
+from wellfed.units import GIB, MIB
+
+_DENSE, _EVERY_FIRST, _EVERY = 32, 4, 32
+"""Steps with a reading every `_EVERY_FIRST` steps, and steps between later readings. A reading takes 10 to 50 us."""
+_FEWEST, _MOST = 4, 8
+"""Minimum and maximum number of latest readings that are compared."""
+_SMALLEST_FRAC = 0.05
+"""Minimum growth since the first reading, as a fraction of the memory in use."""
+_STEADY_FRAC = 0.5
+"""Minimum growth a step between two readings, as a fraction of the mean."""
+
+
+class MemoryGrowth:
+    """Readings of the memory in use after steps: what the allocator has given out, on a CPU the process's memory."""
+
+    def __init__(self, device: torch.device, read: Callable[[], int] | None = None) -> None:
+        """``read``: returns bytes in use; None = of ``device``."""
+        own = partial(torch.cuda.memory_allocated, device) if device.type == "cuda" else _resident_bytes
+        self._read = read or own
+        self._first: tuple[int, int] | None = None
+        self._latest: deque[tuple[int, int]] = deque(maxlen=_MOST)
+        """Step and bytes of the latest readings."""
+
+    def note(self, step: int) -> None:
+        """Reads the memory after some of the steps; call it after each."""
+        if step % (_EVERY_FIRST if step <= _DENSE else _EVERY):
+            return
+        reading = step, self._read()
+        self._first = self._first or reading
+        self._latest.append(reading)
+
+    def describe(self) -> str:
+        """Returns the growth in a sentence with the way out; empty unless memory grew between all latest readings."""
+        latest = list(self._latest)
+        if self._first is None or len(latest) < _FEWEST:
+            return ""
+        (first, first_bytes), (last, last_bytes) = self._first, latest[-1]
+        mean = (last_bytes - latest[0][1]) / (last - latest[0][0])
+        slopes = [(late - early) / (end - start) for (start, early), (end, late) in pairwise(latest)]
+        is_steady = mean > 0 and min(slopes) >= _STEADY_FRAC * mean
+        if not is_steady or last_bytes - first_bytes < _SMALLEST_FRAC * last_bytes:
+            return ""
+        sizes = f"from {first_bytes / GIB:.2f} to {last_bytes / GIB:.2f} GiB"
+        return (
+            f"Memory grew with every step, by {mean / MIB:.3g} MiB a step over {last - first} steps, {sizes}: "
+            "something keeps tensors of past steps, such as a list of losses or outputs that were not detached. Keep loss.item() "
+            "or loss.detach().cpu(). A smaller micro-batch would only delay it."
+        )
+
+
+def _resident_bytes() -> int:
+    return psutil.Process().memory_info().rss
