@@ -8,6 +8,7 @@ import torch
 
 from wellfed import generators
 from wellfed.generators import seed_everything
+from wellfed.sample_rng import SampleRng
 
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
@@ -68,4 +69,30 @@ def test_generators_that_an_object_holds_are_put_back_too():
 def test_a_large_object_is_not_searched_to_its_end():
     holder = Drawing()
     holder.rows = list(range(10**6, 3 * 10**6))
+    assert len(generators.held_by(holder)) == 4
+
+
+def test_held_generators_are_seeded_alike_each_time_and_differently_from_each_other():
+    def drawn(seed):
+        held = [np.random.default_rng(), np.random.default_rng(), np.random.Generator(np.random.Philox())]
+        held += [random.Random(), np.random.RandomState(), torch.Generator()]
+        generators.seed_held(held, seed)
+        return [draws(one) for one in held]
+
+    def draws(generator):
+        if isinstance(generator, torch.Generator):
+            return torch.rand(500, generator=generator, dtype=torch.float64).tolist()
+        one = generator.rand if isinstance(generator, np.random.RandomState) else generator.random
+        return [one() for _ in range(500)]
+
+    assert drawn(7) == drawn(7)
+    values = np.array([each for seed in range(4) for each in drawn(seed)])
+    assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 0.25
+    assert np.abs(values[:, :4].mean(0) - 0.5).max() < 0.25
+
+
+def test_generators_that_can_not_be_seeded_are_left_alone():
+    holder = Drawing()
+    holder.system = random.SystemRandom()
+    holder.of_batch = SampleRng(1, 0)
     assert len(generators.held_by(holder)) == 4

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -167,8 +167,8 @@ def _parts(each: Any) -> Iterable[Any]:
         return islice(each, _MOST_ENTRIES)
     if isinstance(each, partial):
         return each.func, *each.args, *each.keywords.values()
-    if isinstance(each, (MethodType, staticmethod, classmethod)):
-        return each.__func__, getattr(each, "__self__", None)
+    if isinstance(each, (MethodType, BuiltinMethodType, staticmethod, classmethod)):
+        return getattr(each, "__func__", None), getattr(each, "__self__", None)
     if isinstance(each, FunctionType):
         return _parts_of_function(each)
     if isinstance(each, type):

@@ -285,10 +285,29 @@ def test_facts_and_what_is_refused(groups, where, way_out, facts, more):
         case({"loader": {"device_prefetch": 2, "num_workers": 0}}, "loader.device_prefetch=2 is not used", data=ITEMS),
         case({"loader": {"skip_ids": [3, 5]}}, "loader.skip_ids=[3,5] is not used", data=ITERABLE),
         case({"loader": {"max_skipped": 3}}, "loader.max_skipped=3 is not used", data=ITERABLE),
+        case({}, "The last batch of each epoch has 1 sample: BatchNorm", data=DataFacts(65, False), model=NORM),
+        case({"trainer": {"devices": 2}}, "has 3 samples for trainer.devices=2: BatchNorm", TWO,
+             data=DataFacts(67, False), model=NORM),
+        case({"effective": 2, "trainer": {"devices": 2}}, "Set workload.effective_batch_size=4", TWO, model=NORM),
     ],
-)
+)  # fmt: skip
 def test_facts_and_what_is_warned_of(groups, said, facts, more):
     assert any(said in warning for warning in planned(config(**groups), facts, **more).warnings)
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_train", "model"),
+    [
+        ({}, 66, NORM),
+        ({}, 128, NORM),
+        ({}, 65, MODEL),
+        ({"loader": {"skip_ids": [3]}}, 65, NORM),
+        ({"trainer": {"max_steps": 1}}, 65, NORM),
+    ],
+)
+def test_no_warning_of_a_last_batch_that_is_large_enough_or_never_reached(groups, num_train, model):
+    warnings = planned(config(**groups), data=DataFacts(num_train, has_fetch=False), model=model).warnings
+    assert not [warning for warning in warnings if "BatchNorm" in warning]
 
 
 def test_all_faults_are_told_at_once():

@@ -19,6 +19,7 @@ from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 SAMPLES, CLASSES = 8, 3
+ONE_SAMPLE = "BatchNorm has no statistics of one sample. workload.drop_last=true leaves out a last batch of one."
 
 
 def batch(**more: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ class Model(nn.Module):
     def __init__(self, given: Any = None, of: Any = None) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, CLASSES))
-        self.table = nn.Embedding(6, 4)
+        self.table, self.norm = nn.Embedding(6, 4), nn.BatchNorm1d(4)
         self.given, self.of = given, of
 
     def loss(self, batch: Any) -> Any:
@@ -123,6 +124,10 @@ def test_a_split_may_have_a_loss_without_a_gradient() -> None:
         (lambda model, batch: batch["image"], []),
         (lambda model, batch: model.net(batch["wide"]), ["It failed in the layer net.0, a Linear."]),
         (lambda model, batch: model.table(batch["label"] + 9), ["It failed in the layer table, a Embedding."]),
+        (
+            lambda model, batch: model.norm(batch["pixels"][:1]),
+            ["It failed in the layer norm, a BatchNorm1d.", ONE_SAMPLE],
+        ),
     ],
 )
 def test_an_error_in_a_loss_stays_with_shapes_layer_and_batch(of: Any, notes: list[str]) -> None:
@@ -130,7 +135,7 @@ def test_an_error_in_a_loss_stays_with_shapes_layer_and_batch(of: Any, notes: li
     loss, precision = Loss(model, "none", lambda message: None), Precision("32-true", "cpu", None)
     computation = Computation(model, loss, Preparation(None, 0, model), precision, torch.device("cpu"))
     step = TrainStep(computation, torch.optim.SGD(model.parameters(), lr=0.1), Fallbacks(MicroBatches(SAMPLES)))
-    with pytest.raises((KeyError, RuntimeError, IndexError)) as caught:
+    with pytest.raises((KeyError, RuntimeError, IndexError, ValueError)) as caught:
         step(Delivery(batch(wide=torch.ones(8, 5)), 2, 4, SAMPLES))
     shapes = "Model.loss was given {pixels [8, 4] float32, label [8] int64, wide [8, 5] float32}."
     assert caught.value.__notes__ == [shapes, *notes, "in batch 4 of train, epoch 2"]

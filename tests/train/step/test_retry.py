@@ -13,6 +13,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.loop.place import Place, PlaceOptions
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Watchers
+from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.plain_model.plain_training import PlainSetup
@@ -186,6 +187,52 @@ def test_a_last_fallback_that_runs_out_itself_is_told() -> None:
     retry = StepRetry(Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)]), start, **nothing)
     with pytest.raises(OutOfMemoryExhausted, match=r"then memory\.features=dynamic \(for which memory did not suffice"):
         retry.gradients(runs_out)
+
+
+GROWING = [100, 110, 120, 131, 140]
+"""Sizes in use, each after some more steps; a list that is not detached adds the same each time."""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (GROWING, "by 0.244 MiB a step over 16 steps"),
+        ([100, 100, 100, 100, 100], ""),
+        ([100, 140, 140, 140, 140], ""),  # a cache has filled
+        ([100, 110, 105, 115, 110], ""),
+        ([1000, 1001, 1002, 1003, 1004], ""),  # not what fills the memory
+        (GROWING[:3], ""),
+    ],
+)
+def test_memory_that_grows_with_every_step_is_recognised(sizes: list[int], says: str) -> None:
+    readings = iter(sizes)
+    growth = MemoryGrowth(torch.device("cpu"), lambda: next(readings) * 10**5)
+    for step in range(1, 4 * len(sizes) + 1):
+        growth.note(step)
+    assert says in growth.describe()
+    assert bool(growth.describe()) == bool(says)
+
+
+class Keeping(tiny.TinyModel):
+    """Keeps 4 MiB of each step, and runs out of memory in the 24th."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        self.kept = [*getattr(self, "kept", []), torch.ones(2**20) + output.loss]
+        if self.calls >= 24:
+            raise out_of_memory()
+        return output
+
+
+def test_kept_tensors_end_the_run_without_smaller_steps(tmp_path: Path) -> None:
+    events = Notes()
+    module = tiny.module(model=Keeping(), on_event=events)
+    with pytest.raises(OutOfMemoryExhausted) as caught:
+        tiny.fit(module, tmp_path, max_steps=40)
+    assert str(caught.value).startswith("Memory grew with every step, by ")
+    assert "something keeps tensors of past steps" in str(caught.value)
+    assert "with micro-batches of 32: CUDA out of memory" in str(caught.value)
+    assert events.kinds == ["oom"]
 
 
 SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")

@@ -55,8 +55,8 @@ class MemoryGrowth:
         sizes = f"from {first_bytes / GIB:.2f} to {last_bytes / GIB:.2f} GiB"
         return (
             f"Memory grew with every step, by {mean / MIB:.3g} MiB a step over {last - first} steps, {sizes}: "
-            "something keeps tensors of past steps, such as a list of losses or outputs that were not detached. Keep loss.item() "
-            "or loss.detach().cpu(). A smaller micro-batch would only delay it."
+            "something keeps tensors of past steps, such as a list of losses or outputs that were not detached. "
+            "Keep loss.item() or loss.detach().cpu(). A smaller micro-batch would only delay it."
         )
 
 
