@@ -77,6 +77,8 @@ class TrainData(Protocol):
 
     - ``fetch(indices, rng) -> batch``: a whole batch at once, CPU tensors; randomness through ``rng`` only
       (``indices``: long tensor on the CPU, ``rng``: `wellfed.SampleRng`).
+    - ``__getitems__(indices) -> list``: the samples of a batch, as torch's DataLoader reads them; without ``fetch``.
+    - ``set_epoch(epoch)``: called before the first batch of each epoch, in each process that builds batches.
     - ``on_device(batch, rng)``: augmentation and float conversion on the device; with features,
       ``on_device(batch, rng, features)``. Called once per micro-batch.
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose tensors do not share the

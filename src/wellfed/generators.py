@@ -142,6 +142,22 @@ def _cannot_be_seeded(generator: _Generator) -> bool:
     return is_on_gpu or isinstance(generator, (random.SystemRandom, SampleRng))
 
 
+def values_in(holder: Any) -> list[Any]:
+    """Returns values that differ once attributes of an object, or of what it holds, change.
+
+    Changes within an array, or beyond the first entries of a container, are not seen.
+    """
+    found: list[Any] = []
+    for each in reached_from(holder):
+        if each is None or isinstance(each, (str, bytes, int, float, complex)):
+            found.append(each)
+        else:
+            size = len(each) if isinstance(each, (list, dict, set, tuple)) else 0
+            version = each._version if isinstance(each, torch.Tensor) and not each.is_inference() else 0
+            found += id(each), size, version
+    return found
+
+
 def reached_from(holder: Any) -> Iterator[Any]:
     """Yields an object and everything that it holds, the nearest first.
 

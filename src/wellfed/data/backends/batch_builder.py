@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
 from wellfed import batches, generators
@@ -71,7 +70,6 @@ class BatchBuilder:
         self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
         self.seed, self._rank, self.worker_init = seed, rank, worker_init
         self._collate = collate or default_collate
-        self._takes_rng = takes_rng(dataset)
         self._epoch: int | None = None
         """Epoch of the latest batch."""
         self._held: list[Any] = []
@@ -81,6 +79,7 @@ class BatchBuilder:
         takes ten times as long as reading a sample from memory."""
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
         self._has_getitems = not self.has_fetch and has_getitems(dataset)
+        self._takes_rng = takes_rng(dataset) and not self._has_getitems
         self.splits_itself = "split" in batches.methods(dataset)
         """Whether batches have a layout of their own, whose samples can't be counted."""
 
@@ -119,19 +118,8 @@ class BatchBuilder:
         return self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
 
     def state_of_data(self) -> list[Any]:
-        """Returns values that differ once attributes of dataset or collate function, or of what they hold, change.
-
-        Changes within an array, or beyond the first entries of a container, are not seen.
-        """
-        found: list[Any] = []
-        for each in generators.reached_from((self.dataset, self._collate)):
-            if each is None or isinstance(each, (str, bytes, int, float, complex)):
-                found.append(each)
-            else:
-                size = len(each) if isinstance(each, (list, dict, set, tuple)) else 0
-                version = each._version if isinstance(each, Tensor) and not each.is_inference() else 0
-                found += id(each), size, version
-        return found
+        """Returns values that differ once a user has changed the dataset or the collate function."""
+        return generators.values_in((self.dataset, self._collate))
 
     def loads(self, epoch: int, index: int) -> bool:
         """Returns whether a sample can be read in this process, by a new attempt."""
