@@ -115,7 +115,9 @@ class LoaderConfig:
     )
     skip_ids: list[int] = knob("Indices of training samples to skip, such as known bad ones.", [], at_least=0)
     max_skipped: int = knob(
-        "Failing samples of data without `fetch` to leave out, each with a warning; one more stops the run.", 0, at_least=0
+        "Failing samples to leave out, if the data have no `fetch`, each with a warning; one more stops the run.",
+        0,
+        at_least=0,
     )
 
 

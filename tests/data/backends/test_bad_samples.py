@@ -167,15 +167,6 @@ def test_a_worker_that_ends_is_reported_with_how(how, ended, way_out, error_kind
     assert made.state_dict()["batch"] <= 1  # the batch before may be lost with its worker
 
 
-def test_without_room_for_semaphores_workers_are_not_started(monkeypatch):
-    def full():
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(multiprocessing, "Lock", full)
-    with pytest.raises(WorkerLost, match=r"No space left on device\. Processes need /dev/shm"):
-        taken(loader(sets.Fetching(), plan_of("processes")))
-
-
 def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     made = loader(FirstTime(str(tmp_path / "flag")), plan_of("processes-kept"), shuffle=False)
     seen = []

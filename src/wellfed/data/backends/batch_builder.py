@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import inspect
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ from wellfed.sample_rng import rng_of_batch, seed_from
 
 SampleTime = tuple[float, int]
 """Milliseconds that a sample took, and its index."""
-_TURN = threading.Lock()
-"""Lock for the generators of a dataset, which all threads share."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -70,6 +68,8 @@ class BatchBuilder:
         self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
         self.seed, self._rank, self.worker_init = seed, rank, worker_init
         self._collate = collate or default_collate
+        self.turn: AbstractContextManager[Any] = nullcontext()
+        """Lock for the generators that a dataset holds, if several threads build batches."""
         self._epoch: int | None = None
         """Epoch of the latest batch."""
         self._held: list[Any] = []
@@ -103,7 +103,7 @@ class BatchBuilder:
 
     def _begin(self, epoch: int) -> None:
         """Tells the dataset the epoch, if it has ``set_epoch``, and looks for generators that it holds."""
-        with _TURN:
+        with self.turn:
             if self.purpose == "training" and callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
                 set_epoch(epoch)
             self._finds_generators()
@@ -142,7 +142,7 @@ class BatchBuilder:
         try:
             if not self._held:
                 return BuiltBatch(self._fetch(request))
-            with _TURN:
+            with self.turn:
                 generators.seed_held(self._held, seed_from(self.seed, request.epoch, request.batch, self._rank))
                 return BuiltBatch(self._fetch(request))
         except Exception as error:

@@ -82,13 +82,6 @@ class ProcessBackend:
 
     def _start(self) -> Any:
         if self._settings.num_workers:
-            try:  # torch would fail later, and complain of a half-made iterator
-                multiprocessing.Lock()
-            except OSError as error:  # semaphores are files in /dev/shm
-                raise WorkerLost(
-                    f"Workers can't be started: {error.strerror or error}. Processes need /dev/shm, with room and the "
-                    "right to write there. Set loader.backend=inline loader.num_workers=0, or mount it (--shm-size=8g)."
-                ) from error
             self._renew_workers()
         with _undisturbed():
             try:

@@ -32,6 +32,7 @@ def built_by_threads(
         LateBatch: a batch did not come within loader.timeout_s.
     """
     jobs, ahead, stopped = Jobs(), deque[Result](), threading.Event()
+    builder.turn = threading.Lock()
 
     def ask() -> None:
         if (request := next(requests, None)) is not None:
