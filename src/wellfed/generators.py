@@ -142,13 +142,13 @@ def _cannot_be_seeded(generator: _Generator) -> bool:
     return is_on_gpu or isinstance(generator, (random.SystemRandom, SampleRng))
 
 
-def values_in(holder: Any) -> list[Any]:
-    """Returns values that differ once attributes of an object, or of what it holds, change.
+def values_in(*holders: Any) -> list[Any]:
+    """Returns values that differ once attributes of objects, or of what they hold, change.
 
     Changes within an array, or beyond the first entries of a container, are not seen.
     """
     found: list[Any] = []
-    for each in reached_from(holder):
+    for each in reached_from(*holders):
         if each is None or isinstance(each, (str, bytes, int, float, complex)):
             found.append(each)
         else:
@@ -158,14 +158,14 @@ def values_in(holder: Any) -> list[Any]:
     return found
 
 
-def reached_from(holder: Any) -> Iterator[Any]:
-    """Yields an object and everything that it holds, the nearest first.
+def reached_from(*holders: Any) -> Iterator[Any]:
+    """Yields objects and everything that they hold, the nearest first.
 
-    It holds its attributes, and those of its class that users have written; the entries of lists, tuples, sets and
+    An object holds its attributes, and those of its class that users have written; the entries of lists, tuples, sets and
     dicts; what functions of the user's own close over, and the globals that they name.
     """
     seen: set[int] = set()
-    waiting = deque([holder])
+    waiting = deque(holders)
     while waiting and len(seen) < _MOST_OBJECTS:
         each = waiting.popleft()
         yield each

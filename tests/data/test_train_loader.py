@@ -243,7 +243,10 @@ def test_a_fetch_that_lacks_an_argument_is_refused_before_it_is_called():
 def test_what_makes_no_step_is_refused_with_the_way_out():
     with pytest.raises(DataError, match=r"WithoutItems gives no samples: it has no __getitem__ of its own\. Give it"):
         loader(WithoutItems())
-    with pytest.raises(DataError, match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\), beside fetch"):
+    with pytest.raises(
+        DataError,
+        match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\) or __getitems__\(indices\), beside fetch",
+    ):
         loader(FetchOnly())
     with pytest.raises(DataError, match=r"Endless has no __len__, the number of its samples\. Give it one"):
         loader(Endless())

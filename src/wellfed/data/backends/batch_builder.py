@@ -119,7 +119,7 @@ class BatchBuilder:
 
     def state_of_data(self) -> list[Any]:
         """Returns values that differ once a user has changed the dataset or the collate function."""
-        return generators.values_in((self.dataset, self._collate))
+        return generators.values_in(self.dataset, self._collate)
 
     def loads(self, epoch: int, index: int) -> bool:
         """Returns whether a sample can be read in this process, by a new attempt."""
