@@ -224,11 +224,10 @@ class Keeping(tiny.TinyModel):
         return output
 
 
-def test_kept_tensors_end_the_run_without_smaller_steps(tmp_path: Path) -> None:
+def test_kept_tensors_end_the_run_without_smaller_steps() -> None:
     events = Notes()
-    module = tiny.module(model=Keeping(), on_event=events)
     with pytest.raises(OutOfMemoryExhausted) as caught:
-        tiny.fit(module, tmp_path, max_steps=40)
+        loop.fit(loop.model(model=Keeping(), on_event=events), max_steps=40)
     assert str(caught.value).startswith("Memory grew with every step, by ")
     assert "something keeps tensors of past steps" in str(caught.value)
     assert "with micro-batches of 32: CUDA out of memory" in str(caught.value)
