@@ -161,8 +161,8 @@ def values_in(*holders: Any) -> list[Any]:
 def reached_from(*holders: Any) -> Iterator[Any]:
     """Yields objects and everything that they hold, the nearest first.
 
-    An object holds its attributes, and those of its class that users have written; the entries of lists, tuples, sets and
-    dicts; what functions of the user's own close over, and the globals that they name.
+    An object holds its attributes and those of its class. A list, tuple, set or dict holds its entries. A function
+    holds what it closes over and the globals that it names. Of classes and functions only those of users count.
     """
     seen: set[int] = set()
     waiting = deque(holders)
