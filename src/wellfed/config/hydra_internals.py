@@ -14,6 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
+from hydra._internal.utils import _locate as locate
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as command_line_parser
 from hydra.core.config_loader import ConfigLoader
@@ -22,7 +23,7 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser"]
+__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser", "locate"]
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:

@@ -11,12 +11,22 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
-from types import ModuleType
 from typing import Any
 
 from wellfed import project
-from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, NotThere, import_fault, locate
+from wellfed.config.build import (
+    KEYS,
+    PARTIAL,
+    POSITIONAL,
+    RECURSIVE,
+    TARGET,
+    about_text,
+    import_fault,
+    is_number,
+    uncallable_fault,
+)
 from wellfed.config.faults.explain_refusal import nearest
+from wellfed.config.hydra_internals import locate
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.extras import PACKAGES, absence, is_installed
@@ -27,9 +37,6 @@ _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
 
 _USUAL = ("torch", "lightning", "torchmetrics", "wellfed")
 """Packages proposed for a misspelled one, besides those of ``src/``."""
-_LISTED = 8
-"""Maximum number of names in a message."""
-_NO_SUCH = "Name a class or function of a module on the path."
 _ARGUMENTS = {"learning_rate": ("lr",), "lr": ("learning_rate",), "wd": ("weight_decay",), "p": ("dropout",)}
 """Unknown argument -> names for it in other libraries."""
 
@@ -80,11 +87,11 @@ def is_target(node: Any) -> bool:
 
 
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields every node with a `_target_` and its dotted name, outer ones first."""
+    """Yields every node with a `_target_` that is built, and its dotted name, outer ones first."""
     if isinstance(node, Mapping):
         if is_target(node):
             yield where, node
-        for key, value in node.items():
+        for key, value in node.items() if node.get(RECURSIVE, True) else ():
             yield from _targets(f"{where}.{key}", value)
     elif isinstance(node, (list, tuple)):
         for index, value in enumerate(node):
@@ -108,21 +115,12 @@ def _name_faults(where: str, target: Any) -> list[Fault]:
 
 def _argument_faults(where: str, node: Mapping[str, Any]) -> list[Fault]:
     target = node[TARGET]
-    typed = f"{where}.{TARGET}={target}"
     try:
         found = locate(target)
-    except NotThere as missing:
-        meant = _nearest_name(target, missing)
-        return [Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else _NO_SUCH)]
-    except (SyntaxError, UnicodeDecodeError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        return [Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")]
     except ImportError as error:
         return [import_fault(where, target, error)]
-    if isinstance(found, ModuleType):
-        names = [name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
-        names = [name for name in names if not name.startswith("_")][:_LISTED]
-        return [Fault(typed, "it is a module.", f"Name one of those in it: {', '.join(names)}." if names else _NO_SUCH)]
+    if not callable(found):
+        return [uncallable_fault(where, target, found)]
     try:
         signature = inspect.signature(found)
     except (ValueError, TypeError):  # a C function: its call raises
@@ -130,17 +128,10 @@ def _argument_faults(where: str, node: Mapping[str, Any]) -> list[Fault]:
     return bind(where, node, signature)
 
 
-def _nearest_name(target: str, missing: NotThere) -> str:
-    """Returns ``target`` with the missing part replaced by the most similar name there; empty if there is none."""
-    name = missing.name or ""
-    near = nearest(name, [other for other in missing.names if other[:1].isupper() == name[:1].isupper()])
-    return ".".join(near if part == name else part for part in target.split(".")) if near else ""
-
-
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
     """Returns faults of unknown and missing arguments of one node; ``signature`` is its target's."""
     target = node[TARGET]
-    given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
+    given = {key: value for key, value in node.items() if key not in KEYS}
     is_scheduler = _SCHEDULER.fullmatch(where) is not None
     handed_over = "any" if node.get(PARTIAL) else _HANDED_OVER.get(where, "none")
     parameters = signature.parameters
@@ -161,9 +152,21 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
             near = next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
+        elif isinstance(value, str) and is_number(value) and _takes_a_number(parameters.get(name)):
+            faults.append(Fault(typed, f"{target} takes a number there.", about_text(f"{where}.{name}", value)))
     for parameter in [*positional, *of_kind(Parameter.KEYWORD_ONLY)] if handed_over != "any" else ():
         has_value = parameter.name in taken or (parameter.name in given and parameter.name in accepted)
         if parameter.default is Parameter.empty and not has_value:
             way_out = f"Add +{where}.{parameter.name}=<value>"
             faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
     return faults
+
+
+def _takes_a_number(parameter: Parameter | None) -> bool:
+    """Returns whether the annotation, or else the default, of a parameter is a number and no text."""
+    if parameter is None or parameter.annotation is Parameter.empty:
+        return parameter is not None and isinstance(parameter.default, (int, float))
+    words = set(re.findall(r"\w+", inspect.formatannotation(parameter.annotation)))
+    return bool(words & {"int", "float", "bool"}) and words <= {
+        *("int", "float", "bool", "None", "NoneType", "Optional", "Union", "Tensor", "typing", "torch")
+    }

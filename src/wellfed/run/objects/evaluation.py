@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wellfed.config.build import built
+from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.eval_loader import EvalLoader
@@ -28,7 +28,7 @@ def make_metrics(config: RunConfig) -> Any:
         return None
     from torchmetrics import MetricCollection
 
-    found = built(node, "workload.metrics")
+    found = build(node, "workload.metrics")
     if isinstance(found, MetricCollection):
         return found
     try:

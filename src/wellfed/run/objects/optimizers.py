@@ -73,7 +73,7 @@ def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:
     def made(node: Mapping[str, Any], where: str) -> Any:
         inner = node.get("schedulers")
         inside = {} if inner is None else {"schedulers": [made(each, f"{where}.schedulers") for each in inner]}
-        return build(node, where, optimizer=optimizer, **inside)
+        return build(node, where, optimizer=optimizer, **inside)  # those of the same name are not built
 
     return made(config.workload.schedule.target or {}, "workload.schedule")
 
