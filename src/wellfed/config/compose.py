@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
+from wellfed import project
+from wellfed.command_line import ENTRIES
 from wellfed.config.faults.check_composed import examine, why_unresolved
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra
-from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of, open_hydra
+from wellfed.config.hydra_session import COMPOSE_ERRORS, folders_of, job_of, open_hydra, read_flags
 from wellfed.config.schema import RUN_FOLDER
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import learn, map_texts, masked, masked_override, secrets_of
@@ -25,6 +34,10 @@ from wellfed.masking import learn, map_texts, masked, masked_override, secrets_o
 C = TypeVar("C")
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"
+_KEPT = ("hydra.searchpath=", "hydra.job.")
+"""Beginnings of Hydra's own overrides that a later command repeats."""
+_PATHS = ("paths.log_dir", "paths.cache_dir", "workload.data.path", "resume", "rerun")
+"""Knobs with paths, which are made absolute before the working directory changes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,58 @@ class Composed(Generic[C]):
 
         values = {name: map_texts(getattr(self, name), filled) for name in ("resolved", "_hydra")}
         return replace(self, config=_map_knobs(self.config, filled), **values)
+
+    @property
+    def changes_folder(self) -> bool:
+        """Whether the working directory is the run's folder while user code runs: ``hydra.job.chdir``."""
+        return bool(self._hydra["job"]["chdir"])
+
+    @property
+    def is_tied_to_folder(self) -> bool:
+        """Whether data or model depend on the run's folder, by the configuration or the working directory."""
+        workload = self.resolved["workload"]
+        return self.changes_folder or RUN_FOLDER in str([workload["data"], workload["model"]])
+
+    @property
+    def flags(self) -> list[str]:
+        """Arguments that read the same files again from anywhere, with ``hydra.searchpath`` and ``hydra.job.*``."""
+        return flags_of(self._hydra)
+
+    @contextmanager
+    def as_job(self, on_folder: Callable[[], object] | None = None) -> Iterator[None]:
+        """Sets what Hydra sets around a job: HydraConfig, ``hydra.job.env_set``, and by ``hydra.job.chdir`` the
+        working directory. All are reset afterwards.
+
+        Args:
+            on_folder: called when user code reads ``runtime.output_dir``.
+        """
+        cfg = OmegaConf.create(dict(self._unresolved))
+        own = OmegaConf.structured(HydraConf, flags={"struct": False})  # which has keys that it does not list
+        cfg["hydra"] = OmegaConf.merge(own, self._hydra)
+        folder, here, hydra = str(cfg.hydra.runtime.output_dir), Path.cwd(), HydraConfig.instance()
+        if on_folder is not None:
+            OmegaConf.register_new_resolver("wellfed_folder", lambda: (on_folder(), folder)[1], replace=True)
+            cfg.hydra.runtime.output_dir = "${wellfed_folder:}"
+        cfg.hydra.mode = cfg.hydra.mode or RunMode.RUN
+        before = hydra.cfg
+        hydra.set_config(cfg)
+        if self.changes_folder:
+            os.environ.setdefault(project.VARIABLE, str(project.root()))  # it may lie around the working directory
+            Path(folder).mkdir(parents=True, exist_ok=True)  # on another machine
+            os.chdir(folder)
+        try:
+            with env_override(cfg.hydra.job.env_set):
+                yield
+        finally:
+            hydra.cfg = before
+            os.chdir(here)
+
+    @contextmanager
+    def without_folder(self, on_folder: Callable[[], object] | None = None) -> Iterator[Composed[C]]:
+        """Yields the same configuration within `as_job`, for code that builds data and model and is no run. The run's
+        folder is a temporary one."""
+        with tempfile.TemporaryDirectory() as folder, (found := self.in_folder(Path(folder))).as_job(on_folder):
+            yield found
 
     def yaml(self, *, resolve: bool = False) -> str:
         """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
@@ -142,11 +207,32 @@ def folder_of(node: DictConfig, name: str) -> str:
     return str(node.dir)
 
 
-def unchecked_values(
-    overrides: Sequence[str], *, config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = ()
-) -> dict[str, Any]:
-    """Returns ``Composed.resolved`` without checking rules or masking secrets."""
-    with job_of(compose_raw(open_hydra(config_dir, extra_dirs), "train", overrides)) as job:
+def flags_of(hydra: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments of a command line that read the same files again, by its ``hydra`` node: flags with
+    absolute paths, ``hydra.searchpath`` and ``hydra.job.*``."""
+    runtime, name = hydra["runtime"], hydra["job"]["config_name"]
+    paths = {source["provider"]: source["path"] for source in runtime["config_sources"]}
+    named = {
+        "--config-path": paths["main"] if Path(paths["main"]) != project.configs().absolute() else None,
+        "--config-name": name if name not in ENTRIES else None,
+        "--config-dir": paths.get("command-line"),
+    }
+    own = [text for text in hydra["overrides"]["hydra"] if text.lstrip("+").startswith(_KEPT)]
+    found = [re.sub(r"file://(?!/)", f"file://{runtime['cwd']}/", text) for text in own]
+    return [*(f"{flag}={value}" for flag, value in named.items() if value is not None), *found]
+
+
+def compose_as(flags: Sequence[str], overrides: Sequence[str], config_name: str = "train") -> Composed[Any]:
+    """Returns the checked configuration of overrides, behind the flags of an earlier command: see `Composed.flags`."""
+    args = read_flags(flags)
+    return compose([*args.overrides, *overrides], args.config_name or config_name, **folders_of(args))
+
+
+def unchecked_values(overrides: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns ``Composed.resolved`` without checking rules or masking secrets; ``flags`` as for `compose_as`."""
+    args = read_flags(flags)
+    raw = compose_raw(open_hydra(**folders_of(args)), args.config_name or "train", [*args.overrides, *overrides])
+    with job_of(raw) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
         except OmegaConfBaseException:  # some values are still missing
@@ -172,13 +258,15 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
     """Returns a `Composed` from a job that Hydra composed itself (multirun); ``HydraConfig`` must be set.
 
     Args:
-        job: typed by its schema, without a ``hydra`` node; not modified.
+        job: typed by its schema, without a ``hydra`` node. With ``hydra.job.chdir`` its paths are made absolute.
         run_dir: folder of the run; None = a new one is chosen.
         checked: False = faults are ignored.
 
     Raises:
         ConfigError: rules, missing values, interpolations, signatures.
     """
+    if hydra.job.chdir:
+        _make_absolute(job, hydra.runtime.cwd)
     config, faults = examine(job)
     paths: Any = OmegaConf.to_container(job.paths) if "paths" in job else {}
     if (typed_dir := paths.get("output_dir", RUN_FOLDER)) not in (RUN_FOLDER, _OUTPUT_DIR):
@@ -206,8 +294,17 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         run_dir=Path(run_dir) if run_dir else None,
         _unresolved=unresolved,
         _hydra=own,
-        _sweep_dir=Path(hydra.sweep.dir) if run_dir and hydra.mode is RunMode.MULTIRUN else None,
+        _sweep_dir=Path(hydra.runtime.cwd, hydra.sweep.dir) if run_dir and hydra.mode is RunMode.MULTIRUN else None,
     )
+
+
+def _make_absolute(job: DictConfig, folder: str) -> None:
+    """Makes the paths of a job absolute; a path of the user's data only if there is such a file."""
+    with open_dict(job), suppress(OmegaConfBaseException):  # one that can't be resolved is reported
+        for name in _PATHS:
+            value = OmegaConf.select(job, name)
+            if isinstance(value, str) and (name.startswith("paths.") or Path(folder, value).exists()):
+                OmegaConf.update(job, name, os.path.join(folder, value))
 
 
 class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]

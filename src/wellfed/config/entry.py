@@ -11,6 +11,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -19,12 +20,11 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 import wellfed.process  # noqa: F401  reads them before torch may narrow them
-from wellfed import project
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra, command_line_parser, repository_of, show
-from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
+from wellfed.config.hydra_session import COMPOSE_ERRORS, folders_of, open_hydra, read_flags
 from wellfed.config.knobs import in_order
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 from wellfed.process import STOPS, exit_code_of, without_collections
@@ -73,7 +73,9 @@ def main(
         if args.multirun and not asks_help:
             return _multirun(args, config_name, job)
         if expand and not only_shows:
-            args.overrides = expand(args.overrides, partial(compose, config_name=config_name, **_config_folders(args)))
+            typed = partial(compose, config_name=config_name, **folders_of(args))
+            _take(args, expand(args.overrides, typed))
+            config_name = args.config_name or config_name
         if only_shows or args.cfg or args.resolve:
             _show(args, config_name)
             return EXIT_OK
@@ -87,7 +89,7 @@ def main(
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     with without_collections():
-        composed = compose(args.overrides, config_name, **_config_folders(args))
+        composed = compose(args.overrides, config_name, **folders_of(args))
     is_rank_of_trial = os.environ.get("LOCAL_RANK", "0") != "0"  # started by Lightning with this command line
     many = [f"{group}={composed.choices[group]}" for group in ("sweep", "search") if group in composed.choices]
     if many and not is_rank_of_trial:
@@ -98,7 +100,7 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
 
 def _show(args: Namespace, config_name: str) -> None:
     """Runs flags that only print something, such as ``--cfg``."""
-    hydra = open_hydra(**_config_folders(args), job_name=config_name)
+    hydra = open_hydra(**folders_of(args), job_name=config_name)
     if args.help:
         print(help_text(hydra, config_name, args.overrides))
         return
@@ -161,7 +163,7 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
             raise _JobInterrupted(code)
         return code
 
-    hydra = open_hydra(**_config_folders(args), job_name=config_name)
+    hydra = open_hydra(**folders_of(args), job_name=config_name)
     GlobalHydra.instance().clear()
     GlobalHydra.instance().initialize(hydra)
     try:
@@ -196,23 +198,29 @@ def _refuse(error: WellfedError) -> int:
     return EXIT_NOTHING_RUN
 
 
-def config_flags(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments that choose the primary config and the folders: flags, and ``hydra.searchpath``."""
-    args = command_line_parser().parse_intermixed_args(argv)
-    named = {"--config-path": args.config_path, "--config-name": args.config_name, "--config-dir": args.config_dir}
-    flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
-    return [*flags, *(text for text in args.overrides if text.startswith("hydra.searchpath="))]
+def _take(args: Namespace, words: Sequence[str]) -> None:
+    """Replaces the overrides of a command line. Flags of an earlier run apply where none is typed.
+
+    Raises:
+        ConfigError: a folder of these flags is gone.
+    """
+    earlier = read_flags(words)
+    check_there([word for word in words if word not in args.overrides and not _is_typed(args, word)])
+    for name in ("config_path", "config_name", "config_dir"):
+        setattr(args, name, getattr(args, name) or getattr(earlier, name))
+    args.overrides = earlier.overrides
 
 
-def config_folders(argv: Sequence[str]) -> dict[str, Any]:
-    """Returns the folders that a command line names: ``config_dir`` and ``extra_dirs`` of `compose`."""
-    return _config_folders(command_line_parser().parse_intermixed_args(argv))
+def _is_typed(args: Namespace, flag: str) -> bool:
+    return bool(getattr(args, flag.partition("=")[0].lstrip("-").replace("-", "_"), None))
 
 
-def _config_folders(args: Namespace) -> dict[str, Any]:
-    """Returns the folders of configurations; ``--config-path`` is relative to the entry script, as in Hydra."""
-    path, extra = args.config_path, args.config_dir
-    return {
-        "config_dir": None if path is None else project.sources() / path,
-        "extra_dirs": [] if extra is None else [extra],
-    }
+def check_there(flags: Sequence[str]) -> None:
+    """Raises a ConfigError if a folder of configurations that a run was started with is gone."""
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        folders = re.findall(r"file://([^],'\"]+)", value) if name == "hydra.searchpath" else [value]
+        for folder in folders if name in ("--config-path", "--config-dir", "hydra.searchpath") else ():
+            if not Path(folder).is_dir():
+                way_out = f"Bring it back, or type another: {name}=<folder>."
+                raise ConfigError.of(f"{name}={folder}", "is gone, and the run was configured with it.", way_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,7 +21,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed import project
-from wellfed.config.hydra_internals import Hydra, hydra_over
+from wellfed.command_line import ENTRIES
+from wellfed.config.hydra_internals import Hydra, command_line_parser, hydra_over
 from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import RUN_FOLDER, EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import ConfigError
@@ -70,7 +72,22 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     for extra_dir in extra_dirs:
         if not Path(extra_dir).is_dir():
             raise ConfigError.of(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")
+    job_name = job_name if job_name in ENTRIES else "train"  # not of --config-name, as in Hydra
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)
+
+
+def read_flags(flags: Sequence[str]) -> Namespace:
+    """Returns the flags and overrides of a command line as Hydra reads them."""
+    return command_line_parser().parse_intermixed_args([*flags])
+
+
+def folders_of(args: Namespace) -> dict[str, Any]:
+    """Returns the arguments of `open_hydra`; ``--config-path`` is relative to the entry script, as in Hydra."""
+    path, extra = args.config_path, args.config_dir
+    return {
+        "config_dir": None if path is None else project.sources() / path,
+        "extra_dirs": [] if extra is None else [extra],
+    }
 
 
 _ONE_AT_A_TIME = threading.RLock()

@@ -10,9 +10,9 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from wellfed.config.compose import Composed, composed_from, folder_of
+from wellfed.config.compose import Composed, composed_from, flags_of, folder_of
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.find_faults import find_faults
@@ -20,7 +20,7 @@ from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, fir
 from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, add_searchpath, repository_of
 from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
-from wellfed.config.schema import RUN_FOLDER, RunConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import masked
 
@@ -66,6 +66,8 @@ class Multirun:
         no_axes: Collection[str],
     ) -> None:
         self._loader, self._master = loader, master
+        self._numbers: dict[tuple[str, ...], int] = {}
+        """Overrides of a point -> its ``hydra.job.num``."""
         self._is_fixed: Callable[[str], bool] = lambda name: group_of(name) in no_axes
         typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         self._typed = read_overrides(typed, multirun=True, loader=loader)
@@ -81,6 +83,11 @@ class Multirun:
     def choices(self) -> dict[str, str]:
         """Group -> option shared by all points, Hydra's own groups included."""
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Arguments that read the same files again: see `Composed.flags`."""
+        return tuple(flags_of(self._master.hydra))
 
     def base(self) -> Composed[RunConfig]:
         """Returns the configuration that all points share; points may differ in any knob outside ``no_axes``. Faults
@@ -161,13 +168,11 @@ class Multirun:
         except COMPOSE_ERRORS as error:
             name = self._master.hydra.job.config_name
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
+        with open_dict(cfg.hydra.job):
+            cfg.hydra.job.num = self._numbers.setdefault(tuple(overrides), len(self._numbers))
+            cfg.hydra.job.id = str(cfg.hydra.job.num)
         with job_of(cfg) as job:
-            composed = composed_from(job, cfg.hydra, run_dir=str(folder))
-        for name in ("data", "model"):
-            if RUN_FOLDER in str(getattr(composed.config.workload, name)):
-                problem = "refers to the run's folder, and trials of a sweep share their data and model."
-                raise ConfigError.of(f"workload.{name}", problem, "Name a folder of its own there.")
-        return composed
+            return composed_from(job, cfg.hydra, run_dir=str(folder))
 
 
 def _varied(parsed: Override) -> Varied:

@@ -433,6 +433,8 @@ class RunRecord:
     workload: str = ""
     overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    """Arguments that read the same files of configurations again, from any folder: flags, and Hydra's own overrides."""
     steps: int = 0
     epochs: float | None = 0
     samples: int = 0

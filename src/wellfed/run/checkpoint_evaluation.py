@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from wellfed.command_line import typed_arguments
-from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import config_folders
+from wellfed.config.compose import Composed, compose_as
+from wellfed.config.entry import check_there
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
@@ -22,13 +22,22 @@ _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "
 """Overrides about the training machine, which an evaluation ignores."""
 
 
-def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, float]:
+def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str] = ()) -> dict[str, float]:
     """Returns the metrics of a checkpoint; writes nothing.
+
+    Args:
+        flags: typed arguments that say where configurations are, as in `Composed.flags`; they replace the run's.
 
     Raises:
         ConfigError, DataError: there is no such checkpoint, or it can't be evaluated here.
     """
-    run = _run_of(checkpoint, asked)
+    checkpoint = checkpoint.absolute()
+    run = _run_of(checkpoint, asked, flags)
+    with run.as_job():
+        return _evaluated(run, checkpoint)
+
+
+def _evaluated(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
     with without_collections():  # imports torch only for a checkpoint that exists
         from wellfed.observe.hardware.detect import machine
         from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -52,7 +61,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         return passes.evaluate(checkpoint)
 
 
-def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
+def _run_of(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str]) -> Composed[RunConfig]:
     """Returns the configuration of the run that wrote a checkpoint, from the record beside it.
 
     Raises:
@@ -76,10 +85,13 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         "trainer.strategy=auto",
         f"trainer.accelerator={asked.accelerator.value}",
     ]
-    composed = compose(overrides, extra_dirs=config_folders(typed_arguments())["extra_dirs"])
+    typed = [flag.partition("=")[0] for flag in flags]
+    kept = [flag for flag in earlier.flags if flag.partition("=")[0] not in typed]
+    check_there(kept)
+    composed: Composed[RunConfig] = compose_as([*kept, *flags], overrides)
     for line in check_unchanged(composed, earlier, evaluates=True):
         print(f"evaluate: {line}", file=sys.stderr)
-    return composed
+    return composed.in_folder(folder)
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:

@@ -163,6 +163,8 @@ class Start:
         if faults := list(launch_faults(self.composed.config.trainer, launched())):
             raise ConfigError(faults)
         set_environment(os.environ, self.composed.config)
+        if self.composed.changes_folder and self.composed.run_dir is not None:
+            self.composed = replace(self.composed, run_dir=self.composed.run_dir.absolute())
         with self._folder() as self.folder:
             self.target = self._target()  # within the lock, since another resume would move it on
             where = self.folder.path if self.shared is None else self.shared.folder
@@ -170,7 +172,7 @@ class Start:
             self.record = begin_record(self.composed, self.folder, self.target)
             if self.rank == 0 and not self.folder.is_resumed:  # a refused resume leaves the record as it was
                 run_folder.write_first(self.composed, where, self.record)
-            with log_file(self.folder.path / "train.log"):
+            with log_file(self.folder.path / "train.log"), self.composed.as_job():
                 return self._stages()
 
     def _stages(self) -> int:
@@ -254,6 +256,7 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
+        flags=composed.flags,
         git=own_git_state() if own_rank() == 0 else None,  # another rank's record is not written
         engine=engine_state(),
         launch=None if launch is None else cast("LaunchEntry", {name: getattr(launch, name) for name in _LAUNCH}),

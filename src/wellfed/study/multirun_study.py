@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from wellfed.command_line import typed_arguments
-from wellfed.config.entry import config_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
@@ -60,7 +58,7 @@ class MultirunStudy(Study):
             "workload": self.config.workload.name,
             "fixed": tuple(map(masked_override, self.asked.fixed)),
             "code": self.code,
-            "flags": tuple(config_flags(typed_arguments())),
+            "flags": self.multirun.flags,
         }
 
     def read_earlier(self, kind: type[File]) -> File | None:

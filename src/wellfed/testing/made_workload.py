@@ -93,8 +93,8 @@ class MadeWorkload:
     @classmethod
     def of(cls, name: str, words: Sequence[str]) -> MadeWorkload:
         """Composes the overrides, reads the data and builds the model."""
-        with plainly(name), generators.kept():
-            return cls(name, Planner.start(compose(words), machine(torch_cuda())))
+        with plainly(name), generators.kept(), compose(words).without_folder() as composed:
+            return cls(name, Planner.start(composed, machine(torch_cuda())))
 
     def end(self) -> None:
         """Tears down a LightningDataModule."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from wellfed.cli.commands.leaderboard import add_sweep
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
-from wellfed.config.entry import config_folders
 from wellfed.config.files.experiment_file import free_path
 from wellfed.config.files.folder_lookup import find
 from wellfed.errors import EXIT_OK, ConfigError
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     folder = find(asked.sweep, Path(asked.log_dir), SWEEP)
     board = board_of(folder)
     flags = board.file.flags
-    free_path(asked.name, flag="--name", replaces=asked.force, config_dir=config_folders(flags)["config_dir"])
+    free_path(asked.name, flag="--name", replaces=asked.force, flags=flags)
     entry = chosen(board, asked.point)
     way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
     try:

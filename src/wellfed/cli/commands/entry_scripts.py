@@ -84,7 +84,7 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
         from wellfed.run.folder.checkpoint_file import run_folder_of
 
-        metrics = evaluate_checkpoint(checkpoint, composed.config)
+        metrics = evaluate_checkpoint(checkpoint, composed.config, composed.flags)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return report_error(error, way_on="accelerator=cpu evaluates without the card.")
     except KeyboardInterrupt:

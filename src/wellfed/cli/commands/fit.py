@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
         with without_collections():
             from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
 
-        fitting = fit(composed, (lambda probe: None) if asked.json else _print_row)
+        with composed.without_folder() as inside:
+            fitting = fit(inside, (lambda probe: None) if asked.json else _print_row)
     found, budget_gib = fitting.found, fitting.budget_gib
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))

@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
         with without_collections():
             from wellfed.run.planner import plan_without_running  # imports torch, which --help and typos don't need
 
-        found = plan_without_running(composed)
+        with composed.without_folder() as inside:
+            found = plan_without_running(inside)
     if asked.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.build import TARGET
 from wellfed.config.faults.explain_refusal import explain
-from wellfed.config.faults.target_faults import check_imported, check_static
+from wellfed.config.faults.target_faults import TARGET, check_imported, check_static
 from wellfed.config.knobs import OPEN_NODES, Knob, entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig, SearchSampler

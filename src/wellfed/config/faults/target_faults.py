@@ -8,29 +8,29 @@ are checked by the target's constructor, which raises ValueError or TypeError.
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
+from types import ModuleType
 from typing import Any
 
+import yaml
+
 from wellfed import project
-from wellfed.config.build import (
-    KEYS,
-    PARTIAL,
-    POSITIONAL,
-    RECURSIVE,
-    TARGET,
-    about_text,
-    import_fault,
-    is_number,
-    uncallable_fault,
-)
 from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.hydra_internals import locate
+from wellfed.config.hydra_session import as_written
 from wellfed.config.schema import RunConfig
-from wellfed.errors import Fault
-from wellfed.extras import PACKAGES, absence, is_installed
+from wellfed.errors import Fault, first_line, is_the_users
+from wellfed.extras import PACKAGES, absence, absent_package, is_installed
 
+TARGET, POSITIONAL, PARTIAL, RECURSIVE = "_target_", "_args_", "_partial_", "_recursive_"
+KEYS = frozenset({TARGET, POSITIONAL, PARTIAL, RECURSIVE, "_convert_"})
+"""Keys of ``hydra.utils.instantiate``; all others are arguments."""
+_LISTED = 8
+"""Maximum number of names in a message."""
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Nodes whose required arguments are passed at run time: by `Datasets.model_args`, and the optimizer's parameters."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
@@ -170,3 +170,72 @@ def _takes_a_number(parameter: Parameter | None) -> bool:
     return bool(words & {"int", "float", "bool"}) and words <= {
         *("int", "float", "bool", "None", "NoneType", "Optional", "Union", "Tensor", "typing", "torch")
     }
+
+
+def is_number(text: str) -> bool:
+    """Returns whether yaml reads a text as a number or a boolean."""
+    try:
+        return isinstance(yaml.safe_load(text), (int, float)) or bool(re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", text))
+    except yaml.YAMLError:
+        return False
+
+
+def about_text(name: str, value: str) -> str:
+    """Returns where the text of an argument comes from, and how to make it a number."""
+    written = as_written(name)
+    if "${" not in written:
+        return f"{name} is the text '{value}': write {value} without quotes."
+    inner = re.search(r"\$\{oc\.env:[^{}]*\}", written)
+    decoded = f"${{oc.decode:{inner[0] if inner else written}}}"
+    return f"{name} is the text '{value}', by {written}; oc.env gives text. Write {decoded} for a number."
+
+
+def import_fault(where: str, target: str, error: BaseException) -> Fault:
+    """Returns the fault of a target that can't be imported: a package to install, a near name, or the file to mend.
+
+    Raises:
+        Exception: ``error`` itself, if the code of an imported module raised another kind.
+    """
+    cause = error.__cause__ or error
+    typed, way_out = f"{where}.{TARGET}={target}", "Name a class or function of a module on the path."
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        optional = absent_package(cause)
+        if optional or not target.startswith(cause.name):
+            return Fault(typed, *absence(optional or cause.name))
+    elif isinstance(cause, (SyntaxError, UnicodeDecodeError)):
+        line = f":{cause.lineno}" if isinstance(cause, SyntaxError) else ""
+        return Fault(typed, f"{getattr(cause, 'filename', '')}{line} is not Python: {cause}.", "Mend the file.")
+    elif isinstance(cause, ImportError) and line_of(cause):
+        return Fault(typed, f"can't be imported: {first_line(cause)}{line_of(cause)}.", "Mend that import.")
+    elif not isinstance(cause, (ImportError, AttributeError, ValueError)) or line_of(cause):
+        raise cause
+    parts = target.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            owner = locate(".".join(parts[:count]))
+        except (ImportError, ValueError):
+            continue
+        names = {*dir(owner), *(each.name for each in pkgutil.iter_modules(getattr(owner, "__path__", ())))}
+        is_class = parts[count][:1].isupper()
+        near = nearest(parts[count], sorted(n for n in names if n[:1] != "_" and n[:1].isupper() == is_class))
+        if near:
+            way_out = f"Did you mean {where}.{TARGET}={'.'.join([*parts[:count], near, *parts[count + 1 :]])}?"
+        return Fault(typed, f"{'.'.join(parts[:count])} has no {parts[count]}.", way_out)
+    return Fault(typed, f"can't be imported: {first_line(cause)}.", way_out)
+
+
+def uncallable_fault(where: str, target: str, found: Any) -> Fault:
+    """Returns the fault of a target that is a module or a value."""
+    typed = f"{where}.{TARGET}={target}"
+    if not isinstance(found, ModuleType):
+        way_out = f"Name a class or function. A value is read by {TARGET}: hydra.utils.get_object, path: {target}."
+        return Fault(typed, f"is no class or function, but a {type(found).__name__}.", way_out)
+    names = [name for name, value in vars(found).items() if inspect.getmodule(value) is found and name[:1] != "_"]
+    way_out = f"Name one of those in it: {', '.join(names[:_LISTED])}." if names else "Name a class or function."
+    return Fault(typed, "it is a module.", way_out)
+
+
+def line_of(error: BaseException) -> str:
+    """Returns file and line of the user's code that raised, in brackets; empty if no code of the user did."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if is_the_users(one.filename)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -9,6 +9,7 @@ from typing import Any
 from wellfed import project
 from wellfed.config.compose import Composed, unchecked_values
 from wellfed.config.files.option_file import Value, check_name, comment_lines, typed, write_files, yaml_lines
+from wellfed.config.hydra_session import folders_of, read_flags
 from wellfed.config.knobs import leaves
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
@@ -20,10 +21,15 @@ _KNOBS_LEFT_OUT = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs of a single run, which are not written."""
 
 
-def free_path(name: str, *, replaces: bool, flag: str = "--write", config_dir: Path | None = None) -> Path:
-    """Returns the file of a new experiment, else raises a ConfigError; ``flag`` is that with which it is named."""
+def free_path(name: str, *, replaces: bool, flag: str = "--write", flags: Sequence[str] = ()) -> Path:
+    """Returns the file of a new experiment, else raises a ConfigError.
+
+    Args:
+        flag: flag with which the name was typed.
+        flags: of the command whose configuration is written: see `Composed.flags`.
+    """
     check_name(name, flag)
-    path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
+    path = (folders_of(read_flags(flags))["config_dir"] or project.configs()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
         raise ConfigError.of(typed(flag, name), f"{path} is there already.", "Add --force, or take another name.")
     return path
@@ -37,26 +43,21 @@ def write_experiment(
     heading: str,
     flag: str = "--write",
     replaces: bool = False,
-    config_dir: Path | None = None,
-    extra_dirs: Sequence[str | Path] = (),
-    searched: Sequence[str] = (),
 ) -> Path:
     """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the ``planned`` knobs, each
     with its reason.
 
     Args:
         flag: flag with which the name was typed.
-        config_dir: folder of configurations, as `extra_dirs` and ``searched`` (``hydra.searchpath=``) beside it.
 
     Raises:
         ConfigError: the name is invalid, or the file can't be written; nothing is written.
     """
-    path = free_path(name, flag=flag, replaces=replaces, config_dir=config_dir)
+    path = free_path(name, flag=flag, replaces=replaces, flags=composed.flags)
     chosen = {group: option for group, option in composed.choices.items() if group not in _GROUPS_LEFT_OUT}
     # The choices alone may break a rule that the typed overrides satisfy.
-    options = [*searched, *(f"{group}={option}" for group, option in chosen.items())]
-    plain = unchecked_values(options, config_dir=config_dir, extra_dirs=extra_dirs)
-    unchanged = dict(leaves(plain))
+    options = [f"{group}={option}" for group, option in chosen.items()]
+    unchanged = dict(leaves(unchecked_values(options, composed.flags)))
     values = {
         dotted: Value(value, "as given")
         for dotted, value in leaves(composed.resolved)

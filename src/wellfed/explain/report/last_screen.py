@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rich.text import Text
 
-from wellfed.command_line import command, typed_arguments
+from wellfed.command_line import command
 from wellfed.config.quoting import key_value
 from wellfed.explain.diagnosis.ceiling_check import contradiction, of_ceiling
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
@@ -33,8 +33,6 @@ _LONGEST_EVENT, _LONGEST_ERROR = 120, 400
 """Characters of the facts of an event, and of an error."""
 _LABEL = 9
 """Columns of ``Report`` and the other labels of links."""
-_CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
-"""Flags that choose configurations; the value of one may be the next word."""
 _ORDER: Mapping[str, int] = {"val": 0, "test": 1}
 """Order of the splits of metrics; the others follow."""
 
@@ -129,11 +127,9 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
     An override of the run gives way to one of the same name, and those of a group's knobs to another option of the
     group. The run gets a folder of its own.
     """
-    words = typed_arguments()
-    flags = [word for word, last in zip(words, ["", *words], strict=False) if _CONFIGS & {word.partition("=")[0], last}]
     new = {"hydra.run.dir", *(key_value(one)[0] for one in change)}  # a folder holds one run
     kept = [one for one in record.overrides if (key := key_value(one)[0]) not in new and key.split(".")[0] not in new]
-    return [*command("train").split(), *map(shlex.quote, [*flags, *kept, *change])]
+    return [*command("train").split(), *map(shlex.quote, [*record.flags, *kept, *change])]
 
 
 def _ending(record: RunRecord) -> Iterator[Text]:

@@ -45,7 +45,7 @@ class Target:
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
-    """Returns the command line, after the recorded overrides of the run that ``resume`` or ``rerun`` names.
+    """Returns the command line, after the recorded flags and overrides of the run that ``resume`` or ``rerun`` names.
 
     Later overrides win. Paths with characters of Hydra's grammar are quoted.
 
@@ -66,7 +66,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         earlier = _read(replayed, f"rerun={rerun}")
         # A trial of a sweep is replayed as the run that it was measured for.
         before = [text for text in earlier.overrides if not text.startswith("sweep")]
-        return _merged(before, typed)
+        return _merged([*earlier.flags, *before], typed)
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
@@ -83,7 +83,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     in_place, named = _named_run(Path(resume))  # the run itself checks whether it may resume
     before = list[str]()
     if named is not None:
-        before = [*named.overrides, *_size_after_restarts(named, rest), *derived_overrides(named)]
+        before = [*named.flags, *named.overrides, *_size_after_restarts(named, rest), *derived_overrides(named)]
     merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]

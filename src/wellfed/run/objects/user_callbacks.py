@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wellfed.config.build import TARGET, build
+from wellfed.config.build import build
+from wellfed.config.faults.target_faults import TARGET
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault, type_and_line

@@ -72,7 +72,7 @@ class LocalExecutor(Executor):
         """Begins to make the data and model of a configuration, as `Executor.expect` says."""
         if not is_one:  # else PyTorch would be imported twice
             import_trial_work()
-        self._servers.get(composed.config)
+        self._servers.get(composed)
 
     def _has_room(self, trial: Trial | None) -> bool:
         if self._alone and self._running:
@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
             self._queue.appendleft(trial)
             return
         busy = [each.server for each in self._running.values()]
-        server = self._servers.get(trial.composed.config, busy)
+        server = self._servers.get(trial.composed, busy)
         self._running[trial.key] = _RunningTrial(trial, server, slot)
         yield from self._serve(server)
 

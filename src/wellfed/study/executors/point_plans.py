@@ -64,7 +64,7 @@ class ForkServers:
 
     def __init__(
         self,
-        prepare: Callable[[RunConfig], Any],
+        prepare: Callable[[Composed[RunConfig]], Any],
         folder: Path,
         limit_s: float,
         way_out: str,
@@ -75,9 +75,9 @@ class ForkServers:
         self._servers: dict[str, ForkServer] = {}
         self._numbers: dict[str, int] = {}
 
-    def get(self, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
+    def get(self, composed: Composed[RunConfig], busy: Iterable[ForkServer] = ()) -> ForkServer:
         """Returns the server of a configuration's data and model, ready or not. Servers that are ``busy`` stay."""
-        shared = shared_key(config)
+        shared = shared_key(composed.config)
         if shared not in self._servers:
             oldest = list(self._servers.values())[: max(0, len(self._servers) - _MOST_SERVERS + 1)]
             for server in oldest:
@@ -86,18 +86,18 @@ class ForkServers:
             if self._numbers:
                 self._imports()
             number = self._numbers.setdefault(shared, len(self._numbers) + 1)
-            make = partial(self._prepare, config)
+            make = partial(self._prepare, composed)
             log = self._folder / f"shared_{number}.log"
             self._servers[shared] = ForkServer(make, log, self._limit_s, self._way_out, self._imports)
         return self._servers[shared]
 
-    def ready(self, config: RunConfig) -> ForkServer:
+    def ready(self, composed: Composed[RunConfig]) -> ForkServer:
         """Returns the server of a configuration's data and model when these are made.
 
         Raises:
             ForkServerFailed: they could not be made.
         """
-        server = self.get(config)
+        server = self.get(composed)
         try:
             server.wait_ready()
         except BaseException:
@@ -157,7 +157,7 @@ class PointPlans:
         refused: dict[str, TrialEnd] = {}
         for points in groups.values():
             try:
-                server = self._servers.ready(configs[points[0]].config)
+                server = self._servers.ready(configs[points[0]])
             except ForkServerFailed as failed:
                 refused |= dict.fromkeys(points, TrialEnd(not_started=failed.status, message=str(failed)))
                 continue
@@ -171,18 +171,18 @@ class PointPlans:
                 refused[point] = TrialEnd(not_started=plan.status, message=plan.problem)
         if self.machine is None and trials and not refused:
             try:
-                self._plan([], self._servers.ready(trials[0].composed.config))
+                self._plan([], self._servers.ready(trials[0].composed))
             except ForkServerFailed as failed:
                 refused[trials[0].row.point] = TrialEnd(not_started=failed.status, message=str(failed))
         return refused
 
-    def ask(self, config: RunConfig, task: Task) -> list[Any]:
+    def ask(self, composed: Composed[RunConfig], task: Task) -> list[Any]:
         """Returns the answers to a task with the data and model of a configuration, without the machine.
 
         Raises:
             ForkServerFailed: data and model could not be made.
         """
-        return self._answers(self._servers.ready(config), task)
+        return self._answers(self._servers.ready(composed), task)
 
     def _plan(self, points: Sequence[tuple[str, Composed[RunConfig]]], server: ForkServer) -> None:
         """Plans points in one process, or in several: a point that ends the process is left without a plan."""

@@ -44,29 +44,30 @@ from wellfed.train.lightning.trainer import before_forks
 class SharedParts:
     """Objects that trials of the same data and model share."""
 
-    parts: RunObjects
+    parts: RunObjects | None
+    """None = each trial makes its own, since they depend on its folder."""
     num_threads: int
     """Threads of torch before it was limited to one, since threads do not survive a fork."""
 
-    def for_task(self) -> RunObjects:
-        """Returns the objects in a process of its own, which is set up for a run."""
+    def for_task(self) -> RunObjects | None:
+        """Returns the objects in a process of its own, which is set up for a run; None = it makes its own."""
         # A loader would otherwise start a server for its workers, which imports torch once more.
         multiprocessing.set_start_method("fork", force=True)
         torch.set_num_threads(self.num_threads)
         return self.parts
 
 
-def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
-    """Makes data and model, as a run's own process would.
+def prepare(composed: Composed[RunConfig], *, is_timed: bool = True) -> SharedParts:
+    """Makes data and model, as a run's own process would, unless they depend on the folder of the trial.
 
     Args:
-        config: configuration of one of the trials.
+        composed: configuration of one of the trials.
         is_timed: the trials have neither loggers nor pages.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
     """
-    num_threads = torch.get_num_threads()
+    config, num_threads = composed.config, torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
     _fill_caches()
@@ -76,12 +77,15 @@ def prepare(config: RunConfig, *, is_timed: bool = True) -> SharedParts:
     if not is_timed and mode != "disabled":
         with suppress(Exception):  # the trials report what is wrong with it
             wandb_sink.import_wandb()
-    parts = assemble.make_objects(config)
+    parts, asked = None, list[bool]()
+    if not composed.is_tied_to_folder:
+        with composed.without_folder(lambda: asked.append(True)):
+            parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
-    return SharedParts(parts, num_threads)
+    return SharedParts(None if asked else parts, num_threads)
 
 
 def _fill_caches() -> None:
@@ -103,7 +107,7 @@ def run_timed(shared: SharedParts, study: Connection, composed: Composed[RunConf
         plan: plan of the point; None where planning ended its process.
     """
     parts = shared.for_task()
-    if plan is not None:
+    if plan is not None and parts is not None:
         parts = replace(parts, first_batches=plan.first_batches, footprints=plan.footprints)
     os.environ[TRIAL] = "1"
     return train(composed, parts)
@@ -122,16 +126,18 @@ def train_whole(
     return train(composed, shared.for_task(), pruner=pruner if may_be_pruned else None)
 
 
-def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
+def see_metric(shared: SharedParts, study: Connection, composed: Composed[RunConfig]) -> int:
     """Sends the machine, then the metric that ranks trials: None without a validation split, or faults."""
     parts = shared.for_task()
     see_machine(shared, study)
-    is_validated = parts.is_lightning_module or parts.data.val is not None
-    try:
-        assemble.check_around(config, parts)
-        study.send(TrialMetric(*searched_metric(config, parts)) if is_validated else None)
-    except ConfigError as error:
-        study.send(error.faults)
+    with composed.without_folder() as inside:
+        try:
+            parts = parts or assemble.make_objects(inside.config)
+            assemble.check_around(inside.config, parts)
+            is_validated = parts.is_lightning_module or parts.data.val is not None
+            study.send(TrialMetric(*searched_metric(inside.config, parts)) if is_validated else None)
+        except ConfigError as error:
+            study.send(error.faults)
     return 0
 
 
@@ -148,9 +154,15 @@ def plan_points(shared: SharedParts, study: Connection, points: Sequence[tuple[s
     return 0
 
 
-def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]) -> Iterator[MachineFacts | PointPlan]:
-    """Yields the machine, then the plan of each point by its id."""
+def planned(
+    parts: RunObjects | None, points: Sequence[tuple[str, Composed[RunConfig]]]
+) -> Iterator[MachineFacts | PointPlan]:
+    """Yields the machine, then the plan of each point by its id. Points without shared parts are not planned."""
     facts = machine(torch_cuda())
+    if parts is None:
+        yield facts
+        yield from (PointPlan(point) for point, _ in points)
+        return
     seen: dict[str, FirstBatches | None] = {}
     """First batches by what they depend on, built once."""
 
@@ -192,7 +204,9 @@ def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]
     yield facts
     for point, composed in points:
         try:
-            yield plan_with_model(point, composed)
+            with composed.without_folder() as inside:
+                plan = plan_with_model(point, inside)
+            yield plan
         except ConfigError as error:
             yield PointPlan(point, " ".join(map(str, error.faults)))
         except WellfedError as error:

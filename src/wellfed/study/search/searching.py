@@ -245,7 +245,7 @@ def _metric_of(here: LocalExecutor, probe: Composed[RunConfig], folder: Path) ->
         ConfigError: no data and model could be made, or they give no metric.
     """
     try:
-        answers = here.plans.ask(probe.config, partial(call, "see_metric", config=probe.config))
+        answers = here.plans.ask(probe, partial(call, "see_metric", composed=probe))
     except ForkServerFailed as failed:
         raise ConfigError.of("data and model", str(failed), "") from failed
     if len(answers) != 1:

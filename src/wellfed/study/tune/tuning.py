@@ -18,8 +18,7 @@ from typing import Any
 
 from wellfed import project
 from wellfed.command_line import announce, command, set_arguments, typed_arguments
-from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import config_flags, config_folders
+from wellfed.config.compose import Composed, compose_as
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import masked_override
@@ -68,7 +67,7 @@ def tune(composed: Composed[TuneRunConfig]) -> int:
 
 def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     """Returns the tune that a command asks for, checked."""
-    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **config_folders(typed_arguments()))
+    start: Composed[RunConfig] = compose_as(composed.flags, of_the_start(composed.overrides))
     config = start.config
     if not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
@@ -78,7 +77,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     facts = _machine()
     on_gpu = plan_device(config, start.choices, facts).on_gpu
     name = composed.config.tune.name or name_of(config, facts, on_gpu=on_gpu)
-    experiment = TuneExperiment(name, composed.config.tune, start, config_flags(typed_arguments()))
+    experiment = TuneExperiment(name, composed.config.tune, start, start.flags)
     experiment.check()
     # Lightning starts the other ranks of a trial by this process's command line.
     set_arguments(typed_arguments(), script=project.sources() / "train.py")
@@ -91,7 +90,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         code=study_code(),
         machine=f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; "
         + (", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"),
-        flags=tuple(config_flags(typed_arguments())),
+        flags=tuple(start.flags),
     )
     screen = TuneScreen(SAMPLES_PER_S, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
@@ -150,11 +149,10 @@ class TuneStudy(Study):
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
-        extra = config_folders(typed_arguments())
         kept = self._begin()
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-            return replace(compose(overrides, "train", **extra), run_dir=folder)
+            return replace(compose_as(self.file.flags, overrides), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
             settings = self.settings(scratch, self.config.sweep.timeout_s, RowMaker())

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wellfed import project
-from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import config_folders
+from wellfed.config.compose import Composed, compose_as
 from wellfed.config.files.experiment_file import free_path, write_experiment
 from wellfed.config.files.option_file import Value, in_ascii
 from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
@@ -57,13 +55,9 @@ def write_winner(
         ConfigError: the file can't be written.
     """
     own = [text for text in overrides if group_of(text) not in OF_THE_SWEEP]
-    searched = [text for text in flags if text.startswith("hydra.searchpath=")]
-    folders = config_folders(flags)
-    composed = compose([*searched, *own], "train", **folders)
+    composed = compose_as(flags, own)
     planned = planned_values(record, because)
-    path = write_experiment(
-        *(name, composed, planned), flag=flag, heading=heading, replaces=replaces, searched=searched, **folders
-    )
+    path = write_experiment(*(name, composed, planned), flag=flag, heading=heading, replaces=replaces)
     beside = [text for text in own if group_of(text) in _TYPED or SECRET_SHOWN in masked_override(text)]
     return path, [*flags, *beside, f"experiment={name}"]
 
@@ -121,14 +115,14 @@ class TuneExperiment:
     """Arguments that set where configurations are searched."""
 
     @property
-    def _config_dir(self) -> Path:
-        return Path(config_folders(self.flags)["config_dir"] or project.configs())
+    def _path(self) -> Path:
+        return free_path(self.name, flag="tune.name=", replaces=True, flags=self.flags)
 
     @property
     def _may_replace(self) -> bool:
         """Whether the file is tune's own, or ``--force`` was typed."""
         try:
-            text = (self._config_dir / "experiment" / f"{self.name}.yaml").read_text(encoding="utf-8")
+            text = self._path.read_text(encoding="utf-8")
         except (OSError, ValueError):
             text = ""
         return self.asked.replace or MARK in text
@@ -140,7 +134,7 @@ class TuneExperiment:
             ConfigError: the name is unusable, the start itself names it, the file is the user's, or can't be written.
         """
         where = f"tune.name={self.name}"
-        path = free_path(self.name, flag="tune.name=", replaces=True, config_dir=self._config_dir)
+        path = self._path
         if self.asked.write is TuneWrite.never:
             return
         if self.name == self.start.choices.get("experiment"):
