@@ -256,7 +256,7 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
-        flags=composed.flags,
+        flags=[masked_override(text) for text in composed.flags],
         git=own_git_state() if own_rank() == 0 else None,  # another rank's record is not written
         engine=engine_state(),
         launch=None if launch is None else cast("LaunchEntry", {name: getattr(launch, name) for name in _LAUNCH}),

@@ -58,7 +58,7 @@ class MultirunStudy(Study):
             "workload": self.config.workload.name,
             "fixed": tuple(map(masked_override, self.asked.fixed)),
             "code": self.code,
-            "flags": self.multirun.flags,
+            "flags": tuple(map(masked_override, self.multirun.flags)),
         }
 
     def read_earlier(self, kind: type[File]) -> File | None:

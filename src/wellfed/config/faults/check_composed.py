@@ -11,7 +11,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.explain_refusal import explain
-from wellfed.config.faults.target_faults import TARGET, check_imported, check_static
+from wellfed.config.faults.target_faults import TARGET, check_static
 from wellfed.config.knobs import OPEN_NODES, Knob, entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig, SearchSampler
@@ -31,14 +31,13 @@ class _Hole(NamedTuple):
     """Whether the schema has the knob. If not (``+gpu.foo=1``), it is removed instead of filled."""
 
 
-def examine(job: DictConfig, *, imports: bool = False) -> tuple[Any, list[Fault]]:
+def examine(job: DictConfig) -> tuple[Any, list[Fault]]:
     """Returns the typed form of a composed configuration (without its ``hydra`` node), and its faults.
 
-    Rules and targets are checked if all values are there. Else the typed form has defaults in their place.
+    Rules and names of targets are checked if all values are there. Else the typed form has defaults in their place.
 
     Args:
         job: typed by a schema; not modified.
-        imports: whether to check the arguments of targets too, which imports them (torch included).
     """
     schema_type = OmegaConf.get_type(job)
     if schema_type is None or not is_dataclass(schema_type):
@@ -54,7 +53,7 @@ def examine(job: DictConfig, *, imports: bool = False) -> tuple[Any, list[Fault]
         return config, [hole.fault for hole in holes]
     faults = rule_faults(config)
     if isinstance(config, RunConfig):
-        faults += [*check_static(config), *(check_imported(config) if imports else ()), *absent_packages(config)]
+        faults += [*check_static(config), *absent_packages(config)]
     return config, faults
 
 

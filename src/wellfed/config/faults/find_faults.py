@@ -13,11 +13,11 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
-from wellfed.config.faults.explain_refusal import explain, explain_delete
+from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest
 from wellfed.config.faults.file_faults import NamingRepository, merge_files
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
@@ -71,17 +71,12 @@ class _Search:
             if fault := choice_fault(parsed, self.repo, _GROUPS):
                 self.faults[index] = fault
         cfg, from_files = self._merged_files()
-        added = self._set_values(cfg) if is_dataclass(OmegaConf.get_type(cfg)) else []
+        if is_dataclass(OmegaConf.get_type(cfg)):
+            self._set_values(cfg)
         if self.faults or from_files:
             return [*(fault for _, fault in sorted(self.faults.items())), *from_files]
         with job_of(cfg) as job:
-            examined = examine(job, imports=bool(added))[1]
-        unlisted = [
-            Fault(text, f"{dotted.rpartition('.')[0]} does not list it so far.", f"Add it: +{text}")
-            for text, dotted in added
-            if not any(dotted in str(fault) for fault in examined)
-        ]
-        return [*unlisted, *examined]
+            return examine(job)[1]
 
     def _usable(self, *, choices: bool) -> list[tuple[int, Override]]:
         return [
@@ -107,9 +102,8 @@ class _Search:
         OmegaConf.set_struct(cfg, True)
         return cfg, refused
 
-    def _set_values(self, cfg: DictConfig) -> list[tuple[str, str]]:
-        """Sets each value alone; returns (override, name) of new arguments of free nodes that lack a ``+``."""
-        added = []
+    def _set_values(self, cfg: DictConfig) -> None:
+        """Sets each value alone."""
         schema_type: Any = OmegaConf.get_type(cfg)
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
@@ -118,11 +112,8 @@ class _Search:
                     raise ValueError("Hydra takes away some knobs and not others")
                 set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
-                if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
-                    added.append((self.typed[index].text, dotted))
-                else:
-                    self.faults.setdefault(index, _value_fault(schema_type, parsed, error))
-        return added
+                fault = _unlisted(cfg, parsed) or _value_fault(schema_type, parsed, error)
+                self.faults.setdefault(index, fault)
 
     def _single_values(self) -> Iterator[tuple[int, Override]]:
         """Yields each value to set; axes of a multirun value by value."""
@@ -151,10 +142,13 @@ def _defaults_fault(error: Exception) -> tuple[str, str]:
     return f"{lines[0].rstrip('.')}." if lines else type(error).__name__, way_out
 
 
-def _can_be_set(cfg: DictConfig, parsed: Override) -> bool:
-    try:
-        with open_dict(cfg):
-            OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), merge=True, force_add=True)
-    except COMPOSE_ERRORS:
-        return False
-    return True
+def _unlisted(cfg: DictConfig, parsed: Override) -> Fault | None:
+    """Returns the fault of an argument of a free node that its yaml does not list, and which lacks a ``+``."""
+    dotted, text = parsed.key_or_group, parsed.input_line or ""
+    group, _, name = dotted.rpartition(".")
+    owner = OmegaConf.select(cfg, group) if is_free(dotted) and not parsed.is_delete() else None
+    if not isinstance(owner, DictConfig) or name in owner:
+        return None
+    near = nearest(name, map(str, owner))
+    meant = f"Did you mean {group}.{near}={text.partition('=')[2]}? " if near else ""
+    return Fault(text, f"{group} does not list it so far.", f"{meant}Add it: +{text}")

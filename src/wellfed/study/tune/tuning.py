@@ -90,7 +90,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         code=study_code(),
         machine=f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; "
         + (", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"),
-        flags=tuple(start.flags),
+        flags=tuple(map(masked_override, start.flags)),
     )
     screen = TuneScreen(SAMPLES_PER_S, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
@@ -152,7 +152,7 @@ class TuneStudy(Study):
         kept = self._begin()
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-            return replace(compose_as(self.file.flags, overrides), run_dir=folder)
+            return replace(compose_as(self.start.flags, overrides), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
             settings = self.settings(scratch, self.config.sweep.timeout_s, RowMaker())
