@@ -108,16 +108,17 @@ class Composed(Generic[C]):
         cfg.hydra.mode = cfg.hydra.mode or RunMode.RUN
         before = hydra.cfg
         hydra.set_config(cfg)
-        if self.changes_folder:
-            os.environ.setdefault(project.VARIABLE, str(project.root()))  # it may lie around the working directory
-            Path(folder).mkdir(parents=True, exist_ok=True)  # on another machine
-            os.chdir(folder)
         try:
+            if self.changes_folder:
+                os.environ.setdefault(project.VARIABLE, str(project.root()))  # it may lie around the working directory
+                Path(folder).mkdir(parents=True, exist_ok=True)  # on another machine
+                os.chdir(folder)
             with env_override(cfg.hydra.job.env_set):
                 yield
         finally:
             hydra.cfg = before
-            os.chdir(here)
+            if self.changes_folder:
+                os.chdir(here)
 
     @contextmanager
     def without_folder(self, on_folder: Callable[[], object] | None = None) -> Iterator[Composed[C]]:

@@ -14,7 +14,7 @@ from tests.kit.few import few
 from wellfed import project
 from wellfed.cli import main as cli
 from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import config_flags, main
+from wellfed.config.entry import main
 from wellfed.config.schema import RunConfig
 from wellfed.record.entries import RunRecord
 from wellfed.study.ledger import Read
@@ -121,7 +121,7 @@ def test_it_is_written_where_the_command_searches(
     (more / "gpu").mkdir(parents=True)
     (more / "gpu" / "laptop.yaml").write_text("memory_gib: 3.5\n")
     typed = [f"--config-path={other}", f"hydra.searchpath=[file://{more}]"]
-    sweep = made.sweep_file(fixed=(*made.FIXED, "gpu=laptop", "seed=3"), flags=config_flags(["-m", *typed]))
+    sweep = made.sweep_file(fixed=(*made.FIXED, "gpu=laptop", "seed=3"), flags=tuple(typed))
     points = {point.values["loader"]: point for point in sweep.points}
     folder = made.write(tmp_path / "sweep", sweep, [made.row(points["balanced"])])
     made.write_record(folder / points["balanced"].id, plan=made.PLAN)

@@ -19,7 +19,7 @@ def configs(tmp_path):
 
 def written(configs, overrides, planned, **more):
     composed = compose(overrides, config_dir=configs)
-    return composed, write_experiment("mine", composed, planned, heading="why\nand how", config_dir=configs, **more)
+    return composed, write_experiment("mine", composed, planned, heading="why\nand how", **more)
 
 
 def test_what_was_given_and_what_was_planned_compose_again(configs):
@@ -63,7 +63,7 @@ def test_a_file_that_is_there_is_kept_unless_told(configs):
 def test_no_secret_is_written(configs):
     composed = compose(["gpu=8gb"], config_dir=configs)
     composed.resolved["workload"]["data"]["api_token"] = "***"  # as `Composed` shows any
-    path = write_experiment("mine", composed, {}, heading="", config_dir=configs)
+    path = write_experiment("mine", composed, {}, heading="")
     assert "api_token" not in path.read_text()
 
 

@@ -97,16 +97,16 @@ def test_no_word_is_broken_and_commands_stay_whole(width: int | None) -> None:
 def test_the_command_replaces_what_the_change_replaces_and_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["loader=baseline", "loader.num_workers=0", "hydra.run.dir=logs/first", "gpu=24gb"]
     typed.append("workload.data.path='a b'")
-    record = RunRecord("r", overrides=typed)
-    monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", "--config-dir", "my configs", *typed])
+    record = RunRecord("r", overrides=typed, flags=["--config-dir=my configs"])
+    monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", *typed])
     command = " ".join(next_command(record, ["loader=auto"]))
     assert shlex.split(command) == [
-        *("python", "src/train.py", "--config-dir", "my configs", "gpu=24gb", "workload.data.path='a b'", "loader=auto")
+        *("python", "src/train.py", "--config-dir=my configs", "gpu=24gb", "workload.data.path='a b'", "loader=auto")
     ]
     (one,) = (word for word in next_command(record, ["loader.num_workers=3"]) if "workers" in word)
     assert one == "loader.num_workers=3"
-    monkeypatch.setattr(sys, "argv", ["wellfed", "train", "--config-dir=x"])
-    assert next_command(RunRecord("r"), ["gpu=auto"]) == ["wellfed", "train", "--config-dir=x", "gpu=auto"]
+    monkeypatch.setattr(sys, "argv", ["wellfed", "train"])
+    assert next_command(RunRecord("r"), ["gpu=auto"]) == ["wellfed", "train", "gpu=auto"]
 
 
 @pytest.mark.parametrize(

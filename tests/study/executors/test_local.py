@@ -70,8 +70,8 @@ class Local(LocalExecutor):
         self.goes_on = True
 
     def __enter__(self) -> Self:
-        def prepare(config: RunConfig) -> Any:
-            return self._prepare_one(config), self._work
+        def prepare(composed: Any) -> Any:
+            return self._prepare_one(composed.config), self._work
 
         self._servers = ForkServers(prepare, self.settings.folder, 60, "", lambda: None)
         self.plans = plans = Plans(self.settings, self._servers)
