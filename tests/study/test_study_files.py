@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit import made
-from wellfed.config.files.folder_lookup import find
 from wellfed.errors import ConfigError
+from wellfed.record.folder_lookup import find
 from wellfed.study import ledger
 from wellfed.study.study_files import SWEEP, load
 

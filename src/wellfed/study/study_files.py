@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from wellfed import project
 from wellfed.command_line import command
-from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
 from wellfed.record.files import plain, write_atomically
+from wellfed.record.folder_lookup import FolderKind
 from wellfed.record.provenance import engine_state, engine_version, git_state
 from wellfed.study import ledger
 from wellfed.study.ledger import Read

@@ -11,10 +11,10 @@ from wellfed.cli.commands.leaderboard import add_sweep
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.files.experiment_file import free_path
-from wellfed.config.files.folder_lookup import find
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.record.entries import RunRecord
+from wellfed.record.folder_lookup import find
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP

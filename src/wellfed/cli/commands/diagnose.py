@@ -9,10 +9,10 @@ from pathlib import Path
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
-from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK
 from wellfed.explain.report.run_lines import sections
 from wellfed.explain.report.text_table import print_text
+from wellfed.record.folder_lookup import RUN, find
 
 
 def main(argv: Sequence[str]) -> int:

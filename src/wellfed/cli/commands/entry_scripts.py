@@ -12,11 +12,11 @@ from wellfed.cli.exit_code import report_error
 from wellfed.command_line import PLAN_FLAG, announce, set_arguments
 from wellfed.config import entry
 from wellfed.config.compose import Composed
-from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import key_value, quoted
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.ranks import is_one_of_many
+from wellfed.record import folder_lookup
 
 RESULT = "evaluation.json"
 

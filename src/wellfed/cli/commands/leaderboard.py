@@ -9,9 +9,9 @@ from pathlib import Path
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
-from wellfed.config.files.folder_lookup import find
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.text_table import console_width
+from wellfed.record.folder_lookup import find
 from wellfed.study.board import files
 from wellfed.study.board.terminal import show
 from wellfed.study.ranking.ranking import board_of

@@ -14,13 +14,13 @@ from wellfed.cli.exit_code import verdict_code
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
-from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_lines import headline, sample_unit, state_lines
 from wellfed.explain.report.slowdown import Slowdown, disturbances, reasons_against
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
+from wellfed.record.folder_lookup import RUN, find
 from wellfed.units import show_text
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
-from wellfed.config.files.folder_lookup import RUN
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
 from wellfed.explain.report.text_table import print_text
 from wellfed.record.entries import RunRecord
+from wellfed.record.folder_lookup import RUN
 
 _SHOWN = 20
 

@@ -12,12 +12,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from wellfed.config.compose import Composed, compose
-from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import ConfigError, Fault, first_line
 from wellfed.masking import SECRET_SHOWN
 from wellfed.ranks import launched
+from wellfed.record import folder_lookup
 from wellfed.record.entries import FILE_NAME, RunRecord, differences
 from wellfed.record.files import plain
 from wellfed.run.folder import lock

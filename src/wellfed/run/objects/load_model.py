@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from wellfed.config.build import build
-from wellfed.config.files import folder_lookup
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError, DataError
+from wellfed.record import folder_lookup
 from wellfed.record.entries import RunRecord
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 
