@@ -41,88 +41,76 @@ def find_faults(
     """
     repo = NamingRepository(repository_of(loader))
     typed = read_overrides(overrides, multirun=multirun, loader=loader)
+    faults = {index: one.fault for index, one in enumerate(typed) if one.fault}
     try:
         if repo.load_config(config_name) is None:
             names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and name[0] != "_"]
             return [Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")]
         with suppress(*COMPOSE_ERRORS):  # Hydra has reported faults of hydra.searchpath
             add_searchpath(loader, repo, config_name, [one.parsed for one in typed if one.parsed is not None])
-        found = _Search(loader, repo, config_name, typed).run()
+        found = _search(loader, repo, config_name, typed, faults)
     except ConfigError as unreadable:
-        found = [*(one.fault for one in typed if one.fault), *unreadable.faults]
+        found = [*faults.values(), *unreadable.faults]
     if cause is None or found:
         return found
     return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
 
 
-class _Search:
-    """A search for faults of one command line."""
+def _search(
+    loader: ConfigLoader, repo: NamingRepository, config_name: str, typed: list[Typed], faults: dict[int, Fault]
+) -> list[Fault]:
+    """Returns the faults of options, of files, and of values, each set alone; else those of the whole.
 
-    def __init__(self, loader: ConfigLoader, repo: NamingRepository, config_name: str, typed: list[Typed]) -> None:
-        self.loader = loader
-        self.repo = repo
-        self.config_name = config_name
-        self.typed = typed
-        self.faults = {index: one.fault for index, one in enumerate(typed) if one.fault}
-        """Index of an override -> its fault."""
-
-    def run(self) -> list[Fault]:
-        for index, parsed in self._usable(choices=True):
-            if fault := choice_fault(parsed, self.repo, _GROUPS):
-                self.faults[index] = fault
-        cfg, from_files = self._merged_files()
-        if is_dataclass(OmegaConf.get_type(cfg)):
-            self._set_values(cfg)
-        if self.faults or from_files:
-            return [*(fault for _, fault in sorted(self.faults.items())), *from_files]
-        with job_of(cfg) as job:
-            return examine(job)[1]
-
-    def _usable(self, *, choices: bool) -> list[tuple[int, Override]]:
-        return [
-            (index, one.parsed)
-            for index, one in enumerate(self.typed)
-            if one.parsed is not None and index not in self.faults and is_choice(one.parsed, self.repo) == choices
-        ]
-
-    def _merged_files(self) -> tuple[DictConfig, list[Fault]]:
-        """Returns the configuration of all files that choices without a fault name, and the faults of its entries."""
-        choices = [parsed for _, parsed in self._usable(choices=True)]
-        try:
-            listed = chosen_files(self.repo, self.config_name, choices)
-        except COMPOSE_ERRORS as error:
-            text = str(error)
-            for one in choices:
-                if f" for {one.key_or_group}." in text and one.is_add():
-                    way_out = f"Write {(one.input_line or '').lstrip('+')}."
-                    return OmegaConf.create(), [Fault(str(one.input_line), "an option is chosen already.", way_out)]
-            named = (one.input_line for one in choices if f"'{one.key_or_group}" in text)
-            return OmegaConf.create(), [Fault(next(named, None) or "defaults list", *_defaults_fault(error))]
-        cfg, refused = merge_files(self.loader, listed, self.repo)
-        OmegaConf.set_struct(cfg, True)
-        return cfg, refused
-
-    def _set_values(self, cfg: DictConfig) -> None:
-        """Sets each value alone."""
-        schema_type: Any = OmegaConf.get_type(cfg)
-        for index, parsed in self._single_values():
-            dotted = parsed.key_or_group
+    Args:
+        faults: index of an override -> its fault; more are added.
+    """
+    parsed = {index: one.parsed for index, one in enumerate(typed) if one.parsed is not None and index not in faults}
+    choices = {index: one for index, one in parsed.items() if is_choice(one, repo)}
+    for index, choice in choices.items():
+        if fault := choice_fault(choice, repo, _GROUPS):
+            faults[index] = fault
+    cfg, from_files = _merged_files(loader, repo, config_name, [choices[at] for at in choices if at not in faults])
+    schema_type: Any = OmegaConf.get_type(cfg)
+    for index, each in parsed.items() if is_dataclass(schema_type) else ():
+        for one in _single_values(each) if index not in choices else ():
             try:
-                if parsed.is_delete() and dotted in entries(schema_type):
+                if one.is_delete() and one.key_or_group in entries(schema_type):
                     raise ValueError("Hydra takes away some knobs and not others")
-                set_value(cfg, parsed)
+                set_value(cfg, one)
             except COMPOSE_ERRORS as error:
-                fault = _unlisted(cfg, parsed) or _value_fault(schema_type, parsed, error)
-                self.faults.setdefault(index, fault)
+                faults.setdefault(index, _unlisted(cfg, one) or _value_fault(schema_type, one, error))
+    if faults or from_files:
+        return [*(fault for _, fault in sorted(faults.items())), *from_files]
+    with job_of(cfg) as job:
+        return examine(job)[1]
 
-    def _single_values(self) -> Iterator[tuple[int, Override]]:
-        """Yields each value to set; axes of a multirun value by value."""
-        for index, parsed in self._usable(choices=False):
-            if not parsed.is_sweep_override():
-                yield index, parsed
-            elif parsed.is_discrete_sweep():
-                texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
-                yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
+
+def _merged_files(
+    loader: ConfigLoader, repo: NamingRepository, config_name: str, choices: list[Override]
+) -> tuple[DictConfig, list[Fault]]:
+    """Returns the configuration of all files that choices without a fault name, and the faults of its entries."""
+    try:
+        listed = chosen_files(repo, config_name, choices)
+    except COMPOSE_ERRORS as error:
+        text = str(error)
+        for one in choices:
+            if f" for {one.key_or_group}." in text and one.is_add():
+                way_out = f"Write {(one.input_line or '').lstrip('+')}."
+                return OmegaConf.create(), [Fault(str(one.input_line), "an option is chosen already.", way_out)]
+        named = (one.input_line for one in choices if f"'{one.key_or_group}" in text)
+        return OmegaConf.create(), [Fault(next(named, None) or "defaults list", *_defaults_fault(error))]
+    cfg, refused = merge_files(loader, listed, repo)
+    OmegaConf.set_struct(cfg, True)
+    return cfg, refused
+
+
+def _single_values(parsed: Override) -> Iterator[Override]:
+    """Yields each value to set; that of an axis of a multirun value by value."""
+    if not parsed.is_sweep_override():
+        yield parsed
+    elif parsed.is_discrete_sweep():
+        texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
+        yield from (one.parsed for one in read_overrides(texts, multirun=False) if one.parsed)
 
 
 def _value_fault(schema_type: type, parsed: Override, error: Exception) -> Fault:
