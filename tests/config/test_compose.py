@@ -284,3 +284,53 @@ def test_modes_of_compile_are_those_of_torch() -> None:
     assert compose(["gpu.compile=max-autotune"]).resolved["gpu"]["compile"] == "max-autotune"
     with pytest.raises(ConfigError, match="must be one of none, default, reduce-overhead, max-autotune. Did you mean"):
         compose(["gpu.compile=reduce"])
+
+
+def test_a_scheduler_of_torch_stays_where_the_run_gets_its_folder(tmp_path):
+    target = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}
+    typed = [f"+workload.schedule.{key}={value}" for key, value in target.items()]
+    composed = compose(["workload.schedule.name=constant", *typed])
+    assert composed.config.workload.schedule.target == target
+    assert composed.in_folder(tmp_path).config.workload.schedule.target == target
+
+
+def test_a_job_has_what_hydra_sets_and_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = ["hydra.job.chdir=true", "+hydra.job.env_set.PLANTED=x"]
+    composed = compose([*own, "workload.data.path=here", "+workload.data.out=${hydra:runtime.output_dir}"])
+    before = HydraConfig.instance().cfg
+    with composed.in_folder(tmp_path / "run").as_job():
+        job = HydraConfig.get()
+        assert (job.job.name, job.runtime.cwd, job.mode.name) == ("train", str(tmp_path), "RUN")
+        assert job.runtime.output_dir == os.getcwd() == str(tmp_path / "run")
+        assert os.environ["PLANTED"] == "x"
+    assert (HydraConfig.instance().cfg, os.getcwd()) == (before, str(tmp_path))
+    assert "PLANTED" not in os.environ
+    assert composed.config.paths.log_dir == str(tmp_path / "logs")
+    assert composed.config.workload.data["path"] == "here"  # there is no such file
+    assert composed.is_tied_to_folder
+    (tmp_path / "here").touch()
+    assert compose([own[0], "workload.data.path=here"]).config.workload.data["path"] == str(tmp_path / "here")
+
+
+def test_reading_the_folder_of_a_job_is_noticed():
+    seen = []
+    with compose().without_folder(lambda: seen.append(True)):
+        assert HydraConfig.get().job.name == "train"
+        assert not seen
+        assert Path(HydraConfig.get().runtime.output_dir).is_dir()
+    assert seen
+
+
+def test_flags_read_the_same_files_again_from_another_folder(tmp_path, monkeypatch):
+    for name in ("more/gpu", "searched/memory"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "more/gpu/mine.yaml").write_text("memory_gib: 3\n")
+    (tmp_path / "searched/memory/mine.yaml").write_text("micro_batch: 7\n")
+    monkeypatch.chdir(tmp_path)
+    typed = ["hydra.searchpath=[file://searched]", "hydra.job.env_set={A: b}"]
+    composed = compose([*typed, "gpu=mine", "memory=mine"], extra_dirs=["more"])
+    monkeypatch.chdir("/")
+    assert compose_as(composed.flags, composed.overrides).resolved == composed.resolved
+    assert compose_as(composed.flags, composed.overrides).flags == composed.flags
+    assert compose().flags == []

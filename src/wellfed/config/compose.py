@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -168,7 +169,10 @@ def _map_knobs(group: Any, change: Callable[[str], str]) -> Any:
         return group
     if not is_dataclass(group) or isinstance(group, type):
         return map_texts(group, change)
-    return replace(group, **{one.name: _map_knobs(getattr(group, one.name), change) for one in fields(group)})
+    made = copy.copy(group)
+    for name, value in vars(group).items():  # also arguments beside the knobs: see `ScheduleConfig.target`
+        setattr(made, name, _map_knobs(value, change))
+    return made
 
 
 def compose(
