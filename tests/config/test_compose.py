@@ -1,5 +1,6 @@
 """Composing the project's own configurations, and what a `Composed` says."""
 
+import os
 import pickle
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from tests.kit.few import few
 from wellfed import project
-from wellfed.config.compose import Composed, compose
+from wellfed.config.compose import Composed, compose, compose_as
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import Backend, EvaluateConfig, LoggerMode, RunConfig, Strategy
 from wellfed.errors import ConfigError
