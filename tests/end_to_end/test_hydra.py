@@ -131,9 +131,9 @@ def test_a_run_sees_what_a_job_of_hydra_sees(project: Path, words: tuple[str, ..
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("hydra.job.chdir=true",)], ids=str)
 def test_each_trial_sees_its_own_folder(project: Path, words: tuple[str, ...]) -> None:
-    axis = "workload.optimizer.lr=0.1,0.2"
-    go(project, "src/train.py", "-m", *QUICK, *words, axis, "hydra.sweep.dir=here")
-    go(project, "control/train.py", "-m", *QUICK, *words, axis, "hydra.sweep.dir=alone", "hydra/sweeper=basic")
+    axis = ("workload.optimizer.lr=0.1,0.2", "+workload.data.num=${hydra:job.num}", *words)
+    go(project, "src/train.py", "-m", *QUICK, *axis, "hydra.sweep.dir=here")
+    go(project, "control/train.py", "-m", *QUICK, *axis, "hydra.sweep.dir=alone", "hydra/sweeper=basic")
     trials = sorted(path.parent for path in (project / "here").glob("*/seen.json"))
     assert len(trials) == 2
     alone = [found(project / "alone" / name) for name in "01"]

@@ -68,6 +68,7 @@ class Multirun:
         self._loader, self._master = loader, master
         self._numbers: dict[tuple[str, ...], int] = {}
         """Overrides of a point -> its ``hydra.job.num``."""
+        _number(master, 0)  # so that what all points share can be resolved
         self._is_fixed: Callable[[str], bool] = lambda name: group_of(name) in no_axes
         typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         self._typed = read_overrides(typed, multirun=True, loader=loader)
@@ -168,11 +169,14 @@ class Multirun:
         except COMPOSE_ERRORS as error:
             name = self._master.hydra.job.config_name
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
-        with open_dict(cfg.hydra.job):
-            cfg.hydra.job.num = self._numbers.setdefault(tuple(overrides), len(self._numbers))
-            cfg.hydra.job.id = str(cfg.hydra.job.num)
+        _number(cfg, self._numbers.setdefault(tuple(overrides), len(self._numbers)))
         with job_of(cfg) as job:
             return composed_from(job, cfg.hydra, run_dir=str(folder))
+
+
+def _number(cfg: DictConfig, number: int) -> None:
+    with open_dict(cfg.hydra.job):
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
 
 
 def _varied(parsed: Override) -> Varied:
