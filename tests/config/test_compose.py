@@ -329,7 +329,7 @@ def test_flags_read_the_same_files_again_from_another_folder(tmp_path, monkeypat
     (tmp_path / "more/gpu/mine.yaml").write_text("memory_gib: 3\n")
     (tmp_path / "searched/memory/mine.yaml").write_text("micro_batch: 7\n")
     monkeypatch.chdir(tmp_path)
-    typed = ["hydra.searchpath=[file://searched]", "hydra.job.env_set={A: b}"]
+    typed = ["hydra.searchpath=[file://searched]", "+hydra.job.env_set.A=b"]
     composed = compose([*typed, "gpu=mine", "memory=mine"], extra_dirs=["more"])
     monkeypatch.chdir("/")
     assert compose_as(composed.flags, composed.overrides).resolved == composed.resolved

@@ -31,8 +31,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig, flags: Sequence
     Raises:
         ConfigError, DataError: there is no such checkpoint, or it can't be evaluated here.
     """
-    checkpoint = checkpoint.absolute()
-    run = _run_of(checkpoint, asked, flags)
+    run, checkpoint = _run_of(checkpoint, asked, flags), checkpoint.absolute()
     with run.as_job():
         return _evaluated(run, checkpoint)
 

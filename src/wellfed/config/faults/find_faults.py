@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
-from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest
+from wellfed.config.faults.explain_refusal import explain, explain_delete
 from wellfed.config.faults.file_faults import NamingRepository, merge_files
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
+from wellfed.config.faults.target_faults import nearest_argument
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
@@ -137,6 +138,6 @@ def _unlisted(cfg: DictConfig, parsed: Override) -> Fault | None:
     owner = OmegaConf.select(cfg, group) if is_free(dotted) and not parsed.is_delete() else None
     if not isinstance(owner, DictConfig) or name in owner:
         return None
-    near = nearest(name, map(str, owner))
+    near = nearest_argument(name, [*map(str, owner)])
     meant = f"Did you mean {group}.{near}={text.partition('=')[2]}? " if near else ""
     return Fault(text, f"{group} does not list it so far.", f"{meant}Add it: +{text}")

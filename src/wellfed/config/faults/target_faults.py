@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import ModuleType
 from typing import Any
@@ -128,6 +128,11 @@ def _argument_faults(where: str, node: Mapping[str, Any]) -> list[Fault]:
     return bind(where, node, signature)
 
 
+def nearest_argument(name: str, accepted: Sequence[str]) -> str | None:
+    """Returns the argument that a wrong name most likely means: its name in other libraries, or a near one."""
+    return next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)
+
+
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
     """Returns faults of unknown and missing arguments of one node; ``signature`` is its target's."""
     target = node[TARGET]
@@ -149,7 +154,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
         if name in taken and name in accepted:
             faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
         elif name not in accepted and not of_kind(Parameter.VAR_KEYWORD):
-            near = next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)
+            near = nearest_argument(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
         elif isinstance(value, str) and is_number(value) and _takes_a_number(parameters.get(name)):
