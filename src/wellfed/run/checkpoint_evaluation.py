@@ -87,10 +87,10 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str]) -> Co
     typed = [flag.partition("=")[0] for flag in flags]
     kept = [flag for flag in earlier.flags if flag.partition("=")[0] not in typed]
     check_there(kept)
-    composed: Composed[RunConfig] = compose_as([*kept, *flags], overrides)
+    composed: Composed[RunConfig] = compose_as([*kept, *flags], overrides).in_folder(folder)
     for line in check_unchanged(composed, earlier, evaluates=True):
         print(f"evaluate: {line}", file=sys.stderr)
-    return composed.in_folder(folder)
+    return composed
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:
