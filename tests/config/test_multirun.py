@@ -80,7 +80,7 @@ def test_what_is_typed_replaces_the_options_axis(typed: str, axes: object, fixed
             ("seed=range(1,4)", ("1", "2", "3")),
             ("seed=choice(3,1)", ("3", "1")),
             ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
-            ("logger.tags=[a],[a,b]", ("[a]", "[a,b]")),
+            ("loader.skip_ids=[1],[1,2]", ("[1]", "[1,2]")),
             ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
             ("loader.num_workers=null,2", ("null", "2")),
         ],

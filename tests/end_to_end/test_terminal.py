@@ -74,7 +74,7 @@ def test_a_run_at_80_columns(tmp_path: Path) -> None:
     folder = only_folder(tmp_path)
     assert f"folder  logs/recsys/runs/{folder.name}" in shown.lines
     end = shown.lines[next(at for at, line in enumerate(shown.lines) if re.match(r" [A-Z -]{7,}  ", line)) :]
-    assert len([line for line in end if line]) <= 12
+    assert len([line for line in end if line]) <= 15
     assert any(re.fullmatch(r" 60 steps in .*, ended by trainer.max_steps=60", line) for line in end)
     assert f" Report   logs/recsys/runs/{folder.name}/report.html" in end
     assert f"file://{folder}/report.html" in shown.text

@@ -193,7 +193,7 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
     assert record_of(folder) == second
     rerun = run("train.py", f"rerun={folder}", "trainer.max_steps=3", "logger=none", "telemetry=none", cwd=tmp_path)
     assert rerun.code == 0, rerun.text
-    assert f"trainer.max_steps: {goal} -> 3" in rerun.out
+    assert "trainer.max_steps=3" in rerun.out  # the limit that ended it
     assert len(run_folders(tmp_path)) == 2
 
 
