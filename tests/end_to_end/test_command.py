@@ -39,7 +39,7 @@ def wellfed(project: Path, *words: str) -> Done:
 @pytest.mark.slow
 def test_ranks_and_worker_processes_find_the_projects_packages(project: Path) -> None:
     loader = ("loader.backend=processes", "loader.num_workers=1")
-    ranks = ("trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_time_s=5min")
+    ranks = ("trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_time_s=300")
     done = wellfed(project, "train", *QUICK, *loader, *ranks)
     assert done.code == 0, done.text
     (folder,) = run_folders(project / "below", "mine")
@@ -65,4 +65,4 @@ def test_what_is_typed_next_is_shown_as_it_was_typed(project: Path) -> None:
     chosen = wellfed(project, "choose", "--name", "mine")
     assert chosen.code == 0, chosen.text
     assert "Taking the newest sweep: logs/mine/sweeps/throughput" in chosen.err
-    assert "Use it: wellfed train loader=mine memory=mine" in chosen.out
+    assert "Use it: wellfed train experiment=mine" in chosen.out
