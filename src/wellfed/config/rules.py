@@ -95,21 +95,6 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
             yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"{way_out}, or loader.{name}=null.")
 
 
-def own_loader(config: RunConfig) -> Iterator[Fault]:
-    """Yields faults of knobs that have no effect on a user's own DataLoader."""
-    loader = config.loader
-    if loader.backend is not Backend.own:
-        return
-    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s")
-    problem = "has no effect with loader.backend=own, which leaves the DataLoader as it came."
-    for name in names:
-        if (value := getattr(loader, name)) is not None:
-            yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"Set loader.{name}=null, or loader=auto.")
-    for name, left_out in (("skip_ids", loader.skip_ids), ("max_skipped", loader.max_skipped)):
-        if left_out:
-            yield Fault(f"loader.{name}={_shown(left_out)}", problem, "Set loader=auto.")
-
-
 def batch_split(config: RunConfig) -> Iterator[Fault]:
     """Checks that effective_batch_size is micro-batches x ranks, exactly."""
     effective, trainer, world = config.workload.effective_batch_size, config.trainer, config.trainer.world_size
@@ -242,6 +227,6 @@ def folder_name(config: RunConfig) -> Iterator[Fault]:
 
 
 RULES: tuple[Rule, ...] = (
-    workers, needs_workers, own_loader, batch_split, encoder, length, schedule, callback_names, strategy, best,
+    workers, needs_workers, batch_split, encoder, length, schedule, callback_names, strategy, best,
     continuing, pruning, folder_name,
 )  # fmt: skip

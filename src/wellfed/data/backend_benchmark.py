@@ -29,13 +29,12 @@ from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.data.backends import bad_samples
 from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import Stream, copied_by
-from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader
 
 _LOG = logging.getLogger(__name__)
-Make = Callable[[LoaderSettings], TrainLoader | StreamLoader]
+Make = Callable[[LoaderSettings], TrainLoader | OwnLoader]
 """Returns a loader of epoch 0, separate from the loader of training."""
 
 SHORTEST_STEP_MS = 1.0
@@ -145,12 +144,15 @@ def copied(dataset: Any) -> Any:
 
     Returns the dataset itself if copying fails, or if its class has ``__del__``, which may close a shared file.
     """
-    if isinstance(dataset, Stream):
-        return dataset.on_a_copy()
-    return dataset if hasattr(type(dataset), "__del__") else copied_by(copy.copy, dataset)
+    if hasattr(type(dataset), "__del__"):
+        return dataset
+    try:
+        return copy.copy(dataset)
+    except Exception:  # noqa: BLE001  a dataset that can't be copied is shared
+        return dataset
 
 
-def _build(loader: TrainLoader | StreamLoader, *, is_here: bool) -> FirstBatches:
+def _build(loader: TrainLoader | OwnLoader, *, is_here: bool) -> FirstBatches:
     with closing(loader):
         deliveries = _endless(loader)
         batch = next(deliveries).batch
@@ -167,7 +169,7 @@ def _build(loader: TrainLoader | StreamLoader, *, is_here: bool) -> FirstBatches
         return FirstBatches(build_ms, size, len(loader), build_cpu_ms=build_cpu_ms)
 
 
-def _loop(loader: TrainLoader | StreamLoader, step: TrialStep, workers: int) -> float:
+def _loop(loader: TrainLoader | OwnLoader, step: TrialStep, workers: int) -> float:
     """Returns the milliseconds of a step and its batch.
 
     Workers start with a batch each, and go on finishing one each at about the same time. So the first of each worker
@@ -188,7 +190,7 @@ def _loop(loader: TrainLoader | StreamLoader, step: TrialStep, workers: int) -> 
         return 1000 * (time.perf_counter() - began_s) / count
 
 
-def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
+def _endless(loader: TrainLoader | OwnLoader) -> Iterator[Delivery]:
     """Returns the batches of all epochs in turn."""
     return chain.from_iterable(repeat(loader))
 

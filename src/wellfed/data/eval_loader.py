@@ -13,7 +13,6 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
 from wellfed.data.epoch_order import EpochOrder
-from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 
 
@@ -37,26 +36,19 @@ class EvalLoader:
         world_size: int = 1,
         collate: Callable[[list[Any]], Batch] | None = None,
         limit_batches: int | None = None,
-        drop_last: bool = False,
-        sampled: SampledEpochs | None = None,
-        worker_init: Callable[[int], None] | None = None,
     ) -> None:
         """
         Args:
             settings: backend and workers; None = this process builds each batch on request.
-            sampled: selects the samples of the split; None = all samples.
-            worker_init: called with the worker's number in each worker process.
         """
         self._order = EpochOrder(
             len(dataset),
             batch_size,
             seed=seed,
             shuffle=False,
-            drop_last=drop_last,
-            sampled=sampled,
             limit_batches=limit_batches,
         )
-        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
+        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1

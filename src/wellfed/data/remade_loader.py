@@ -11,18 +11,16 @@ from torch.utils.data import BatchSampler, DataLoader
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError
 
-_KNOBS = {
-    "num_workers": "loader.num_workers",
-    "prefetch_factor": "loader.prefetch_factor",
-    "persistent_workers": "loader.persistent_workers",
-    "pin_memory": "loader.pin_memory",
-    "timeout": "loader.timeout_s",
-    "batch_size": "workload.effective_batch_size",
-    "drop_last": "workload.drop_last",
+LOADER_KNOBS: Mapping[str, tuple[str, Any]] = {
+    "num_workers": ("num_workers", 0),
+    "prefetch_factor": ("prefetch_factor", None),
+    "persistent_workers": ("persistent_workers", False),
+    "pin_memory": ("pin_memory", False),
+    "timeout": ("timeout_s", 0),
 }
-"""Arguments of a DataLoader that a knob changes."""
-_OF_WORKERS: Mapping[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
-"""Arguments that need workers, with the values that torch demands without any."""
+"""Knob of ``loader`` for each argument of a DataLoader that it changes, and the value of loaders without workers."""
+NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout")
+"""Arguments that torch refuses without workers."""
 
 
 def typed_changes(config: RunConfig, split: str = "train") -> dict[str, Any]:
@@ -33,8 +31,7 @@ def typed_changes(config: RunConfig, split: str = "train") -> dict[str, Any]:
         number of samples of a step, which is the DataLoader's own then.
     """
     asked, workload = config.loader, config.workload
-    loader_knobs = {name: knob.partition(".")[2] for name, knob in _KNOBS.items() if knob.startswith("loader.")}
-    changes = {name: getattr(asked, knob) for name, knob in loader_knobs.items()}
+    changes = {name: getattr(asked, knob) for name, (knob, _) in LOADER_KNOBS.items()}
     if asked.backend is Backend.inline:
         changes["num_workers"] = 0
     changes["batch_size"] = workload.effective_batch_size if split == "train" else workload.eval_batch_size
@@ -57,21 +54,26 @@ def remade(loader: Any, changes: Mapping[str, Any], split: str = "train") -> Any
     Raises:
         ConfigError: the loader can't be made again so; the message names the knob and the way out.
     """
-    wanted = {name: value for name, value in changes.items() if value != getattr(loader, name, None)}
+    plain = {name: default for name, (_, default) in LOADER_KNOBS.items()}
+    wanted = {name: value for name, value in changes.items() if value != getattr(loader, name, plain.get(name))}
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         wanted.pop("batch_size", None)
+    if not wanted or (split != "train" and why_fixed(loader)):
+        return loader
+    if why := why_fixed(loader):
+        raise _refused(next(iter(wanted)), changes, split, why)
+    for name in wanted.keys() & {"batch_size", "drop_last"} if loader.batch_size is None else ():
+        sampler, value = loader.batch_sampler, wanted.pop(name)
+        own = getattr(sampler, name, value if (name, split) == ("batch_size", "train") else None)
+        if own != value:  # the samples of a training step are known before, from the lists of the batch sampler
+            decides = f"its {type(sampler).__name__} decides the samples of a step"
+            makes = f"{type(loader.dataset).__name__} makes the batches"
+            raise _refused(name, changes, split, makes if sampler is None else f"{decides} ({name}={own})")
     if not wanted:
         return loader
-    if why := _why_not(loader, wanted):
-        name = next(iter(wanted))
-        raise _refused(name, wanted[name], split, why)
-    if loader.batch_size is None:
-        _check_batch_sampler(loader, wanted, split)
-        if not wanted:
-            return loader
-    values: dict[str, Any] = {**{name: getattr(loader, name) for name in _OF_WORKERS}, **wanted}
+    values: dict[str, Any] = {**{name: getattr(loader, name) for name in NEED_WORKERS}, **wanted}
     if wanted.get("num_workers", loader.num_workers) == 0:
-        values |= _OF_WORKERS
+        values |= {name: plain[name] for name in NEED_WORKERS}
     elif values["prefetch_factor"] is None:
         values["prefetch_factor"] = 2  # torch's default
     if wanted.keys() & {"batch_size", "drop_last"}:
@@ -83,36 +85,21 @@ def remade(loader: Any, changes: Mapping[str, Any], split: str = "train") -> Any
     return made
 
 
-def _why_not(loader: Any, wanted: Mapping[str, Any]) -> str:
-    """Returns why a loader can't be made again; empty if it can."""
+def why_fixed(loader: Any) -> str:
+    """Returns why no argument of a loader can be changed; empty if some can."""
     cls = type(loader)
     if not isinstance(loader, DataLoader):
-        return f"{cls.__name__} is no torch.utils.data.DataLoader, so it is used as it came"
+        return f"{cls.__name__} is no torch.utils.data.DataLoader"
     if (cls.__iter__, cls._get_iterator) != (DataLoader.__iter__, DataLoader._get_iterator):
-        return f"{cls.__name__} has an __iter__ of its own, so it is used as it came"
-    if "drop_last" in wanted and loader.batch_sampler is None:
-        return f"the batches are made by {type(loader.dataset).__name__}"
+        return f"{cls.__name__} has an __iter__ of its own"
     return ""
 
 
-def _check_batch_sampler(loader: DataLoader[Any], wanted: dict[str, Any], split: str) -> None:
-    """Takes out the changes that a batch sampler already has; raises a ConfigError for others."""
-    sampler: Any = loader.batch_sampler
-    for name in ("batch_size", "drop_last"):
-        if name not in wanted:
-            continue
-        own = getattr(sampler, name, None)
-        if own is not None and own != wanted[name]:
-            why = f"its {type(sampler).__name__} decides the samples of a step ({name}={own})"
-            raise _refused(name, wanted[name], split, why)
-        if own is None and (split != "train" or name == "drop_last"):
-            raise _refused(name, wanted[name], split, f"its {type(sampler).__name__} decides the samples of a step")
-        del wanted[name]
-
-
-def _refused(name: str, value: Any, split: str, why: str) -> ConfigError:
-    knob = "workload.eval_batch_size" if name == "batch_size" and split != "train" else _KNOBS[name]
+def _refused(name: str, changes: Mapping[str, Any], split: str, why: str) -> ConfigError:
+    knob = f"loader.{LOADER_KNOBS[name][0]}" if name in LOADER_KNOBS else f"workload.{name}"
+    if name == "batch_size":
+        knob = "workload.effective_batch_size" if split == "train" else "workload.eval_batch_size"
     left_out = "false" if name == "drop_last" else "null"
     way_out = f"Set {knob}={left_out}, or hand over the dataset instead of its loader: Datasets(dataset, ...)."
-    problem = f"can't change the {split} DataLoader: {why}."
-    return ConfigError.of(f"{knob}={str(value).lower()}", problem, way_out)
+    problem = f"can't change the loader of {split}: {why}, so it is used as it came."
+    return ConfigError.of(f"{knob}={str(changes[name]).lower()}", problem, way_out)

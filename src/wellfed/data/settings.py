@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 BackendName = Literal["torch", "inline", "threads", "processes", "own"]
-"""Names of backends; ``own`` is the user's DataLoader, unchanged, which builds its batches itself."""
-MOST_PARTS = 16
-"""Maximum number of parts of a stream; the reader of each part may hold samples in memory."""
+"""Names of backends; ``own`` is the user's loader as it came, which builds its batches itself."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,10 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
 from wellfed.data.epoch_order import EpochOrder
+from wellfed.data.item_checks import check_items
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
-from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import Stream, check_items, is_stream
-from wellfed.data.streams.stream_loader import StreamLoader, StreamReading
 from wellfed.errors import DataError
-from wellfed.ranks import share_of
 from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
@@ -38,9 +35,8 @@ class TrainLoader:
         order: EpochOrder,
         settings: LoaderSettings,
         bad: BadSamples,
-        on_event: OnEvent = ignore_event,
     ) -> None:
-        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
+        self._builder, self._order, self._bad = builder, order, bad
         self._epoch = self._next_batch = 0
         self._source = BatchSource(builder, settings)
 
@@ -69,8 +65,6 @@ class TrainLoader:
             state["skipped"] = self._bad.indices
         if self._order.skip_ids:
             state["skip_ids"] = list(self._order.skip_ids)
-        if self._order.sampled is not None:
-            state["order"] = [self._epoch, self._order.sampled.checksum(self._epoch)]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -80,9 +74,6 @@ class TrainLoader:
         """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         self._bad.remember(state.get("skipped", ()))
-        if self._order.sampled is not None and "order" in state:
-            epoch, checksum = state["order"]
-            self._order.sampled.compare(epoch, checksum, self._on_event)
         if self._next_batch and tuple(state.get("skip_ids", ())) != self._order.skip_ids:
             _LOG.warning("loader.skip_ids has changed: epoch %d begins anew.", self._epoch)
             self._next_batch = 0
@@ -93,9 +84,6 @@ class TrainLoader:
             self._epoch, self._next_batch = self._epoch + 1, 0
         epoch = self._epoch
         self._order.check_length(self.dataset)
-        if self._order.sampled is not None:
-            # Called here, not in a worker thread, since a sampler may draw from the process's generators.
-            self._order.sampled.batches(epoch)
         running = self._source.start(self._requests(epoch), len(self) - self._next_batch)
         try:
             for request, built in running:
@@ -152,7 +140,7 @@ def train_loader(
     dataset: Any,
     settings: LoaderSettings,
     *,
-    batch_size: int | None,
+    batch_size: int,
     seed: int,
     rank: int = 0,
     world_size: int = 1,
@@ -160,41 +148,17 @@ def train_loader(
     collate: Callable[[list[Any]], Batch] | None = None,
     limit_batches: int | None = None,
     shuffle: bool = True,
-    sampled: SampledEpochs | None = None,
-    worker_init: Callable[[int], None] | None = None,
     on_event: OnEvent = ignore_event,
-) -> TrainLoader | StreamLoader:
+) -> TrainLoader:
     """Returns a loader of steps of ``batch_size`` samples over all ranks.
 
     Args:
-        batch_size: None = ``sampled`` lists the batches.
         shuffle: whether each epoch has another order.
-        sampled: selects the samples of each epoch; None = all samples.
-        worker_init: called with the worker's number in each worker process.
         on_event: receives a ``sample_skipped`` for each sample left out.
 
     Raises:
         DataError: there are too few samples for a step, or the dataset can't be read or sent to worker processes.
     """
-    if is_stream(dataset):
-        stream, num_samples = Stream.of(dataset), batch_size or 1
-        reading = StreamReading(
-            stream,
-            settings,
-            batch_size=len(share_of(num_samples, rank, world_size)),
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-            collate=collate,
-            on_event=on_event,
-        )
-        return StreamLoader(
-            reading,
-            steps_per_epoch=_steps_of(stream, num_samples, world_size, drop_last=drop_last),
-            limit_batches=limit_batches,
-            shuffle=shuffle,
-        )
     name = type(dataset).__name__
     check_items(dataset, by_item=settings.backend == "torch")
     order = EpochOrder(
@@ -207,7 +171,6 @@ def train_loader(
         shuffle=shuffle,
         skip_ids=settings.skip_ids,
         limit_batches=limit_batches,
-        sampled=sampled,
     )
     if order.num_batches == 0:
         if len(dataset) == 0:
@@ -232,22 +195,7 @@ def train_loader(
         collate,
         by_item=settings.backend == "torch",
         most_lost=settings.max_skipped,
-        worker_init=worker_init,
     )
     loads = builder.loads if settings.num_workers else None
     bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1, loads=loads)
-    return TrainLoader(builder, order, settings, bad, on_event)
-
-
-def _steps_of(stream: Stream, batch_size: int, world_size: int, *, drop_last: bool) -> int | None:
-    """Returns the steps of an epoch by the length of a stream; None = unknown."""
-    if (length := stream.length) is None:
-        return None
-    steps, left = divmod(length, world_size if stream.gives_batches else batch_size)
-    steps += bool(left) and (stream.gives_batches or not drop_last)
-    if steps == 0:
-        raise DataError(
-            f"{stream.name} makes no step: its __len__ is {length}. Check workload.data, and with samples "
-            f"workload.effective_batch_size={batch_size} and workload.drop_last."
-        )
-    return steps
+    return TrainLoader(builder, order, settings, bad)

@@ -46,7 +46,7 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
         # Samples may hang, so they are not tried in the training process.
         return ()
     if loader.num_workers == 0:
-        return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
+        return ("inline",) if data.has_fetch else ("inline", "torch")
     if not data.has_fetch:
         if loader.num_workers:  # workers that were set are kept
             return ("processes",)
@@ -101,10 +101,8 @@ def plan_backend(
 
 def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided[str]:
     if loader.num_workers == 0:
-        name = "inline" if data.has_fetch or data.is_iterable else "torch"
+        name = "inline" if data.has_fetch else "torch"
         return by_rule(name, "loader.num_workers=0: built in the training process")
-    if data.is_iterable:
-        return by_rule("processes", "a stream is read in Python, whose lock would let threads take turns")
     if not data.has_fetch:
         return by_rule("processes", "no fetch: Python's lock would let threads take turns")
     ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)

@@ -139,7 +139,7 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
     if own is None:
         because = "the workload's; nothing else changes it"
     elif own == size:
-        because = "as the DataLoader has it; nothing else changes it"
+        because = "its DataLoader, as it came; nothing else changes it"
     else:
         because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
     return Decided(size, because, "set")
@@ -147,13 +147,13 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
     """Returns the knobs that this model or its data refuse or do not use."""
-    is_guest, as_it_came = model.is_lightning_module, bool(data.only_as_it_came)
+    is_guest, own = model.is_lightning_module, data.own_loader
     refuses = {
         "gpu.compile": is_guest and model.steps_by_hand,
         "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
         _AHEAD: model.changes_before_copy,
-        "loader.backend": as_it_came,
-        "workload.effective_batch_size": as_it_came or data.has_own_batches,
+        "loader.num_workers": own is not None and own.is_fixed,
+        "workload.effective_batch_size": own is not None and (own.is_fixed or own.has_own_batches),
     }
     return tuple(knob for knob, is_refused in refuses.items() if is_refused)
 

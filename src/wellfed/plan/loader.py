@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.data.settings import MOST_PARTS
 from wellfed.data.worker_count import MOST_WORKERS
 from wellfed.errors import Fault
 from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, timeout_for_workers, to_time
-from wellfed.plan.loader_checks import UNSHARED, loader_faults, loader_warnings
+from wellfed.plan.loader_checks import loader_faults, loader_warnings
 from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
-from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, by_rule, unless_set
+from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.units import GIB, show_ms
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
@@ -43,14 +42,12 @@ class LoaderPlanner:
 
     def section(self, backend: Decided[str] | None = None) -> LoaderSection:
         """Returns all of ``loader.*``; ``backend`` if it is already decided."""
+        if self.data.own_loader is not None:
+            return self._as_it_came(self.data.own_loader)
         asked, build_ms = self.config.loader, None if self.first is None else self.first.build_ms
-        facts = {"has_fetch": self.data.has_fetch, "most_workers": self._most_readers, "build_ms": build_ms}
-        if asked.backend is Backend.own and self.data.own_loader is not None:
-            return LoaderSection.of(self._as_it_came(self.data.own_loader), candidates=(), **facts)
         names = candidates(asked, self.data, self.choices)
         backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._too_large())
         num_workers = self._num_workers(backend.value)
-        num_workers = replace(num_workers, because=num_workers.because + self._in_parts(num_workers.value))
         builds_ahead = num_workers.value > 0
         decided: dict[str, Decided[Any]] = {
             "backend": backend,
@@ -72,7 +69,7 @@ class LoaderPlanner:
             unless_asked("persistent_workers", True, "worker processes live on from epoch to epoch")
         if self.on_gpu:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
-        return LoaderSection.of(decided, candidates=names, **facts)
+        return LoaderSection.of(decided, candidates=names, has_fetch=self.data.has_fetch, build_ms=build_ms)
 
     @property
     def needs_step(self) -> bool:
@@ -100,7 +97,7 @@ class LoaderPlanner:
         """Returns warnings about settings of the loader that are ignored."""
         asked = self.config.loader.device_prefetch
         found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section))
-        if asked and self.on_gpu and section.device_prefetch == 0:
+        if asked and self.on_gpu and section.device_prefetch == 0 and self.data.own_loader is None:
             other = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
             found.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
@@ -114,39 +111,21 @@ class LoaderPlanner:
             return None
         return self._ready_batches(self.first, section.backend, section.num_workers)
 
-    @property
-    def _most_readers(self) -> int | None:
-        """Maximum number of workers per device that can read a stream; None = any."""
-        stream = self.data.stream
-        if stream is None or (stream.shared_by and stream.num_shards is None):
-            return None
-        if stream.shared_by is None:
-            return 1
-        return max(1, min(MOST_PARTS, (stream.num_shards or 1) // self.config.trainer.world_size))
-
-    def _as_it_came(self, own: OwnLoader) -> dict[str, Decided[Any]]:
-        as_it_came = asdict(own)
-        del as_it_came["batch_size"]
-        backend = "the DataLoader as it came; a resumed run reads its epoch again up to where it was left"
-        decided: dict[str, Decided[Any]] = {"backend": Decided("own", backend, "set")}
-        decided |= {knob: Decided(value, "as the DataLoader has it", "set") for knob, value in as_it_came.items()}
-        ahead = self.config.loader.device_prefetch if self.on_gpu else None
-        because = "as the DataLoader has it: nothing is copied ahead"
-        decided["device_prefetch"] = unless_set("loader.device_prefetch", ahead, 0, because)
-        return decided
-
-    def _in_parts(self, num_workers: int) -> str:
-        """Returns how workers share a stream, for the reason of ``num_workers``; empty for other data."""
-        stream, world = self.data.stream, self.config.trainer.world_size
-        if stream is None:
-            return ""
-        if stream.shared_by is None:
-            return f"; {stream.name} {UNSHARED}: one reads it"
-        if stream.num_shards is not None:
-            return f"; read in {self._most_readers} parts in turn, whoever reads them"
-        if num_workers * world < 2:
-            return ""
-        return f"; read in {num_workers} parts in turn: the order of samples goes by the number of workers"
+    def _as_it_came(self, own: OwnLoader) -> LoaderSection:
+        decided: dict[str, Decided[Any]] = {"backend": Decided("own", f"{own.name}, as it came", "set")}
+        for knob, value in own.values.items():
+            is_typed = knob in own.typed and getattr(self.config.loader, knob) == value
+            because = as_set(f"loader.{knob}", value) if is_typed else "its DataLoader, as it came"
+            decided[knob] = Decided(value, because, "set")
+        has_workers, asked = own.values["num_workers"] > 0, self.config.loader.device_prefetch
+        if self.on_gpu and has_workers:
+            ahead = unless_set("loader.device_prefetch", asked, 0, "as it came: nothing is copied ahead")
+        else:
+            because = "no device to copy to" if has_workers else "its batches are built in the training process"
+            ahead = by_rule(0, because)
+        decided["device_prefetch"] = ahead
+        most = None if own.shares_workers else 1
+        return LoaderSection.of(decided, candidates=(), has_fetch=False, most_workers=most)
 
     def _num_workers(self, backend: str) -> Decided[int]:
         asked, devices, cores = self.config.loader, self.config.trainer.devices, self.facts.cpu_quota_cores
@@ -159,10 +138,9 @@ class LoaderPlanner:
             return by_rule(1, f"one worker, whose batches can be waited for: {timeout}")
         cores_each = max(1, int(cores / devices))
         first, work = self.first, None
-        if first is not None and self.data.stream is None:  # a stream's order may depend on the number of workers
+        if first is not None:
             work = replace(first, build_ms=_SLACK * first.build_ms).work(cores_each)
         limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS if work is None else MOST_WORKERS)
-        limit = min(limit, self._most_readers or limit)
         most = min(limit, cores_each)
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
         because = f"{each}, at most {limit}"

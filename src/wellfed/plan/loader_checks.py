@@ -9,10 +9,10 @@ from wellfed.errors import Fault
 from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.backend import asks_for_timeout
 from wellfed.plan.ready_batches import ReadyBatches
-from wellfed.plan.run_plan import DataFacts, LoaderSection, StreamFacts
-from wellfed.units import counted
+from wellfed.plan.run_plan import DataFacts, LoaderSection, OwnLoader
 
-UNSHARED = "has no shard(index, count), and does not ask torch's get_worker_info() for its part"
+_NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout_s", "device_prefetch")
+"""Knobs of ``loader`` that have no effect on a DataLoader without workers."""
 _LISTED = 5
 """Maximum number of samples named in a warning."""
 
@@ -26,16 +26,19 @@ def loader_faults(
         ready: ready batches of its workers, if known.
     """
     asked, trainer = config.loader, config.trainer
-    yield from _own_faults(config, data)
-    if data.stream is not None:
-        yield from _stream_faults(config, data.stream, section)
-    if section.backend == "threads" and (data.is_iterable or not data.has_fetch):
+    if data.own_loader is not None:
+        yield from _own_faults(config, data.own_loader)
+        return
+    if asked.backend is Backend.own:
+        problem = "leaves a DataLoader as it came, and workload.data gives none for training."
+        yield Fault("loader.backend=own", problem, "Set loader=auto, or let workload.data return DataLoaders.")
+    if section.backend == "threads" and not data.has_fetch:
         problem = "threads needs training data with fetch(indices, rng), and these have none."
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
     if ready is not None and ready.is_full:
         problem = f"the batches kept ready don't fit: {ready.describe()}."
         yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out)
-    if asked.max_skipped and not data.is_iterable and trainer.world_size > 1:
+    if asked.max_skipped and trainer.world_size > 1:
         yield Fault(
             "loader.max_skipped",
             f"{asked.max_skipped} with {trainer.ranks}: a rank does not know that another left out a "
@@ -44,54 +47,26 @@ def loader_faults(
         )
 
 
-def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
-    own, effective = data.own_loader, config.workload.effective_batch_size
-    if config.loader.backend is not Backend.own:
-        if problem := data.only_as_it_came:
-            way_out = "Set loader=own, which leaves it as it came."
-            yield Fault("workload.data", f"the DataLoader of {problem}: it can't be built again.", way_out)
-        return
-    if own is None:
-        problem = "leaves a DataLoader as it came, and workload.data gives none for training."
-        yield Fault("loader.backend=own", problem, "Set loader=auto, or let workload.data return DataLoaders.")
-        return
-    if own.batch_size not in (None, effective):
-        problem = f"the DataLoader's batches have {own.batch_size}, and loader.backend=own leaves them as they are."
-        way_out = "Set workload.effective_batch_size=null, or another loader option."
-        yield Fault(f"workload.effective_batch_size={effective}", problem, way_out)
+def _own_faults(config: RunConfig, own: OwnLoader) -> Iterator[Fault]:
+    """Yields faults of settings that a loader of the user's own can't have."""
+    asked, has_workers = config.loader, own.values["num_workers"] > 0
+    instead = "or hand over the dataset instead of its loader: Datasets(dataset, ...)."
+    builds_itself = f"{own.name} builds its batches itself, and is used as it came"
+    if asked.backend is Backend.threads:
+        yield Fault("loader.backend=threads", f"{builds_itself}.", f"Set loader.backend=auto, {instead}")
+    if asked.backend is Backend.processes and not has_workers:
+        problem = "asks for worker processes, and the DataLoader has num_workers=0."
+        yield Fault("loader.backend=processes", problem, "Set loader.num_workers=2.")
+    for knob, value, left_out in (("skip_ids", list(asked.skip_ids), "[]"), ("max_skipped", asked.max_skipped, "0")):
+        if value:
+            where = f"loader.{knob}={str(value).replace(' ', '')}"
+            yield Fault(where, f"{builds_itself}.", f"Set loader.{knob}={left_out}, {instead}")
     if config.trainer.overfit_batches is not None:
-        problem = "the next pass of a DataLoader that is left as it came may have other batches."
-        yield Fault("trainer.overfit_batches", problem, "Set loader=auto, or limit the DataLoader's data set.")
-    if config.trainer.world_size > 1:
-        problem = f"each of {config.trainer.ranks} would read the whole of the DataLoader."
-        yield Fault("loader.backend=own", problem, "Set another loader option, which shares each step out.")
-
-
-def _stream_faults(config: RunConfig, stream: StreamFacts, section: LoaderSection) -> Iterator[Fault]:
-    trainer, asked, most = config.trainer, config.loader.num_workers, section.most_workers
-    world = trainer.world_size
-    if world > 1 and stream.shared_by is None:
-        problem = f"with {stream.name}, which {UNSHARED}: each rank might train on every sample."
-        yield Fault(trainer.ranks, problem, "Give it shard(index, count), or train on one device.")
-    elif stream.num_shards is not None and world > stream.num_shards:
-        problem = (
-            f"with {stream.name}, which can be read in {counted(stream.num_shards, 'part')} (num_shards): "
-            f"{counted(world - stream.num_shards, 'rank')} would have no samples."
-        )
-        way_out = f"Set {trainer.with_ranks(stream.num_shards)}, or cut the data into more shards."
-        yield Fault(trainer.ranks, problem, way_out)
-    elif asked is not None and most is not None and asked > most:
-        if stream.shared_by is None:
-            problem = f"{stream.name} {UNSHARED}: each worker would give every sample."
-            way_out = "Set loader.num_workers=1, which reads ahead, or give it shard(index, count)."
-        else:
-            on_each = "" if world == 1 else f" on each of {world} devices"
-            problem = f"{stream.name} can be read in {most} parts{on_each} (num_shards)."
-            way_out = f"Set loader.num_workers={most}."
-        yield Fault(f"loader.num_workers={asked}", problem, way_out)
+        problem = f"the next epoch of {own.name} may have other batches."
+        yield Fault(f"trainer.overfit_batches={config.trainer.overfit_batches}", problem, f"Set it to null, {instead}")
     schedule = config.workload.schedule.name
-    if schedule is not ScheduleName.constant and trainer.max_steps is None and not stream.has_length:
-        problem = f"needs the number of the last step, and {stream.name} has no __len__ to tell it."
+    if schedule is not ScheduleName.constant and config.trainer.max_steps is None and not own.has_length:
+        problem = f"needs the number of the last step, and {own.name} has no __len__ to tell it."
         yield Fault(f"workload.schedule.name={schedule}", problem, "Set trainer.max_steps=1000, or give it __len__.")
 
 
@@ -106,14 +81,17 @@ def loader_warnings(
     asked, devices = config.loader, config.trainer.devices
     cores = facts.cpu_quota_cores
     own_cores = max(1, int(cores / devices))
-    if data.stream is not None:
-        yield from _stream_warnings(config, data.stream)
-    if section.num_workers * devices > cores and section.num_workers > own_cores and asked.num_workers is not None:
+    if section.num_workers * devices > cores and section.num_workers > own_cores:
+        given = "the DataLoader's num_workers" if asked.num_workers is None else "loader.num_workers"
         on_each = "" if devices == 1 else f" on each of {devices} devices"
-        yield (
-            f"loader.num_workers={asked.num_workers}{on_each} is more than the {cores:g} CPU cores this process "
-            f"may use; workers will take turns. Set loader.num_workers={own_cores}."
-        )
+        if data.own_loader is not None or asked.num_workers is not None:
+            yield (
+                f"{given}={section.num_workers}{on_each} is more than the {cores:g} CPU cores this process "
+                f"may use; workers will take turns. Set loader.num_workers={own_cores}."
+            )
+    if data.own_loader is not None:
+        yield from _own_warnings(config, data.own_loader)
+        return
     if asked.max_skipped and data.has_fetch and section.backend != "torch":
         yield (
             f"loader.max_skipped={asked.max_skipped} is not used: the data have fetch, which loads whole batches. Set "
@@ -124,7 +102,7 @@ def loader_warnings(
         workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
         way_out = workers if asked.backend is Backend.inline else "loader.num_workers=1"
         yield f"{unused}: {section.backend} has no worker to wait for. Set {way_out}."
-    beyond = [] if data.stream else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
+    beyond = [index for index in asked.skip_ids if not 0 <= index < data.num_train]
     if beyond:
         ids = ",".join(map(str, beyond[:_LISTED]))
         more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
@@ -132,15 +110,26 @@ def loader_warnings(
         yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
 
 
-def _stream_warnings(config: RunConfig, stream: StreamFacts) -> Iterator[str]:
-    world, num_shards = config.trainer.world_size, stream.num_shards
-    if stream.shared_by and num_shards and num_shards % world:
+def _own_warnings(config: RunConfig, own: OwnLoader) -> Iterator[str]:
+    """Yields what a user may not expect of a loader that is used as it came."""
+    num_workers, asked = own.values["num_workers"], config.loader
+    unused = [f"loader.{knob}={str(getattr(asked, knob)).lower()}" for knob in _NEED_WORKERS if getattr(asked, knob)]
+    if num_workers == 0 and unused:
+        verb = "is" if len(unused) == 1 else "are"
+        yield f"{', '.join(unused)} {verb} not used: {own.name} has no workers. Set loader.num_workers=2."
+    if num_workers > 1 and not own.shares_workers:
         yield (
-            f"{stream.name} can be read in {num_shards} parts (num_shards), which {world} ranks can't share evenly. An "
-            "epoch ends when a rank has no other batch, so samples of the others are left out. Set num_shards to a "
-            f"multiple of {world}."
+            f"{own.name}: its code does not name torch's get_worker_info(), so each of {num_workers} workers may give "
+            "every sample. Set loader.num_workers=1, or let the dataset take its part by get_worker_info()."
         )
-    for knob, value in (("max_skipped", config.loader.max_skipped), ("skip_ids", list(config.loader.skip_ids))):
-        if value:
-            shown = str(value).replace(" ", "")
-            yield f"loader.{knob}={shown} is not used: a stream's samples have no index to be left out by."
+    if config.trainer.world_size > 1 and not own.shares_ranks:
+        yield (
+            f"{own.name}: its code does not name the rank, so each of {config.trainer.ranks} may train on every "
+            "sample. Take a part by torch.distributed.get_rank(), or train on one device."
+        )
+    if own.generators and (num_workers > 0 or asked.num_workers is not None):
+        yield (
+            f"{own.name}: the dataset holds {' and '.join(own.generators)}, of which each worker gets a copy. So its "
+            "draws depend on loader.num_workers. Draw from torch's own generator (torch.rand, torch.randint), which "
+            "DataLoaders seed in each worker, or hand over the dataset instead of its loader: Datasets(dataset, ...)."
+        )

@@ -15,13 +15,15 @@ Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured", "data"]
 
 
-def only_planned(values: Mapping[str, Any]) -> set[str]:
-    """Returns the knobs of a plan whose planned values can't be set; ``values`` are those of the plan, by dotted knob.
+def left_to_loader(values: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
+    """Returns the knobs of a plan that the user's own loader decides.
 
-    A DataLoader that is left as it came has settings of its own.
+    Args:
+        values: planned values by dotted knob.
+        asked: ``loader`` of the configuration.
     """
-    of_loader = [knob for knob in values if knob.startswith("loader.")] if values.get("loader.backend") == "own" else []
-    return {*of_loader} - {"loader.backend", "loader.device_prefetch"}
+    is_own = values.get("loader.backend") == "own"
+    return {f"loader.{knob}" for knob, value in asked.items() if value is None} if is_own else set()
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,8 @@ class LoaderSection(Section):
     """Backends that ``loader.backend=auto`` may choose by their times; the first wins a tie."""
     has_fetch: bool
     """Whether the data return whole batches."""
-    most_workers: int | None
-    """Maximum number of workers that can share a stream; None = any."""
+    most_workers: int | None = None
+    """Maximum number of workers that can share the data; None = any."""
     build_ms: float | None = None
     """Milliseconds per batch of a single worker before training; None = not timed."""
 
@@ -259,27 +261,28 @@ class DryPlan:
 
 
 @dataclass(frozen=True)
-class StreamFacts:
-    """Facts about training data read in order."""
+class OwnLoader:
+    """Facts about the user's loader of training, as the run will read it."""
 
     name: str
-    has_length: bool = False
-    shared_by: Literal["shard", "worker info"] | None = None
-    """How several workers share it; None = unknown."""
-    num_shards: int | None = None
-
-
-@dataclass(frozen=True)
-class OwnLoader:
-    """Settings of a user's DataLoader."""
-
-    batch_size: int | None
-    """None = unknown."""
-    num_workers: int
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory: bool
-    timeout_s: float
+    """Its class, and that of its dataset."""
+    values: Mapping[str, Any]
+    """Knobs of ``loader`` as it has them, after the changes that were typed."""
+    batch_size: int | None = None
+    """Samples of a batch as it came; None = unknown."""
+    typed: frozenset[str] = frozenset()
+    """Knobs of ``loader`` that were typed, or that its option sets."""
+    has_own_batches: bool = False
+    """Whether a batch sampler decides which samples a step has."""
+    has_length: bool = True
+    is_fixed: bool = False
+    """Whether no knob can change it, since it is no DataLoader of torch."""
+    shares_workers: bool = True
+    """Whether workers share the samples. False for data read in order that do not ask for the worker's number."""
+    shares_ranks: bool = True
+    """Whether ranks share the samples. False for data read in order that do not ask for the rank."""
+    generators: tuple[str, ...] = ()
+    """Types of the generators that the dataset holds."""
 
 
 @dataclass(frozen=True)
@@ -288,24 +291,13 @@ class DataFacts:
 
     num_train: int
     has_fetch: bool
-    stream: StreamFacts | None = None
-    """None = samples have an index."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
     own_loader: OwnLoader | None = None
-    """DataLoader of the training data; None = they came without one."""
+    """Loader of the training data; None = they came without one."""
     derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     """Value and reason of knobs that the data define."""
-    only_as_it_came: str = ""
-    """Split and reason of a DataLoader that can't be rebuilt; empty = none."""
-    has_own_batches: bool = False
-    """Whether a batch sampler of the training data decides which samples a step has."""
-
-    @property
-    def is_iterable(self) -> bool:
-        """Whether it is a stream."""
-        return self.stream is not None
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Planner:
     @cached_property
     def data(self) -> DataFacts:
         """Facts about the data that the plan needs."""
-        return datasets.data_facts(self.parts)
+        return datasets.data_facts(self.parts, self.config)
 
     @cached_property
     def model(self) -> ModelFacts:

@@ -200,7 +200,7 @@ class Run:
         for note in notes:
             _LOG.info(note)
         if self._rank == 0:
-            num_train = planner.data.num_train if planner.data.stream is None else None
+            num_train = planner.data.num_train if planner.data.own_loader is None else None
             screen.show_plan(self._console, self._start.composed.config.workload.name, plan, notes, num_train)
             for warning in plan.warnings:
                 _LOG.warning(warning)

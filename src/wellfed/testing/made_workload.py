@@ -18,8 +18,8 @@ from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, Batch, Datasets, FeatureModeName, FeatureSource, LossOutput
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
+from wellfed.data.own_loader import is_stream
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import is_stream
 from wellfed.errors import WellfedError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda

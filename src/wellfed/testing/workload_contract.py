@@ -21,8 +21,8 @@ from wellfed.batches import named_tensors
 from wellfed.config.compose import compose
 from wellfed.config.quoting import assigned
 from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.own_loader import is_stream
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import is_stream
 from wellfed.errors import ConfigError, first_line
 from wellfed.run.objects import datasets
 from wellfed.testing.made_workload import SAMPLES, MadeWorkload, differences, fail, plainly

@@ -23,7 +23,7 @@ from wellfed.explain.report.run_lines import show_value
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_text
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
-from wellfed.plan.run_plan import DryPlan, RunPlan, only_planned
+from wellfed.plan.run_plan import DryPlan, RunPlan, left_to_loader
 from wellfed.process import without_collections
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
@@ -105,7 +105,8 @@ def _by_devices(plans: Sequence[RunPlan]) -> TextTable:
 
 def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Path:
     knobs = found.plan.knobs
-    left_out = {*_NOT_WRITTEN, *only_planned({knob: planned.value for knob, planned in knobs.items()})}
+    values_of_plan = {knob: planned.value for knob, planned in knobs.items()}
+    left_out = {*_NOT_WRITTEN, *left_to_loader(values_of_plan, composed.resolved["loader"])}
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
         for knob, planned in knobs.items()

@@ -50,7 +50,6 @@ class BatchBuilder:
     Args:
         most_lost: maximum number of samples that a batch may lose before building stops; none with ``fetch``.
         by_item: whether to read samples although the dataset has ``fetch``.
-        worker_init: called in each worker process with its number.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class BatchBuilder:
         purpose: str = "training",
         by_item: bool = False,
         most_lost: int = 0,
-        worker_init: Callable[[int], None] | None = None,
     ) -> None:
         self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
-        self.seed, self._rank, self.worker_init = seed, rank, worker_init
+        self.seed, self._rank = seed, rank
         self._collate = collate or default_collate
         self.turn: AbstractContextManager[Any] = nullcontext()
         """Lock for the generators that a dataset holds, if several threads build batches."""

@@ -45,8 +45,6 @@ class BatchRequest:
         """Returns the batch and its first indices, for messages about ``purpose`` (training, evaluation)."""
         name = f"{purpose} batch {self.batch} of epoch {self.epoch}"
         indices = self.indices.tolist()
-        if not indices:  # a stream has none
-            return name
         listed = ", ".join(map(str, indices[:_LISTED]))
         more = len(indices) - _LISTED
         return f"{name} (sample{'s' * (len(indices) > 1)} {listed}{f' and {more} more' if more > 0 else ''})"

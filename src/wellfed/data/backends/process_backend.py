@@ -15,13 +15,11 @@ import traceback
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.data._utils.collate as torch_collate
-import torch.utils.data._utils.worker as torch_worker
 from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
@@ -234,10 +232,6 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, worke
         torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
     # Called by the thread that sends batches. The default prints the error and drops the batch.
     multiprocessing.queues.Queue._on_queue_feeder_error = _report_unsent  # type: ignore[attr-defined]
-    if builder.worker_init is not None:
-        if (info := get_worker_info()) is not None:
-            torch_worker._worker_info = replace(info, dataset=builder.dataset)  # read by a user's worker_init
-        builder.worker_init(worker)
 
 
 def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:

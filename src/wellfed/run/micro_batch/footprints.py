@@ -7,21 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from torch import nn, optim
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from wellfed import generators
+from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
 from wellfed.data.backend_benchmark import copied, without_side_effects
 from wellfed.data.longest_batch import longest_batch
-from wellfed.data.streams.stream import Stream
-from wellfed.data.streams.stream_loader import StreamLoader
-from wellfed.data.train_loader import TrainLoader
+from wellfed.data.own_loader import first_batch, loader_of
 from wellfed.errors import first_line
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.peak import Footprint, KnownFootprints, NoEstimate
@@ -112,14 +109,13 @@ class Footprints:
 
     def _make_batches(self, train: Any) -> Callable[[int], Batch] | NoEstimate:
         try:
-            with without_side_effects():  # an error on too little data must name the user's sizes, not SAMPLES
-                self._loader(train, None)
+            if self._own is None:
+                with without_side_effects():  # an error on too little data must name the user's sizes, not SAMPLES
+                    self._loader(train, None)
             if callable(getattr(train, "split", None)):  # its tensors need not share the first dimension
                 return partial(self._first_batch, train)
             with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
-                # A stream's own batches have a fixed size: one is enough.
-                is_one = isinstance(train, Stream) and train.gives_batches
-                found = longest_batch(islice(deliveries, 1) if is_one else deliveries)
+                found = longest_batch(deliveries)
         except Exception as error:  # noqa: BLE001  training requests the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
         self.looked_at = ""
@@ -135,10 +131,19 @@ class Footprints:
     @contextmanager
     def _deliveries(self, train: Any, size: int) -> Iterator[Iterator[Delivery]]:
         """Yields batches of ``size`` samples, built as in training: a sample may end the process that loads it."""
-        deliveries: Any = iter(self._loader(train, size))
+        deliveries: Any = self._of_own(size) if self._own is not None else iter(self._loader(train, size))
         with without_side_effects(), closing(deliveries):
             yield deliveries
 
-    def _loader(self, train: Any, batch_size: int | None) -> TrainLoader | StreamLoader:
+    @property
+    def _own(self) -> Any:
+        return loader_of(self._parts.data, "train")
+
+    def _of_own(self, size: int) -> Iterator[Delivery]:
+        """Yields a batch of the user's own loader, which stays unread."""
+        batch = first_batch(self._own, size)
+        yield Delivery(batch, 0, 0, batches.batch_size(batch))
+
+    def _loader(self, train: Any, batch_size: int | None) -> Any:
         data, settings = replace(self._parts.data, train=train), loaders.one_off_settings(self._config, self._plan)
         return loaders.make_train_loader(self._config, settings, data, batch_size=batch_size)

@@ -38,7 +38,7 @@ def make_objects(config: RunConfig) -> RunObjects:
         data, data_module = read_data(config)
         config, data = with_derived(config, data)
         model = build(config.workload.model, "workload.model", **data.model_args)
-    data = prepared_data(data, model, config.seed)
+    data = prepared_data(data, model, config.workload.effective_batch_size)
     if is_lightning_module(model):
         if data_module is not None:
             from wellfed.train.lightning.user_module.data_module import use_hooks

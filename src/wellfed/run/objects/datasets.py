@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from wellfed import batches
+from wellfed import batches, generators
 from wellfed.config.build import build
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
-from wellfed.data.loader_parts import loader_of, without_loaders
-from wellfed.data.streams.stream import Stream, is_stream
-from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
+from wellfed.data.own_loader import (
+    UNKNOWN_LENGTH,
+    BareStream,
+    LoadedDatasets,
+    has_own_batches,
+    is_stream,
+    loader_of,
+    step_size,
+)
+from wellfed.data.rank_batches import is_read_by_each, shared_out
+from wellfed.data.remade_loader import LOADER_KNOBS, remade, typed_changes, why_fixed
 from wellfed.errors import ConfigError
-from wellfed.plan.run_plan import DataFacts, OwnLoader, StreamFacts
+from wellfed.plan.run_plan import DataFacts, OwnLoader
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -77,10 +86,13 @@ def _is_of(value: Any, name: str) -> bool:
     return any(base is not None and isinstance(value, base) for base in bases)
 
 
-def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
-    """Returns the data with DataLoaders taken apart, streams wrapped, and the model's own collate function."""
-    data = without_loaders(data, seed)
-    data = replace(data, **{split: _as_stream(data, split) for split in _SPLITS})
+def prepared_data(data: Datasets, model: Any, batch_size: int | None) -> Datasets:
+    """Returns the data with the loaders that came set apart, streams in loaders, and the model's own collate function.
+
+    Args:
+        batch_size: samples of a step, for a stream that came without a DataLoader.
+    """
+    data = _with_loaders(data, batch_size)
     data = replace(data, notes=(*data.notes, *_notes_on_hidden(data, model)))
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate
@@ -89,9 +101,46 @@ def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
         elif own is not None:
             own = collating(own)
         data = replace(data, collate=collating(data.collate), eval_collate=own)
-    if loader := loader_of(data, "train"):
-        data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
     return data
+
+
+def _with_loaders(data: Datasets, batch_size: int | None) -> Datasets:
+    """Returns the same data with the dataset in place of each loader, beside the loaders.
+
+    Raises:
+        ConfigError: there is nothing to train on, or there are several loaders for one split.
+    """
+    splits = {split: _alone(getattr(data, split), split) for split in _SPLITS}
+    if splits["train"] is None:
+        raise ConfigError.of("workload.data", "gives nothing to train on.", "Return a data set or a DataLoader.")
+    found: dict[str, Any] = {}
+    for split, one in splits.items():
+        if isinstance(one, IterableDataset):
+            collate = data.collate if split == "train" else of_split(data.eval_collate, split) or data.collate
+            found[split] = BareStream(one, batch_size=batch_size or 1, collate_fn=collate)
+        elif isinstance(one, DataLoader) or is_stream(one):
+            found[split] = one
+    splits |= {split: getattr(one, "dataset", one) for split, one in found.items()}
+    if data.features is not None and any(callable(getattr(splits[one], "for_features", None)) for one in found):
+        problem = "gives features, and a DataLoader whose dataset has for_features: its batches stay as they came."
+        raise ConfigError.of("workload.data", problem, "Hand over the dataset instead: Datasets(dataset, ...).")
+    if not found:
+        return replace(data, **splits)
+    values = {name: getattr(data, name) for name in Datasets.__dataclass_fields__}
+    values["collate"] = data.collate or getattr(found.get("train"), "collate_fn", None)
+    return LoadedDatasets(**{**values, **splits}, loaders=found)
+
+
+def _alone(given: Any, split: str) -> Any:
+    """Returns the only loader in a list or mapping, None if it is empty; other values unchanged."""
+    several = list(given.values()) if isinstance(given, Mapping) else given
+    if not isinstance(several, (list, tuple)) or not all(isinstance(one, DataLoader) for one in several):
+        return given
+    if len(several) > 1:
+        problem = f"gives {len(several)} loaders for {split}, and a split is one."
+        way_out = "Return one, e.g. a DataLoader over torch.utils.data.ConcatDataset([...])."
+        raise ConfigError.of("workload.data", problem, way_out)
+    return several[0] if several else None
 
 
 def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
@@ -122,15 +171,6 @@ def _hidden_methods(dataset: Any) -> dict[str, str]:
         more = [name for name in ("for_features", "fetch") if callable(getattr(inner, name, None))]
         found |= _hidden_methods(inner) | dict.fromkeys([*batches.methods(inner), *more], type(inner).__name__)
     return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
-
-
-def _as_stream(data: Datasets, split: str) -> Any:
-    dataset, loader = getattr(data, split), loader_of(data, split)
-    if not is_stream(dataset):
-        return dataset
-    if loader is None:
-        return Stream.of(dataset)
-    return Stream(dataset, gives_batches=loader.gives_batches or None, worker_init=loader.worker_init)
 
 
 def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets]:
@@ -165,16 +205,17 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
         ConfigError: the number of samples per step is unknown, or the two contradict each other.
     """
     workload, loader = config.workload, loader_of(data, "train")
-    asked, own = workload.effective_batch_size, None if loader is None else loader.step_size()
+    asked, own = workload.effective_batch_size, step_size(loader)
     if asked is None and own is None:
-        source = "there is no DataLoader" if loader is None else "the DataLoader does not say it"
+        is_bare = loader is None or isinstance(loader, BareStream)
+        source = "there is no DataLoader" if is_bare else "the DataLoader does not say it"
         problem = f"is null, and {source}: how many samples has a step?"
         raise ConfigError.of("workload.effective_batch_size", problem, "Set workload.effective_batch_size=32.")
-    if loader is not None and loader.has_own_batches and asked not in (None, own):
-        problem = f"the batch sampler of the training data decides what a step is, up to {own} samples."
+    if has_own_batches(loader) and asked is not None and own not in (None, asked):
+        problem = f"the {type(loader.batch_sampler).__name__} of the DataLoader decides what a step is: {own} samples."
         way_out = "Set workload.effective_batch_size=null, or give the DataLoader batch_size and a sampler."
         raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, way_out)
-    drop_last = workload.drop_last or (loader is not None and loader.drop_last)
+    drop_last = workload.drop_last or bool(getattr(loader, "drop_last", False))
     size = own if asked is None else asked
     config = replace(config, workload=replace(workload, effective_batch_size=size, drop_last=drop_last))
     if faults := list(batch_split(config)):
@@ -187,36 +228,68 @@ def of_split(given: Any, split: str) -> Any:
     return given.get(split) if isinstance(given, Mapping) else given
 
 
-def data_facts(objects: RunObjects) -> DataFacts:
-    """Returns the facts of the data that the plan uses."""
+def data_facts(objects: RunObjects, config: RunConfig) -> DataFacts:
+    """Returns the facts of the data that the plan uses.
+
+    Raises:
+        ConfigError: a loader of the user can't be as it is configured.
+    """
     data, features = objects.data, objects.features
-    loaders = {split: loader for split in _SPLITS if (loader := loader_of(data, split))}
-    own, stream = loaders.get("train"), data.train if isinstance(data.train, Stream) else None
+    for split in ("val", "test"):
+        if (loader := loader_of(data, split)) is not None:
+            remade(loader, typed_changes(config, split), split)
+    own = loader_of(data, "train")
     return DataFacts(
         num_train=_num_samples(data.train),
         has_fetch=callable(getattr(data.train, "fetch", None)),
-        stream=None
-        if stream is None
-        else StreamFacts(stream.name, stream.length is not None, stream.shared_by, stream.num_shards),
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
         derived=data.derived,
-        own_loader=None
-        if own is None
-        else OwnLoader(
-            own.step_size(),
-            own.loader.num_workers,
-            own.loader.prefetch_factor,
-            own.loader.persistent_workers,
-            own.loader.pin_memory,
-            own.loader.timeout,
-        ),
-        only_as_it_came=next((f"{split}: {one.problem}" for split, one in loaders.items() if one.problem), ""),
-        has_own_batches=own is not None and own.has_own_batches,
+        own_loader=None if own is None else _facts_of(own, config),
     )
 
 
+def _facts_of(loader: Any, config: RunConfig) -> OwnLoader:
+    """Returns the facts of the user's loader of training, as the run will read it."""
+    changes = typed_changes(config)
+    made, dataset = remade(loader, changes), getattr(loader, "dataset", loader)
+    world_size = config.trainer.world_size
+    shared_out(made, 0, world_size)  # raises what can't be shared
+    is_torchs, is_read_in_order = isinstance(loader, DataLoader), is_read_by_each(loader)
+    held = generators.held_by([dataset, getattr(loader, "collate_fn", None)])
+    return OwnLoader(
+        name=f"{type(loader).__name__} over {type(dataset).__name__}" if is_torchs else type(loader).__name__,
+        batch_size=step_size(loader),
+        has_own_batches=has_own_batches(loader),
+        has_length=_has_length(made),
+        is_fixed=bool(why_fixed(loader)),
+        values={knob: getattr(made, name, default) for name, (knob, default) in LOADER_KNOBS.items()},
+        typed=frozenset(LOADER_KNOBS[name][0] for name in changes.keys() & LOADER_KNOBS.keys()),
+        shares_workers=not is_read_in_order or _names(dataset, "worker_info"),
+        shares_ranks=not is_read_in_order or _names(dataset, "rank", "world_size", "num_replicas", "split_by_node"),
+        generators=tuple(sorted({f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in held})),
+    )
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        return len(loader) > 0
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def _names(dataset: Any, *texts: str) -> bool:
+    """Returns whether the modules of a dataset's classes contain one of these texts. True if they can't be read."""
+    modules = [cls.__module__ for cls in type(dataset).__mro__ if cls.__module__ not in ("builtins", "typing")]
+    own = [sys.modules.get(name) for name in modules if not name.startswith("torch.")]
+    try:
+        sources = [inspect.getsource(module) for module in own if module is not None]
+    except (OSError, TypeError):
+        return True
+    return not sources or any(text in source for source in sources for text in texts)
+
+
 def _num_samples(split: Any) -> int:
-    """Returns the length; for a stream a number larger than any count of workers."""
-    return UNKNOWN_LENGTH if isinstance(split, Stream) else len(split) if hasattr(split, "__len__") else 0
+    """Returns the length; a number larger than any count of workers if it is read in order."""
+    return UNKNOWN_LENGTH if is_stream(split) else len(split) if hasattr(split, "__len__") else 0

@@ -9,10 +9,10 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.eval_loader import EvalLoader
-from wellfed.data.loader_parts import loader_of
+from wellfed.data.item_checks import check_items
+from wellfed.data.own_loader import BareStream, OwnEvalLoader, loader_of
+from wellfed.data.remade_loader import remade, typed_changes
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import Stream, check_items, is_stream
-from wellfed.data.streams.stream_loader import EvalStream, StreamReading
 from wellfed.errors import ConfigError, DataError
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.datasets import of_split
@@ -66,7 +66,7 @@ def make_eval_loader(
     rank: int = 0,
     world_size: int = 1,
     few: int | None = None,
-) -> EvalLoader | EvalStream:
+) -> EvalLoader | OwnEvalLoader:
     """Returns one pass over ``val`` or ``test``, in micro-batches, or in the batches of its DataLoader.
 
     Args:
@@ -76,32 +76,24 @@ def make_eval_loader(
     Raises:
         DataError: the split has no samples, or can't be sent to worker processes.
     """
-    dataset, loader = getattr(data, split), loader_of(data, split)
+    dataset = getattr(data, split)
     limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
     size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch
-    more: dict[str, Any] = {
-        "seed": config.seed,
-        "collate": of_split(data.eval_collate, split) or data.collate,
-        "drop_last": loader.drop_last if loader else False,
-    }
-    if loader is not None and plan.loader.backend == "own":
-        dataset, settings = Stream(loader.loader), LoaderSettings()
-    else:
-        settings = eval_settings(config, plan, dataset)
-    if is_stream(dataset):
-        reading = StreamReading(Stream.of(dataset), settings, batch_size=size, purpose="evaluation", **more)
-        return EvalStream(reading, limit_batches=limit)
+    if (own := loader_of(data, split)) is not None:
+        changes = typed_changes(config, split)
+        if isinstance(own, BareStream):
+            changes["batch_size"] = size
+        return OwnEvalLoader(remade(own, changes, split), batch_size=size, limit_batches=limit)
     check_items(dataset, by_item=False)
     made = EvalLoader(
         dataset,
         size,
-        settings=settings,
+        seed=config.seed,
+        settings=eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
+        collate=of_split(data.eval_collate, split) or data.collate,
         limit_batches=limit,
-        sampled=loader.sampled if loader else None,
-        worker_init=loader.worker_init if loader else None,
-        **more,
     )
     if len(made) == 0:
         name, way_out = type(dataset).__name__, f"Check workload.data, or leave {split} out of Datasets."
@@ -112,16 +104,18 @@ def make_eval_loader(
 def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
     """Returns the settings of training that an evaluation can have too."""
     asked = loader_settings(config, plan.loader)
-    if asked.num_workers == 0 or asked.backend == "own":  # the workers of a DataLoader read no other split
+    if asked.num_workers == 0 or plan.loader.backend == "own":  # its numbers are those of another DataLoader
         return LoaderSettings(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
         return replace(asked, backend="processes")  # its samples may draw from the process's generators
     return asked
 
 
-def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
+def eval_device_prefetch(plan: RunPlan, data: Datasets, split: str) -> int:
     """Returns the number of evaluation batches that are copied to the device ahead. Without workers the copying thread
     would build the batches too, and draw from the process's generators."""
+    if loader_of(data, split) is not None:
+        return 0
     has_workers = plan.loader.num_workers > 0 and plan.loader.backend != "own"
-    may_build_ahead = has_workers or callable(getattr(dataset, "fetch", None))
+    may_build_ahead = has_workers or callable(getattr(getattr(data, split), "fetch", None))
     return plan.loader.device_prefetch if may_build_ahead else 0

@@ -13,12 +13,13 @@ from wellfed.data.backend_benchmark import (
     copied,
 )
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.data.loader_parts import loader_of
+from wellfed.data.own_loader import OwnLoader, has_own_batches, loader_of
+from wellfed.data.rank_batches import is_read_by_each, shared_out
+from wellfed.data.remade_loader import remade, typed_changes
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream import Stream
-from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader, train_loader
 from wellfed.plan.run_plan import LoaderSection, RunPlan
+from wellfed.ranks import share_of
 from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.run.objects.run_objects import RunObjects
 
@@ -63,41 +64,37 @@ def make_train_loader(
     rank: int = 0,
     batch_size: int | None = None,
     on_event: OnEvent = ignore_event,
-) -> TrainLoader | StreamLoader:
+) -> TrainLoader | OwnLoader:
     """Returns the loader of one rank's training steps.
 
     Args:
         batch_size: samples for one device, instead of a step's samples.
         on_event: called for samples that fail and are left out.
     """
-    trainer, effective, loader = config.trainer, config.workload.samples_per_step, loader_of(data, "train")
+    trainer, effective = config.trainer, config.workload.samples_per_step
+    world_size = 1 if batch_size is not None else trainer.world_size
     limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
-    if limit is not None and batch_size is not None and not getattr(data.train, "gives_batches", False):
+    if (loader := loader_of(data, "train")) is not None:
+        changes = typed_changes(config)
+        if batch_size is not None and not has_own_batches(loader):
+            changes |= {"batch_size": batch_size}
+        elif is_read_by_each(loader):
+            changes |= {"batch_size": len(share_of(effective, rank, world_size))}
+        own = shared_out(remade(loader, changes), rank, world_size)
+        return OwnLoader(own, batch_size=effective, limit_batches=limit, world_size=world_size)
+    if limit is not None and batch_size is not None:
         limit *= math.ceil(effective / batch_size)  # keeps the number of samples
-    if loader is not None and settings.backend == "own":
-        return train_loader(
-            Stream(loader.loader),
-            LoaderSettings(),
-            batch_size=effective,
-            seed=config.seed,
-            limit_batches=limit,
-            on_event=on_event,
-        )
-    is_read_in_order = isinstance(data.train, Stream)
-    has_own_order = loader is not None and loader.sampled is None and not (loader.shuffle or is_read_in_order)
     return train_loader(
         data.train,
         settings,
-        batch_size=None if loader and loader.has_own_batches and batch_size is None else batch_size or effective,
+        batch_size=batch_size or effective,
         seed=config.seed,
         rank=rank,
-        world_size=1 if batch_size is not None else trainer.world_size,
+        world_size=world_size,
         drop_last=config.workload.drop_last,
         collate=data.collate,
         limit_batches=limit,
-        shuffle=trainer.overfit_batches is None and not has_own_order,
-        sampled=loader.sampled if loader else None,
-        worker_init=loader.worker_init if loader else None,
+        shuffle=trainer.overfit_batches is None,
         on_event=on_event,
     )
 
@@ -119,7 +116,7 @@ def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: Run
 
 def trial_loaders(
     config: RunConfig, objects: RunObjects, rank: int = 0
-) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
+) -> Callable[[LoaderSettings], TrainLoader | OwnLoader]:
     """Returns a function that makes a loader of a copy of the training data, by its settings."""
     data = replace(objects.data, train=copied(objects.data.train))
     return lambda settings: make_train_loader(config, settings, data, rank=rank)

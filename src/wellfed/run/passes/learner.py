@@ -138,7 +138,7 @@ class Learner:
             return
         share = {"rank": self.rank, "world_size": self.options.world_size} if self.shares_evaluation else {}
         loader, device = self._eval_loader(split, **share), trainer.strategy.root_device
-        ahead = eval_device_prefetch(self.plan, getattr(self.objects.data, split))
+        ahead = eval_device_prefetch(self.plan, self.objects.data, split)
         with closing(loader), prefetched(loader, self.module, device, ahead, is_training=False) as deliveries:
             yield self.batches(deliveries)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.schema import OnOom
-from wellfed.data.streams.stream import Stream
+from wellfed.data.own_loader import loader_of
 from wellfed.run.objects.evaluation import make_metrics
 from wellfed.run.objects.models import features_of, step_listeners
 from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
@@ -37,8 +37,8 @@ class ModelLearner(Learner):
     def __post_init__(self) -> None:
         data = self.objects.data
         is_shareable = self.options.world_size > 1 and self.options.strategy in SHARING_STRATEGIES
-        # Each rank reads the whole of a stream.
-        is_shareable &= not any(isinstance(split, Stream) for split in (data.val, data.test))
+        # Each rank reads the whole of a user's loader.
+        is_shareable &= all(loader_of(data, split) is None for split in ("val", "test"))
         self.shares_evaluation = is_shareable and can_be_shared(data.evaluation)
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
         self.module = self._step_module()

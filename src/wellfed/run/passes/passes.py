@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from wellfed import generators
 from wellfed.config.schema import RunConfig
-from wellfed.data.loader_parts import loader_of
-from wellfed.data.streams.stream_loader import StreamLoader
-from wellfed.data.streams.stream_ranks import StepsOfRanks
+from wellfed.data.own_loader import OwnLoader, loader_of
 from wellfed.errors import ConfigError, LastSaveFailed
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
@@ -197,7 +196,7 @@ class Passes:
             splits = [split for split in ("val", "test") if learner.evaluates(split)]
             few = {split: partial(learner.few, split) for split in splits}
             loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
-            drawn_from = [generator for loader in loaders for generator in loader.generators]
+            drawn_from = [one for one in generators.held_by(loaders) if isinstance(one, torch.Generator)]
             callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
         return callbacks
 
@@ -229,25 +228,23 @@ class Passes:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's device
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
-            has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
-            batches = StepsOfRanks(own) if has_ranks else own
             unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
             # Several ranks stop together, not in a wait.
             alone = stop if self._options.world_size == 1 else None
             on_batch = self.ranks.on_batch
             about = {"on_first": on_first, "on_batch": on_batch, "stop": alone, **learner.parts()}
-            loader = TimedLoader(batches, clock, unwrap=unwrap, **about)
+            loader = TimedLoader(own, clock, unwrap=unwrap, **about)
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
                 try:
                     learner.fit(trainer, loader, val_batches, checkpoint)
                 except NonFiniteLoss as error:
-                    self._name_sample(error, batches.state_dict())
+                    self._name_sample(error, own.state_dict())
                     raise
         self.close()
 
     def _name_sample(self, error: NonFiniteLoss, state: dict[str, Any]) -> None:
         """Makes the error name the sample with a non-finite value, if one of the latest batches has one."""
-        if isinstance(self._loader, StreamLoader):  # its samples have no numbers
+        if isinstance(self._loader, OwnLoader):  # its samples have no numbers
             return
         trainer, config = self._config.trainer, self._config
         steps = 2 * max(trainer.log_every_steps, trainer.checkpoint_every_steps or 0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from wellfed.data.loader_parts import sampled_orders
-from wellfed.errors import EXIT_NOTHING_RUN, DataError
+from wellfed.errors import EXIT_NOTHING_RUN
 from wellfed.plan.run_plan import LoaderSection, MemorySection, RunPlan
 from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.outcome import Outcome
@@ -31,8 +30,6 @@ class PlanOfRank0:
     """Ranks that split a step differently would not meet in the same collectives."""
     loader: LoaderSection
     """Rank 0 has measured the free host memory for all ranks."""
-    orders: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Rank 0's `sampled_orders`. Each rank takes its share of a step from its own order."""
 
 
 class OtherRanks:
@@ -94,15 +91,9 @@ class OtherRanks:
             exchange.broadcast("all are prepared")
 
     def plan(self, planner: Planner) -> RunPlan:
-        """Returns the plan of training, with rank 0's decisions.
-
-        Raises:
-            DataError: a sampler gives this rank another order than rank 0.
-        """
+        """Returns the plan of training, with rank 0's decisions."""
         if self._rank > 0 and self.exchange is not None:
             decided: PlanOfRank0 = self.exchange.broadcast("plan")
-            if decided.orders:
-                _check_orders(sampled_orders(planner.parts.data), decided.orders, self._rank)
             device = replace(planner.device.device, memory_gib=decided.budget_gib)
             rough = replace(planner, device=replace(planner.device, device=device)).rough()
             return replace(rough, memory=decided.memory, loader=decided.loader)
@@ -113,8 +104,7 @@ class OtherRanks:
                 self._has_invited = True
             if self.exchange is not None:
                 budget_gib = plan.device.memory_gib
-                orders = {} if plan.loader.backend == "own" else sampled_orders(planner.parts.data)
-                self.exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader, orders))
+                self.exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader))
         return plan
 
     def ready(self) -> None:
@@ -162,18 +152,6 @@ class OtherRanks:
         advice = f"{found.advice} Its log is {', '.join(map(str, logs))}.".lstrip() if logs else found.advice
         # The other rank showed its traceback. The one here is of a broken connection.
         return replace(found, is_expected=True, exit_code=code, advice=advice)
-
-
-def _check_orders(own: Mapping[str, tuple[str, int]], of_rank_0: Mapping[str, tuple[str, int]], rank: int) -> None:
-    """Raises a DataError if a sampler gives this rank another order than rank 0."""
-    for split, (name, checksum) in own.items():
-        if of_rank_0.get(split) != (name, checksum):
-            raise DataError(
-                f"{name} gives rank {rank} other {split} samples for the first epoch than rank 0. Each rank takes its "
-                "share of every step from its own order, so samples would come twice or not at all. Let it draw by "
-                "set_epoch(epoch) alone, or by the generators of torch, numpy or random, which are seeded alike on all "
-                "ranks."
-            )
 
 
 def _leave_collectives() -> None:

@@ -93,7 +93,7 @@ def _of_data(best: TuneTrial) -> float:
 
 def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
     backend, workers = best.value("loader.backend"), int(best.value("loader.num_workers") or 0)
-    if backend is None or backend == "own":
+    if backend is None or "loader.num_workers" in best.record.refused:
         return
     bound, of_waiting = _of_data(best), _of_waiting(best)
     why = f"{show_percent(_data_frac(best))} of a step waits for data"
@@ -103,7 +103,8 @@ def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> 
     cores = max(1, int(machine.cores / int(best.value("trainer.devices") or 1)))
     spare = min(max(1, cores - 1), most)
     is_any_set = any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT))
-    if is_any_set or best.is_from(_BACKEND, "set"):
+    is_own = backend == "own"
+    if is_any_set or (best.is_from(_BACKEND, "set") and not is_own):
         yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
     others = _OTHERS.get(str(backend), ())
     for other in others[:1] if backends_are_timed else others:
@@ -115,13 +116,13 @@ def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> 
         by = "in the training process" if other == "inline" else f"by {other}"
         count = None if other == "inline" else workers or spare
         yield Move("data", built_by(other, count), f"{why}: built {by}", bound)
-    if workers:
+    if workers or is_own:
         waits_outside = best.record.loading.get("cpu_frac", 1.0) < BUILD_WAITS_FRAC
         for count in (*((2 * workers, 4 * workers) if waits_outside else ()), spare, cores, max(1, workers // 2)):
             if count != workers and count <= most:
                 win = of_waiting if count > workers else bound
                 yield Move("data", (f"loader.num_workers={count}",), f"{why}: another number of workers", win)
-        if int(best.value("loader.prefetch_factor") or 2) < _PREFETCH:
+        if workers and int(best.value("loader.prefetch_factor") or 2) < _PREFETCH:
             yield Move("data", (f"loader.prefetch_factor={_PREFETCH}",), f"{why}: more batches kept ready", of_waiting)
     if machine.on_gpu:
         if best.value("loader.pin_memory") is False:

@@ -14,7 +14,7 @@ from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
 from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.observe.machine_facts import MachineFacts
-from wellfed.plan.run_plan import only_planned
+from wellfed.plan.run_plan import left_to_loader
 from wellfed.record.entries import RunRecord
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
 from wellfed.study.tune.trial import knob_of, with_overrides
@@ -68,7 +68,9 @@ def planned_values(record: RunRecord, because: Mapping[str, str] = {}) -> dict[s
     The samples of a step are split by ``memory.micro_batch``; ``memory.accumulate`` follows from it.
     """
     plan = record.plan
-    left_out = only_planned({knob: planned["value"] for knob, planned in plan.items()})
+    left_out = left_to_loader(
+        {knob: planned["value"] for knob, planned in plan.items()}, record.config.get("loader", {})
+    )
     values = {
         knob: Value(planned["value"], because.get(knob) or f"{planned['source']}: {planned['because']}")
         for knob, planned in plan.items()

@@ -16,7 +16,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
+from wellfed.data.own_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.wall import VALIDATION, Wall
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.users import nobody_logs

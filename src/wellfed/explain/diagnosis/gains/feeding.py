@@ -315,14 +315,13 @@ def has_unused_fetch(evidence: Evidence) -> bool:
 
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
-    """Returns overrides of ``loader``, without those that the configuration of the run has. A DataLoader that is used
-    as it came has no other knobs, so it is built again, with as many workers unless ``values`` has another number.
-    Empty if it can't be built again."""
+    """Returns overrides of ``loader``, without those that the configuration of the run has. A user's own DataLoader
+    keeps its backend. Empty for a loader that no knob can change."""
     asked = evidence.record.config.get("loader", {})
     if evidence.value("loader.backend") == "own":
-        if "loader.backend" in evidence.record.refused:
+        if "loader.num_workers" in evidence.record.refused:
             return ()
-        values = {"backend": "auto", "num_workers": evidence.num_workers or None, **values}
+        values = {name: value for name, value in values.items() if name != "backend"}
     typed = {True: "true", False: "false", None: "null"}
     return tuple(
         f"loader.{name}={typed.get(value, value) if isinstance(value, bool | None) else value}"
@@ -391,7 +390,7 @@ def _bound(evidence: Evidence, without_wait: float) -> float:
 
 
 def most_workers(evidence: Evidence) -> int:
-    """Returns the maximum number of workers that advice may name: by the parts of a stream and by memory."""
+    """Returns the maximum number of workers that advice may name: by data and memory."""
     most = evidence.record.loading.get("most_workers") or MOST_WORKERS
     one_mib = ready_mib(evidence, 1)
     if one_mib:

@@ -317,8 +317,8 @@ def slow_copy(evidence: Evidence) -> Finding | None:
             advice = "Look for other programs on this GPU (nvidia-smi shows them)."
             return Finding("slow_copy", text, figures, lost_frac=copy, advice=advice)
     change, whys, is_pageable = [], [], evidence.value("loader.pin_memory") is False
-    if is_pageable and evidence.value("loader.backend") != "own":
-        change.append("loader.pin_memory=true")
+    if is_pageable and (pinned := knobs(evidence, pin_memory=True)):
+        change += pinned
         whys.append("its memory is not page-locked")
     is_ahead, may_be_ahead = copies_ahead(evidence), may_copy_ahead(evidence)
     if may_be_ahead:
@@ -387,7 +387,9 @@ def restarted_workers(evidence: Evidence) -> Finding | None:
         return None
     # The first batch has to be built in any case.
     kept_frac = min(1.0, (evidence.record.loading.get("build_ms_mean") or 0.1 * start_ms) / start_ms) * frac
-    is_own = evidence.value("loader.backend") == "own"
+    way_out: dict[str, Any] = {"change": ("loader=auto",)}
+    if not stays:
+        way_out = loader_change(evidence, persistent_workers=True)
     begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
     length = evidence.swings.lags.get("epoch", 0)
     text = (
@@ -399,9 +401,8 @@ def restarted_workers(evidence: Evidence) -> Finding | None:
         "restarted_workers",
         text,
         {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
-        () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
         gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),
-        advice="Give the DataLoader persistent_workers=True." if is_own else "",
+        **way_out,
     )
 
 

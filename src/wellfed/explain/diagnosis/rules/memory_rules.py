@@ -131,7 +131,7 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
         text.append(f"{counted(workers, 'worker')} keep {workers * prefetch} batches ready{size}")
     message = "; ".join(text)
     change: tuple[str, ...] = ()
-    if workers and evidence.value("loader.backend") != "own":  # half the workers, and half the ready batches of each
+    if workers:  # half the workers, and half the ready batches of each
         change += knobs(evidence, num_workers=workers // 2) if workers > 1 else ()
         change += knobs(evidence, prefetch_factor=prefetch // 2) if prefetch > 1 else ()
     advice = "Keep less in memory: open files when a sample is read, by mmap, and leave no copies in the Dataset."

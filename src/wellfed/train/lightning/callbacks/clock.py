@@ -12,7 +12,7 @@ import torch
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
+from wellfed.data.own_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock, StepRow
@@ -74,7 +74,7 @@ class TimedLoader:
     def __iter__(self) -> Iterator[Any]:
         batches_of_epoch = iter(self._loader)
         keep_pace, clock = getattr(self._loader, "keep_pace", None), self._clock
-        exchanges = hasattr(self._loader, "on_own")  # `StepsOfRanks`, whose ranks wait for one another, too
+        exchanges = getattr(self._loader, "on_own", None) is not None  # ranks then wait for one another, too
         if exchanges:
             self._loader.on_own = clock.got
         while True:
