@@ -49,20 +49,6 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "Set loader.num_workers=1 or more, or loader.backend=inline.",
     ),
     (
-        "own_loader",
-        {"loader.backend": Backend.own, "loader.num_workers": 2},
-        "loader.num_workers=2",
-        "has no effect with loader.backend=own, which leaves the DataLoader as it came.",
-        "Set loader.num_workers=null, or loader=auto.",
-    ),
-    (
-        "own_loader",
-        {"loader.backend": Backend.own, "loader.skip_ids": [3, 4]},
-        "loader.skip_ids=[3,4]",
-        "has no effect with loader.backend=own, which leaves the DataLoader as it came.",
-        "Set loader=auto.",
-    ),
-    (
         "needs_workers",
         {"loader.prefetch_factor": 4, "loader.num_workers": 0},
         "loader.prefetch_factor=4",

@@ -60,7 +60,7 @@ def members(path: Path, first: int = 0) -> Iterator[dict[str, Tensor]]:
 
 
 class Places(IterableDataset[Any]):
-    """Offers its parts, and says where it stands; its files come in another order each epoch."""
+    """Says where it stands; ranks and workers share its files, which come in another order each epoch."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths, self.epoch, self.file, self.row = paths, 0, 0, 0
@@ -68,22 +68,17 @@ class Places(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.paths) * ROWS
 
-    @property
-    def num_shards(self) -> int:
-        """There are so many files."""
-        return len(self.paths)
-
-    def shard(self, index: int, count: int) -> Places:
-        """Some of the files."""
-        return Places(self.paths[index::count])
-
     def set_epoch(self, epoch: int) -> None:
         """What the order goes by."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         turn = self.epoch % len(self.paths)
-        paths = [*self.paths[turn:], *self.paths[:turn]]
+        paths, told = [*self.paths[turn:], *self.paths[:turn]], get_worker_info()
+        if torch.distributed.is_initialized():
+            paths = paths[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
+        if told is not None:
+            paths = paths[told.id :: told.num_workers]
         while self.file < len(paths):
             for sample in members(paths[self.file], self.row):
                 self.row += 1
@@ -107,7 +102,7 @@ def tars() -> Datasets:
 
 
 def places() -> Datasets:
-    """With a length, parts and states."""
+    """With a length and states."""
     paths = written()
     return Datasets(Places(paths), val=Places(paths[:1]))
 

@@ -35,7 +35,7 @@ from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
+from wellfed.plan.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan
 from wellfed.ranks import share_of
 from wellfed.train.memory.step_down import MicroBatches
 
@@ -46,9 +46,12 @@ OPTIONS = {
 }
 FETCH = DataFacts(100_000, has_fetch=True)
 ITEMS = DataFacts(100_000, has_fetch=False)
-STREAM = StreamFacts("Tars", has_length=True, shared_by="shard")
-ITERABLE = dataclasses.replace(ITEMS, stream=STREAM)
-OWN = OwnLoader(2048, num_workers=3, prefetch_factor=2, persistent_workers=True, pin_memory=False, timeout_s=0)
+OWN = OwnLoader(
+    "DataLoader over Rows",
+    {"num_workers": 3, "prefetch_factor": 2, "persistent_workers": True, "pin_memory": False, "timeout_s": 0},
+    batch_size=64,
+)
+BROUGHT = dataclasses.replace(ITEMS, own_loader=OWN)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
 TIMED = FirstBatches(
@@ -118,8 +121,9 @@ BLOCKS = replace(MODEL, has_blocks=True)
 EIGHT = machine(card(), cores=8.0)
 
 
-def stream(**facts):
-    return replace(ITERABLE, stream=replace(STREAM, **facts))
+def brought(num_workers=3, **facts):
+    """Data in a DataLoader with so many workers."""
+    return replace(BROUGHT, own_loader=replace(OWN, values={**OWN.values, "num_workers": num_workers}, **facts))
 
 
 def case(groups, expected, facts=H200, **more):
@@ -165,12 +169,12 @@ def case(groups, expected, facts=H200, **more):
         case({"loader": {"num_workers": 3}}, {"loader.backend": "processes"}, EIGHT, data=ITEMS),
         case({"loader": {"prefetch_factor": 2}}, {"loader.backend": "threads", "loader.num_workers": 8}, EIGHT),
         case({"loader": {"backend": Backend.inline}}, {"loader.num_workers": 0}, EIGHT, data=ITEMS),
-        case({}, {"loader.backend": "processes", "loader.num_workers": 8}, EIGHT, data=ITERABLE),
-        case({}, {"loader.num_workers": 1}, data=stream(shared_by=None)),
-        case({}, {"loader.num_workers": 3}, data=stream(num_shards=3)),
-        case({"loader": {"backend": Backend.own}, "effective": 2048},
-             {"loader.num_workers": 3, "loader.device_prefetch": 0, "loader.persistent_workers": True},
-             data=replace(ITEMS, own_loader=OWN)),
+        case({}, {"loader.backend": "own", "loader.num_workers": 3, "loader.device_prefetch": 0,
+                  "loader.persistent_workers": True}, EIGHT, data=BROUGHT),
+        case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 4}, data=BROUGHT),
+        case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 0}, data=brought(0)),
+        case({"loader": {"num_workers": 2}}, {"loader.num_workers": 2},
+             data=brought(2, typed=frozenset(["num_workers"]))),
         # copies to the device
         case({}, {"loader.device_prefetch": 2, "loader.pin_memory": True}),
         case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 4}),
@@ -187,8 +191,7 @@ def test_facts_and_what_is_planned(groups, expected, facts, more):
         group, _, name = knob.partition(".")
         if name in groups.get(group, {}) and entry.value == groups[group][name]:
             assert entry.source == "set", knob
-    if "data" not in more or more["data"].own_loader is None:
-        check_reasons(plan)
+    check_reasons(plan)
 
 
 @pytest.mark.parametrize(
@@ -248,21 +251,17 @@ HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0)])
         refused({"memory": {"features": FeatureMode.cache}}, "memory.features", "memory.features=dynamic",
                 data=replace(TABLE, features_trainable=True)),
         refused({"loader": {"backend": Backend.threads}}, "loader.backend", "loader.backend=processes", data=ITEMS),
-        refused({"loader": {"backend": Backend.threads}}, "loader.backend", "loader.backend=processes", data=ITERABLE),
         refused({"loader": {"max_skipped": 3}, "trainer": {"devices": 2}}, "loader.max_skipped", "loader.skip_ids",
                 TWO, data=ITEMS),
-        refused({"loader": {"num_workers": 2}}, "loader.num_workers=2", "shard(index, count)",
-                data=stream(shared_by=None)),
-        refused({"loader": {"num_workers": 4}}, "loader.num_workers=4", "loader.num_workers=3",
-                data=stream(num_shards=3)),
-        refused({"trainer": {"devices": 2}}, "trainer.devices=2", "train on one device", TWO,
-                data=stream(shared_by=None)),
         refused({"loader": {"backend": Backend.own}}, "loader.backend=own", "loader=auto"),
-        refused({"loader": {"backend": Backend.own}}, "workload.effective_batch_size=64", "another loader option",
-                data=replace(ITEMS, own_loader=OWN)),
-        refused({"loader": {"backend": Backend.own}, "trainer": {"overfit_batches": 2}, "effective": 2048},
-                "trainer.overfit_batches", "loader=auto", data=replace(ITEMS, own_loader=OWN)),
-        refused({}, "workload.data", "loader=own", data=replace(ITEMS, own_loader=OWN, only_as_it_came="val: odd")),
+        refused({"loader": {"backend": Backend.threads}}, "loader.backend=threads", "hand over the dataset",
+                data=BROUGHT),
+        refused({"loader": {"backend": Backend.processes}}, "loader.backend=processes", "loader.num_workers=2",
+                data=brought(0)),
+        refused({"loader": {"skip_ids": [3, 5]}}, "loader.skip_ids=[3,5]", "loader.skip_ids=[]", data=BROUGHT),
+        refused({"loader": {"max_skipped": 3}}, "loader.max_skipped=3", "hand over the dataset", data=BROUGHT),
+        refused({"trainer": {"overfit_batches": 2}}, "trainer.overfit_batches=2", "hand over the dataset",
+                data=BROUGHT),
     ],
 )  # fmt: skip
 def test_facts_and_what_is_refused(groups, where, way_out, facts, more):
@@ -283,12 +282,21 @@ def test_facts_and_what_is_refused(groups, where, way_out, facts, more):
         case({"memory": {"features": FeatureMode.cache}}, "memory.features=cache has no effect"),
         case({"loader": {"num_workers": 9}}, "Set loader.num_workers=4", machine(card(), cores=4.0), data=ITEMS),
         case({"loader": {"device_prefetch": 2, "num_workers": 0}}, "loader.device_prefetch=2 is not used", data=ITEMS),
-        case({"loader": {"skip_ids": [3, 5]}}, "loader.skip_ids=[3,5] is not used", data=ITERABLE),
-        case({"loader": {"max_skipped": 3}}, "loader.max_skipped=3 is not used", data=ITERABLE),
         case({}, "The last batch of each epoch has 1 sample: BatchNorm", data=DataFacts(65, False), model=NORM),
         case({"trainer": {"devices": 2}}, "has 3 samples for trainer.devices=2: BatchNorm", TWO,
              data=DataFacts(67, False), model=NORM),
         case({"effective": 2, "trainer": {"devices": 2}}, "Set workload.effective_batch_size=4", TWO, model=NORM),
+        case(
+            {}, "the DataLoader's num_workers=3 is more than the 2 CPU cores", machine(card(), cores=2.0), data=BROUGHT
+        ),
+        case(
+            {"loader": {"prefetch_factor": 4, "timeout_s": 60}},
+            "loader.prefetch_factor=4, loader.timeout_s=60 are not used",
+            data=brought(0),
+        ),
+        case({}, "each of 3 workers may give every sample", data=brought(shares_workers=False)),
+        case({"trainer": {"devices": 2}}, "may train on every sample", TWO, data=brought(shares_ranks=False)),
+        case({}, "the dataset holds numpy.Generator", data=brought(generators=("numpy.Generator",))),
     ],
 )  # fmt: skip
 def test_facts_and_what_is_warned_of(groups, said, facts, more):
@@ -327,17 +335,15 @@ def test_a_schedule_needs_to_know_where_a_stream_ends():
     given = config()
     given.workload.schedule.name = ScheduleName.cosine
     with pytest.raises(ConfigError, match=r"trainer\.max_steps"):
-        planned(given, data=stream(has_length=False))
-    planned(given, data=ITERABLE)
+        planned(given, data=brought(has_length=False))
+    planned(given, data=BROUGHT)
 
 
 def test_knobs_that_a_model_or_its_data_refuse_are_named():
-    own = config(2048, loader={"backend": Backend.own})
     size = "workload.effective_batch_size"
     assert planned(model=BY_HAND).refused == ("gpu.compile", "trainer.gradient_clip")
-    assert planned(own, data=replace(ITEMS, own_loader=OWN, has_own_batches=True)).refused == (size,)
-    odd = replace(ITEMS, own_loader=OWN, only_as_it_came="val: it is odd")
-    assert planned(own, data=odd).refused == ("loader.backend", size)
+    assert planned(data=brought(has_own_batches=True)).refused == (size,)
+    assert planned(data=brought(is_fixed=True)).refused == ("loader.num_workers", size)
 
 
 @examples(50)
@@ -478,7 +484,7 @@ def test_all_options_plan_together(facts):
             loader=composed(f"loader={loader}").loader,
             memory=composed(f"memory={memory}").memory,
         )
-        for data in (dataclasses.replace(ITEMS, own_loader=OWN),) if loader == "own" else (TABLE, ITEMS):
+        for data in (BROUGHT,) if loader == "own" else (TABLE, ITEMS):
             plan = planned(given, facts, data=data, choices={"gpu": gpu, "loader": loader, "memory": memory})
             assert plan.workload.effective_batch_size == base.workload.effective_batch_size
             check_reasons(plan)

@@ -59,7 +59,7 @@ def test_every_combination_of_options_is_planned_as_committed(name):
     base = compose([])
     rows = []
     for gpu, loader, memory in itertools.product(*OPTIONS):
-        if loader == "own":  # of a DataLoader that comes with the data: there is none
+        if loader == "own":  # only DataLoaders have it, and these data came without
             continue
         chosen = compose([f"gpu={gpu}", f"loader={loader}", f"memory={memory}"]) if rows == [] else None
         config = dataclasses.replace(

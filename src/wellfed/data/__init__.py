@@ -15,8 +15,10 @@ Uses no Lightning, no model and no plan. Start from `train_loader.train_loader`,
         | Delivery, on the device
     the step
 
-`streams/` reads datasets without indices, `shards/` reads samples from tar files, `prepared` caches files made from a
-user's data. `loader_parts` takes a user's DataLoader apart; `sampled_epochs` reads the indices of an epoch from its
-sampler. `eval_loader` yields validation and test splits. `backend_benchmark` times the first batches, `longest_batch`
-finds the largest, `non_finite_samples` finds NaN.
+A loader that a user hands over takes another path: `own_loader.OwnLoader` reads it as it came and yields deliveries.
+`remade_loader` makes a DataLoader again with a few arguments changed, `rank_batches` shares its batches out to ranks.
+
+`shards/` reads samples from tar files, `prepared` caches files made from a user's data. `eval_loader` yields validation
+and test splits. `backend_benchmark` times the first batches, `longest_batch` finds the largest, `non_finite_samples`
+finds NaN.
 """

@@ -135,10 +135,10 @@ class OwnLoader:
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
         self._running: object = None
-        sampler = getattr(loader, "batch_sampler", None)
-        agrees = world_size > 1 and not isinstance(sampler, RankBatches)
-        self.on_own: Callable[[], None] | None = (lambda: None) if agrees else None
-        """Function called once this rank's own batch is there, before it waits for other ranks; None = it does not."""
+        self._agrees = world_size > 1 and not isinstance(getattr(loader, "batch_sampler", None), RankBatches)
+        if self._agrees:
+            self.on_own: Callable[[], None] = lambda: None
+            """Function called once this rank's own batch is there, before it waits for other ranks."""
 
     def __len__(self) -> int:
         return UNKNOWN_LENGTH
@@ -233,7 +233,7 @@ class OwnLoader:
     def _given(self, batch: Any, state: Any, *, is_last: bool) -> Delivery:
         size, index = self._size(batch), self._next_batch
         total, is_padding = size, False
-        if self.on_own is not None:
+        if self._agrees:
             self.on_own()
             total, is_last = agreed(size, is_last=is_last)
         elif self._world_size > 1:

@@ -22,8 +22,10 @@ def left_to_loader(values: Mapping[str, Any], asked: Mapping[str, Any]) -> set[s
         values: planned values by dotted knob.
         asked: ``loader`` of the configuration.
     """
-    is_own = values.get("loader.backend") == "own"
-    return {f"loader.{knob}" for knob, value in asked.items() if value is None} if is_own else set()
+    if values.get("loader.backend") != "own":
+        return set()
+    of_loader = [knob for knob in values if knob.startswith("loader.") and knob != "loader.backend"]
+    return {knob for knob in of_loader if asked.get(knob.partition(".")[2]) is None}
 
 
 @dataclass(frozen=True)

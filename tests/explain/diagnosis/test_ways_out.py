@@ -15,7 +15,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*/*.json.gz"))[::4]
-REFUSED = {"refused": {"loader.backend": "It is your own DataLoader."}}
+REFUSED = {"refused": ["loader.num_workers"]}
 
 
 def without_way_out(given: Evidence) -> list[str]:
@@ -23,7 +23,7 @@ def without_way_out(given: Evidence) -> list[str]:
 
 
 def of_own_loader(given: Evidence) -> Evidence:
-    """The same run with a DataLoader of the user, which can't be built again."""
+    """The same run with a loader of the user that no knob can change."""
     plan = {**given.record.plan, "loader.backend": {"value": "own", "because": "", "source": "set"}}
     record = replace(given.record, plan=plan, **REFUSED)  # type: ignore[arg-type]
     return replace(given, record=record)

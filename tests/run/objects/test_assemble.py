@@ -18,10 +18,10 @@ from tests.plan.test_decide import planned
 from wellfed.config.compose import Composed
 from wellfed.contract import Datasets, LossOutput
 from wellfed.data.backends import thread_backend
+from wellfed.data.own_loader import LoadedDatasets, OwnLoader
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.errors import ConfigError, DataError
-from wellfed.plan.run_plan import DataFacts, OwnLoader
+from wellfed.plan.run_plan import DataFacts
 from wellfed.run.objects import assemble
 from wellfed.run.objects.datasets import data_facts, with_derived, with_loader
 from wellfed.run.objects.evaluation import eval_device_prefetch, eval_settings, make_eval_loader
@@ -149,16 +149,62 @@ def brought(target, effective=None, model="Model", **arguments):
 
 
 @pytest.mark.parametrize(("kind", "has_val"), [("dict", True), ("tuple", True), ("one", False)])
-def test_loaders_in_any_form_are_taken_apart(kind, has_val):
+def test_loaders_in_any_form_are_used_as_they_came(kind, has_val):
     parts, given = brought("loaders", kind=kind)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (5, False)
     assert (type(parts.data.train), parts.data.val is not None) == (Rows, has_val)
-    assert "a DataLoader over Rows gives the training samples, in its own order." in parts.data.notes
-    facts = data_facts(parts)
-    assert facts.own_loader == OwnLoader(5, 0, None, persistent_workers=False, pin_memory=False, timeout_s=0)
+    own = data_facts(parts, given).own_loader
+    assert (own.name, own.batch_size, own.typed) == ("DataLoader over Rows", 5, frozenset())
+    assert own.values == {
+        "num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False, "timeout_s": 0,
+    }  # fmt: skip
     loader = make_train_loader(given, LoaderSettings(), parts.data)
+    assert isinstance(loader, OwnLoader)
     assert next(iter(loader)).batch["index"].tolist() == [0, 1, 2, 3, 4]
-    assert isinstance(make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
+
+
+def test_what_is_typed_changes_the_dataloader():
+    parts, given = brought("loaders", effective=4, kind="dict")
+    given = replace(given, loader=replace(given.loader, num_workers=1, prefetch_factor=3))
+    own = data_facts(parts, given).own_loader
+    assert (own.values["num_workers"], own.values["prefetch_factor"]) == (1, 3)
+    assert own.typed == {"num_workers", "prefetch_factor"}
+    assert next(iter(make_train_loader(given, LoaderSettings(), parts.data))).batch["index"].tolist() == [0, 1, 2, 3]
+    plan = planned(given, LAPTOP, data=data_facts(parts, given))
+    assert plan.knobs["loader.num_workers"].because == "loader.num_workers=1"
+    assert plan.knobs["loader.pin_memory"].because == "its DataLoader, as it came"
+    (val,) = list(make_eval_loader(given, plan, parts.data, "val"))[:1]
+    assert val.batch["index"].tolist() == [0, 1, 2]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Rows in order; their length is not known."""
+
+    def __iter__(self):
+        return iter(map(Rows().__getitem__, range(12)))
+
+
+def streams(kind="bare"):
+    collate = torch.utils.data.default_collate
+    return {
+        "bare": Datasets(Stream(), val=Stream(), collate=collate),
+        "loader": Datasets(DataLoader(Stream(), 4)),
+    }[kind]
+
+
+def test_a_stream_without_a_dataloader_is_put_into_one():
+    with pytest.raises(ConfigError, match=r"effective_batch_size: is null, and there is no DataLoader"):
+        brought("streams", kind="bare")
+    parts, given = brought("streams", effective=5, kind="bare")
+    assert isinstance(parts.data, LoadedDatasets)
+    loader = make_train_loader(given, LoaderSettings(), parts.data)
+    assert [len(one.batch["index"]) for one in loader] == [5, 5, 2]
+    plan = planned(given, LAPTOP, data=data_facts(parts, given))
+    assert (plan.loader.backend, plan.loader.num_workers, plan.loader.most_workers) == ("own", 0, 1)
+    assert sum(one.size for one in make_eval_loader(given, plan, parts.data, "val")) == 12
+    assert not data_facts(parts, given).own_loader.has_length
+    parts, given = brought("streams", kind="loader")
+    assert given.workload.effective_batch_size == 4
 
 
 class OnDevice(Rows):
@@ -210,7 +256,7 @@ def test_another_method_that_torchs_subset_hides_is_told(kind, hidden):
 def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
-    assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
+    assert (len(parts.data.train), parts.data.val, len(parts.data.test)) == (12, None, 12)
     parts.end()
     assert parts.data_module.torn_down == ("fit", "test")
 
@@ -309,7 +355,7 @@ def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
         # Samples of their own may draw from the process's generators, which no thread beside training may touch.
         ("threads", sets.Global, 2, "processes", 3),
         ("threads", sets.Global, 0, "inline", 0),
-        ("own", sets.Global, 2, "inline", 0),  # a DataLoader that has workers is of one split
+        ("own", sets.Global, 2, "inline", 0),  # these workers read the training DataLoader
         ("torch", sets.Fetching, 0, "inline", 3),
     ],
 )
@@ -321,7 +367,7 @@ def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expec
     found = eval_settings(config, plan, kind())
     workers = 0 if expected == "inline" else num_workers
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, workers, True)
-    assert eval_device_prefetch(plan, kind()) == ahead
+    assert eval_device_prefetch(plan, Datasets(kind(), kind()), "val") == ahead
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------

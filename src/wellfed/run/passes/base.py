@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from wellfed.config.schema import RunConfig
-from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.data.own_loader import OwnLoader
 from wellfed.errors import ConfigError, LastSaveFailed
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import StepClock
@@ -163,7 +163,7 @@ class RunPasses:
         Args:
             state: position of the loader.
         """
-        if isinstance(self._loader, StreamLoader):  # its samples have no numbers
+        if isinstance(self._loader, OwnLoader):  # its samples are unknown here
             return
         trainer, config = self._config.trainer, self._config
         steps = 2 * max(trainer.log_every_steps, trainer.checkpoint_every_steps or 0)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wellfed import generators
 from wellfed.config.schema import RunConfig
+from wellfed.data.own_loader import loader_of
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
@@ -145,8 +147,9 @@ class Learner:
     @contextmanager
     def few(self, split: str) -> Iterator[Any]:
         """Yields the first batches of a split."""
-        with closing(self._eval_loader(split, few=self.config.trainer.sanity_batches)) as loader:
-            yield loader
+        loader, few = loader_of(self.objects.data, split), self.config.trainer.sanity_batches
+        with generators.kept(loader), closing(self._eval_loader(split, few=few)) as deliveries:
+            yield deliveries
 
     def batches(self, deliveries: Any) -> Any:
         """Returns the batches of an evaluated split for the Trainer."""

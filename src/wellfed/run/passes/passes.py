@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from wellfed import generators
 from wellfed.config.schema import RunConfig
-from wellfed.data.own_loader import OwnLoader, loader_of
+from wellfed.data.own_loader import OwnLoader
 from wellfed.errors import ConfigError, LastSaveFailed
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
@@ -195,9 +194,7 @@ class Passes:
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if learner.evaluates(split)]
             few = {split: partial(learner.few, split) for split in splits}
-            loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
-            drawn_from = [one for one in generators.held_by(loaders) if isinstance(one, torch.Generator)]
-            callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects), drawn_from))
+            callbacks.insert(0, SanityCheck(few, partial(check_metrics, config, learner.objects)))
         return callbacks
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:

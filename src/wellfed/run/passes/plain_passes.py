@@ -11,12 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
+from wellfed import generators
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.data.loader_parts import loader_of
-from wellfed.data.streams.stream import Stream
-from wellfed.data.streams.stream_loader import StreamLoader
-from wellfed.data.streams.stream_ranks import StepsOfRanks
+from wellfed.data.own_loader import loader_of
 from wellfed.errors import ConfigError
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
@@ -88,8 +86,8 @@ class PlainPasses(RunPasses):
     def _can_share_evaluation(self) -> bool:
         data = self._objects.data
         is_shareable = self._num_ranks > 1 and self._plan.trainer.strategy in SHARING_STRATEGIES
-        # Each rank reads the whole of a stream.
-        is_shareable &= not any(isinstance(split, Stream) for split in (data.val, data.test))
+        # Each rank reads the whole of a user's loader.
+        is_shareable &= all(loader_of(data, split) is None for split in ("val", "test"))
         return is_shareable and can_be_shared(data.evaluation)
 
     def _placed_model(self, may_adapt: bool) -> PlacedModel:
@@ -230,15 +228,13 @@ class PlainPasses(RunPasses):
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
         callbacks, per_epoch = self._objects.callbacks, self.steps_per_epoch
         with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
-            has_ranks = isinstance(self._loader, StreamLoader) and self._num_ranks > 1
-            loader = StepsOfRanks(own) if has_ranks else own
             training = Training(
-                self._model, loader, limits, stop=stop, callbacks=callbacks, steps_per_epoch=per_epoch, **more
+                self._model, own, limits, stop=stop, callbacks=callbacks, steps_per_epoch=per_epoch, **more
             )
             try:
                 training.fit(checkpoint)
             except NonFiniteLoss as error:
-                self._name_sample(error, loader.state_dict())
+                self._name_sample(error, own.state_dict())
                 raise
         self.close()
         return training
@@ -264,14 +260,19 @@ class PlainPasses(RunPasses):
 
     def _try_splits(self) -> None:
         """Evaluates a few batches of each split before training."""
-        few, data = self._config.trainer.sanity_batches, self._objects.data
+        few = self._config.trainer.sanity_batches
         if not few:
             return
         splits = [split for split in ("val", "test") if self.evaluates(split)]
-        loaders = [loader for split in splits if (loader := loader_of(data, split))]
-        drawn_from = [generator for loader in loaders for generator in loader.generators]
-        opened = {split: partial(_closing, self._eval_loader, split, few) for split in splits}
-        try_splits(self._model, opened, partial(check_metrics, self._config, self._objects), drawn_from)
+        opened = {split: partial(self._few, split, few) for split in splits}
+        try_splits(self._model, opened, partial(check_metrics, self._config, self._objects))
+
+    @contextmanager
+    def _few(self, split: str, few: int) -> Iterator[Any]:
+        """Yields the first batches of a split, and restores the generators that reading them draws from."""
+        loader = loader_of(self._objects.data, split)
+        with generators.kept(loader), closing(self._eval_loader(split, few=few)) as deliveries:
+            yield deliveries
 
     @contextmanager
     def _open_split(self, split: str) -> Iterator[Any]:
@@ -280,7 +281,7 @@ class PlainPasses(RunPasses):
             yield None
             return
         share = {"rank": self._rank, "world_size": self._num_ranks} if self._shares_evaluation else {}
-        ahead = eval_device_prefetch(self._plan, getattr(self._objects.data, split))
+        ahead = eval_device_prefetch(self._plan, self._objects.data, split)
         with (
             closing(self._eval_loader(split, **share)) as loader,
             prefetched(self._model, loader, ahead, is_training=False) as deliveries,
@@ -331,7 +332,3 @@ class IsMeasured:
         return found.samples_per_s > 0 and (high - low) / 2 <= self._within * found.samples_per_s
 
 
-@contextmanager
-def _closing(make: Callable[..., Any], split: str, few: int) -> Iterator[Any]:
-    with closing(make(split, few=few)) as loader:
-        yield loader

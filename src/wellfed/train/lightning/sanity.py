@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import lightning.pytorch as pl
@@ -32,14 +32,12 @@ class SanityCheck(pl.Callback):
         self,
         splits: Mapping[str, Few],
         found: Callable[[str, Mapping[str, float]], None],
-        generators: Sequence[torch.Generator] = (),
     ) -> None:
         """
         Args:
             found: called with the metrics of a few batches of each split of a `StepModule`, or of a user's validation.
-            generators: generators of the user that reading a split draws from.
         """
-        self._splits, self._found, self._generators = splits, found, generators
+        self._splits, self._found = splits, found
         self._trying: str | None = None
         self._until_end = ExitStack()
 
@@ -69,13 +67,8 @@ class SanityCheck(pl.Callback):
 
     @contextmanager
     def _put_back(self, module: pl.LightningModule) -> Iterator[None]:
-        drawn = [generator.get_state() for generator in self._generators]
-        try:
-            with put_back(module, only_buffers=True), logged_to(None):
-                yield
-        finally:
-            for generator, state in zip(self._generators, drawn, strict=True):
-                generator.set_state(state)
+        with put_back(module, only_buffers=True), logged_to(None):
+            yield
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if self._trying is None:

@@ -6,8 +6,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-import torch
-
 from wellfed.batches import Delivery
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.train.loop.placed_model import PlacedModel
@@ -20,15 +18,12 @@ def try_splits(
     model: PlacedModel,
     splits: Mapping[str, Few],
     found: Callable[[str, Mapping[str, float]], None],
-    generators: Sequence[torch.Generator] = (),
 ) -> None:
     """Evaluates the batches of each split. Logs nothing; restores buffers, generators and metrics.
 
     Args:
         found: called with the metrics of each split.
-        generators: generators of the user that reading a split draws from.
     """
-    drawn = [generator.get_state() for generator in generators]
     for split, few in splits.items():
         try:
             with model.put_back(only_buffers=True), logged_to(None), few() as deliveries:
@@ -40,9 +35,6 @@ def try_splits(
             needs_more = any(frame.f_code.co_name == "compute" for frame, _ in frames)
             error.add_note(f"in the {split} batches that are tried before training{way_out if needs_more else ''}")
             raise
-        finally:
-            for generator, state in zip(generators, drawn, strict=True):
-                generator.set_state(state)
         found(split, metrics)
 
 

@@ -264,8 +264,9 @@ class Training:
         keep_pace, exchanges = getattr(self.loader, "keep_pace", None), hasattr(self.loader, "on_own")
         if exchanges:  # ranks of a stream, which wait for one another too
             self.loader.on_own = clock.got
-        if self._rng is not None and self._begins_epoch(length):
-            self._restore_generators()  # before draws at the start of the epoch
+        if self._rng is not None:  # a loader draws nothing from them to get to its place
+            generators.restore(dict(self._rng), self.model.device)
+            self._rng = None
         clock.interrupt()
         deliveries = iter(self.loader)
         try:
@@ -289,7 +290,7 @@ class Training:
                     clock.exchanged()
                 else:
                     clock.got()
-                if self._rng is not None or not self._has_stepped or self.watchers.on_batch is not None:
+                if not self._has_stepped or self.watchers.on_batch is not None:
                     self._look_at(delivery)
                 clock.copy_begins(delivery.epoch, delivery.took, delivery.copy_ahead_ms)
                 model.bring(delivery, step)
@@ -310,24 +311,12 @@ class Training:
         finally:
             deliveries.close()
 
-    def _begins_epoch(self, length: int) -> bool:
-        position = self.loader.state_dict()
-        is_over = position.get("stream", {}).get("is_over", False)
-        return bool(is_over or position["batch"] == 0 or position["batch"] >= length)
-
     def _look_at(self, delivery: Delivery) -> None:
         if not self._has_stepped:
             self._has_stepped = True
             self.watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
-        if self._rng is not None:  # the loader has drawn its seeds by now
-            self._restore_generators()
         if self.watchers.on_batch is not None:
             self.watchers.on_batch(delivery)
-
-    def _restore_generators(self) -> None:
-        assert self._rng is not None
-        generators.restore(dict(self._rng), self.model.device)
-        self._rng = None
 
     def _count(self, delivery: Delivery, is_last: bool) -> None:
         """Counts a step: on the clock, in the record, in the figures and on the screen."""

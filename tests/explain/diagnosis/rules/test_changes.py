@@ -51,7 +51,7 @@ def crowd(workers: int = 8, *, ceiling: float = 1.6, loader_pct: float = 200.0, 
         (
             feeding.too_few_workers,
             fed_by(1, build_ms=50.0, backend="own"),
-            ("loader.backend=auto", "loader.num_workers=6"),
+            ("loader.num_workers=6",),
         ),
         (feeding.cpu_bound_loading, of_cpu(), ()),
         (

@@ -316,7 +316,8 @@ def slow_copy(evidence: Evidence) -> Finding | None:
             text += f". So small a copy takes microseconds: something else holds it up{causes}."
             advice = "Look for other programs on this GPU (nvidia-smi shows them)."
             return Finding("slow_copy", text, figures, lost_frac=copy, advice=advice)
-    change, whys, is_pageable = [], [], evidence.value("loader.pin_memory") is False
+    change: list[str] = []
+    whys, is_pageable = [], evidence.value("loader.pin_memory") is False
     if is_pageable and (pinned := knobs(evidence, pin_memory=True)):
         change += pinned
         whys.append("its memory is not page-locked")

@@ -74,7 +74,7 @@ class TimedLoader:
     def __iter__(self) -> Iterator[Any]:
         batches_of_epoch = iter(self._loader)
         keep_pace, clock = getattr(self._loader, "keep_pace", None), self._clock
-        exchanges = getattr(self._loader, "on_own", None) is not None  # ranks then wait for one another, too
+        exchanges = hasattr(self._loader, "on_own")  # ranks then wait for one another, too
         if exchanges:
             self._loader.on_own = clock.got
         while True:

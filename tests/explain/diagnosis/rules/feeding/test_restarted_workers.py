@@ -53,8 +53,9 @@ def test_workers_that_stay_and_have_nothing_ready_make_way_for_whole_batches():
     assert check(epochs(plan=torchs, loading={"has_fetch": False})) is None
 
 
-def test_a_dataloader_of_the_user_s_is_told_in_words():
-    found = check(epochs(plan={"loader.backend": "own"}))
+def test_a_loader_of_the_user_s_that_no_knob_changes_is_told_in_words():
+    assert check(epochs(plan={"loader.backend": "own"})).change == ("loader.persistent_workers=true",)
+    found = check(epochs(plan={"loader.backend": "own"}, refused=["loader.num_workers"]))
     assert found.change == ()
     assert "persistent_workers=True" in found.advice
 

@@ -88,8 +88,10 @@ def test_steps_that_copies_ahead_of_them_hold_up(workers: int):
     assert [one.id for one in others if not one.is_note] == []
 
 
-def test_a_loader_that_is_left_as_it_came_can_have_page_locked_memory_of_its_own():
-    found = slow_copy(copied_ahead(4, pin_memory=False, backend="own"))
+def test_a_loader_that_no_knob_changes_can_have_page_locked_memory_of_its_own():
+    given = copied_ahead(4, pin_memory=False, backend="own")
+    assert slow_copy(given).change == ("loader.pin_memory=true",)
+    found = slow_copy(replace(given, record=replace(given.record, refused=["loader.num_workers"])))
     assert found is not None
     assert found.change == ()
     assert "pin_memory=True" in found.advice
