@@ -105,7 +105,8 @@ REFUSED = [
      "workload.effective_batch_size=8", "its BatchSampler decides the samples of a step (batch_size=4)"),
     (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), {"drop_last": True},
      "workload.drop_last=true", "its list decides the samples of a step"),
-    (DataLoader(DATA, batch_size=None), {"drop_last": True}, "workload.drop_last=true", "made by TensorDataset"),
+    (DataLoader(DATA, batch_size=None), {"drop_last": True},
+     "workload.drop_last=true", "TensorDataset makes the batches"),
 ]  # fmt: skip
 
 

@@ -196,7 +196,9 @@ class OwnLoader:
         owner = self._owner_of_state()
         if self._next_batch == 0 or self._start is None:
             held = [_state_of(each) for each in generators.held_by(self._loader)]
-            self._start, self._state = {"process": generators.state(_HOST), "held": held}, None
+            stays = getattr(self._loader, "_iterator", None) is not None
+            self._start = {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
+            self._state = None
             set_epoch(self._loader, self._epoch)
             return _read(iter(self._loader), owner)
         with generators.kept():  # the run restores its own afterwards
@@ -206,10 +208,18 @@ class OwnLoader:
             set_epoch(self._loader, self._epoch)
             if owner is not None and self._state is not None:
                 owner.load_state_dict(self._state)
-            found = iter(self._loader)
+            found = self._without_new_seed() if self._start["workers_stay"] else iter(self._loader)
             if owner is None or self._state is None:
                 next(islice(found, self._next_batch, self._next_batch), None)  # drops what was trained on
         return _read(found, owner)
+
+    def _without_new_seed(self) -> Iterator[Any]:
+        """Returns the batches of new workers in place of some that had stayed, whose seed was drawn in another epoch."""
+        own, vars(self._loader)["generator"] = self._loader.generator, torch.Generator()
+        try:
+            return iter(self._loader)
+        finally:
+            self._loader.generator = own
 
     def _owner_of_state(self) -> Any:
         """Returns the loader or dataset whose ``state_dict`` gives its position; None if neither has one.

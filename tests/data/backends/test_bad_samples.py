@@ -19,7 +19,6 @@ from tests.kit.few import few, slow
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
-from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
 
@@ -262,18 +261,6 @@ def test_one_more_than_max_skipped_is_an_error_naming_all(name):
     assert "loader.max_skipped=2 allows no more" in told
     assert "loader.skip_ids=[8,9,14]" in told
     assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [8, 9]}
-
-
-def test_a_bad_sample_that_is_drawn_again_is_one(caplog):
-    drawn = [5, 0, 5, 1, 2, 5, 3, 4, 5, 5, 5, 6]  # the next batches may be on their way already
-    events = []
-    made = loader(
-        sets.BreakingItems("raise", 5), plan_of("processes"), max_skipped=1,
-        sampled=SampledEpochs(drawn, 1, sets.SIZE), on_event=lambda kind, **more: events.append((kind, more["index"])),
-    )  # fmt: skip
-    found = [(total, list(values)) for _, _, total, values in taken(made)]
-    assert found == [(2, [0, 1]), (3, [2, 3, 4]), (1, [6])]
-    assert events == [("sample_skipped", 5)]
 
 
 @pytest.mark.parametrize(("name", "stop"), [("inline", 1), ("inline", 7), slow("processes", 8)])

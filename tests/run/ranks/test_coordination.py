@@ -3,15 +3,12 @@
 import time
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from tests.plan.test_decide import ITEMS, config, planned
 from tests.run.ranks.test_exchange import joined, on_all, shared_in
 from wellfed.contract import Datasets
-from wellfed.data.loader_parts import without_loaders
 from wellfed.errors import DataError
 from wellfed.plan.run_plan import Decided, RunPlan
 from wellfed.ranks import Launch
@@ -62,40 +59,6 @@ def test_ranks_load_and_split_a_step_as_rank_0_has_decided(exchanges, tmp_path):
     assert second.loader == first.loader
     assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
     assert second.device.memory_gib == 7.2
-
-
-class Own:
-    """Draws by a generator of its own, which no seed reaches."""
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-
-    def __iter__(self):
-        return iter(self.rng.permutation(20))
-
-
-@pytest.mark.parametrize("seeds", [(1, 1, 1), (1, 1, 2)])
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_sampler_that_gives_a_rank_another_order_is_refused(exchanges, tmp_path, seeds, split):
-    three = plan(2, 16)
-    three = replace(three, trainer=replace(three.trainer, devices=3))
-
-    def planned_on(exchange):
-        rank = exchange.launch.rank
-        loader = DataLoader(range(20), 4, sampler=Own(seeds[rank]))
-        data = without_loaders(Datasets(**{"train": range(20), split: loader}), seed=1)
-        try:
-            return OtherRanks(rank, shared_in(tmp_path), exchange).plan(Plans(three, data)).loader
-        except DataError as error:
-            return str(error)
-
-    found = on_all(joined(exchanges), planned_on)
-    is_alike = len(set(seeds)) == 1
-    assert found[:2] == [three.loader] * 2
-    assert found[2] == (three.loader if is_alike else found[2])
-    if not is_alike:
-        assert found[2].startswith(f"Own gives rank 2 other {split} samples for the first epoch than rank 0. ")
-        assert "set_epoch(epoch)" in found[2]
 
 
 def test_data_are_prepared_in_turns(launcher, tmp_path):

@@ -83,18 +83,21 @@ def make_eval_loader(
         changes = typed_changes(config, split)
         if isinstance(own, BareStream):
             changes["batch_size"] = size
-        return OwnEvalLoader(remade(own, changes, split), batch_size=size, limit_batches=limit)
-    check_items(dataset, by_item=False)
-    made = EvalLoader(
-        dataset,
-        size,
-        seed=config.seed,
-        settings=eval_settings(config, plan, dataset),
-        rank=rank,
-        world_size=world_size,
-        collate=of_split(data.eval_collate, split) or data.collate,
-        limit_batches=limit,
-    )
+        made: EvalLoader | OwnEvalLoader = OwnEvalLoader(
+            remade(own, changes, split), batch_size=size, limit_batches=limit
+        )
+    else:
+        check_items(dataset, by_item=False)
+        made = EvalLoader(
+            dataset,
+            size,
+            seed=config.seed,
+            settings=eval_settings(config, plan, dataset),
+            rank=rank,
+            world_size=world_size,
+            collate=of_split(data.eval_collate, split) or data.collate,
+            limit_batches=limit,
+        )
     if len(made) == 0:
         name, way_out = type(dataset).__name__, f"Check workload.data, or leave {split} out of Datasets."
         raise DataError(f"{name} makes no {split} batch of its {counted(len(dataset), 'sample')}. {way_out}")
