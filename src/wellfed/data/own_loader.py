@@ -214,7 +214,7 @@ class OwnLoader:
         return _read(found, owner)
 
     def _without_new_seed(self) -> Iterator[Any]:
-        """Returns the batches of new workers in place of some that had stayed, whose seed was drawn in another epoch."""
+        """Returns the batches of new workers in place of some that had stayed, whose seed an earlier epoch drew."""
         own, vars(self._loader)["generator"] = self._loader.generator, torch.Generator()
         try:
             return iter(self._loader)
