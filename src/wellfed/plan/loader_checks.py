@@ -117,6 +117,11 @@ def _own_warnings(config: RunConfig, own: OwnLoader) -> Iterator[str]:
     if num_workers == 0 and unused:
         verb = "is" if len(unused) == 1 else "are"
         yield f"{', '.join(unused)} {verb} not used: {own.name} has no workers. Set loader.num_workers=2."
+    if own.values["persistent_workers"] and "persistent_workers" in own.typed:
+        yield (
+            f"loader.persistent_workers=true: the workers of {own.name} keep their copy of the dataset. What your code "
+            "changes in it between epochs does not reach them."
+        )
     if num_workers > 1 and not own.shares_workers:
         yield (
             f"{own.name}: its code does not name torch's get_worker_info(), so each of {num_workers} workers may give "
