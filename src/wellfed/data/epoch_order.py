@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wellfed.errors import DataError
 from wellfed.ranks import share_of
 from wellfed.sample_rng import seed_from
 

@@ -97,15 +97,16 @@ def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> It
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."
-    if model.has_batch_norm and not (data.is_iterable or data.has_own_batches):
-        yield from _batches_of_one(config, data)
+    num_samples = data.num_train if data.own_loader is None else data.own_loader.num_samples
+    if model.has_batch_norm and num_samples is not None:
+        yield from _batches_of_one(config, num_samples)
 
 
-def _batches_of_one(config: RunConfig, data: DataFacts) -> Iterator[str]:
+def _batches_of_one(config: RunConfig, num_samples: int) -> Iterator[str]:
     """Yields a warning if a rank's share of a step of a model with BatchNorm is one sample, or none."""
     workload, trainer = config.workload, config.trainer
     size, world = workload.samples_per_step, trainer.world_size
-    whole, last = divmod(data.num_train - len(set(config.loader.skip_ids)), size)
+    whole, last = divmod(num_samples - len(set(config.loader.skip_ids)), size)
     fails = "BatchNorm has no statistics of a single value, and training ends if a layer gets one for each channel."
     shares = "" if world == 1 else f" for {trainer.ranks}"
     if size // world <= 1:

@@ -272,6 +272,8 @@ class OwnLoader:
     """Knobs of ``loader`` as it has them, after the changes that were typed."""
     batch_size: int | None = None
     """Samples of a batch as it came; None = unknown."""
+    num_samples: int | None = None
+    """Samples of an epoch; None = unknown."""
     typed: frozenset[str] = frozenset()
     """Knobs of ``loader`` that were typed, or that its option sets."""
     has_own_batches: bool = False

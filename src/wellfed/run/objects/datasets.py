@@ -261,6 +261,7 @@ def _facts_of(loader: Any, config: RunConfig) -> OwnLoader:
     return OwnLoader(
         name=f"{type(loader).__name__} over {type(dataset).__name__}" if is_torchs else type(loader).__name__,
         batch_size=step_size(loader),
+        num_samples=_num_drawn(loader),
         has_own_batches=has_own_batches(loader),
         has_length=_has_length(made),
         is_fixed=bool(why_fixed(loader)),
@@ -270,6 +271,14 @@ def _facts_of(loader: Any, config: RunConfig) -> OwnLoader:
         shares_ranks=not is_read_in_order or _names(dataset, "rank", "world_size", "num_replicas", "split_by_node"),
         generators=tuple(sorted({f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in held})),
     )
+
+
+def _num_drawn(loader: Any) -> int | None:
+    """Returns the samples of an epoch; None if batches are not made of samples that a sampler gives."""
+    sampler: Any = getattr(loader, "sampler", None)
+    if is_read_by_each(loader) or loader.batch_size is None or not hasattr(sampler, "__len__"):
+        return None
+    return len(sampler)
 
 
 def _has_length(loader: Any) -> bool:

@@ -330,5 +330,3 @@ class IsMeasured:
             return False
         low, high = found.ci95
         return found.samples_per_s > 0 and (high - low) / 2 <= self._within * found.samples_per_s
-
-

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from wellfed.batches import Delivery
-from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
+from wellfed.data.own_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning.callbacks.clock import TimedLoader, is_within_step
 from wellfed.train.lightning.user_module.additions import SchedulersOfParts, weighing_parts
