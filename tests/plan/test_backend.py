@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.kit.machines import H200, LAPTOP, machine
-from tests.plan.test_decide import FETCH, ITEMS, ITERABLE, check_reasons, config, planned
+from tests.plan.test_decide import FETCH, ITEMS, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.explain.diagnosis.gains.feeding import Feeding
@@ -42,11 +42,6 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"backend": Backend.threads}, FETCH, ()),
         ({"max_skipped": 1}, FETCH, ("inline", "threads", "processes")),
         ({"timeout_s": 1}, FETCH, ()),
-        ({}, ITERABLE, ("inline", "processes")),
-        ({"num_workers": 0}, ITERABLE, ("inline",)),
-        ({"num_workers": 2}, ITERABLE, ("processes",)),
-        ({"prefetch_factor": 2}, ITERABLE, ("processes", "inline")),
-        ({"timeout_s": 1}, ITERABLE, ()),
     ],
 )
 def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
