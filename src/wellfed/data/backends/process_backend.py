@@ -28,7 +28,7 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
+from wellfed.errors import KILLED_WORKER, DataError, ErrorKind, WellfedError, first_line, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 class WorkerLost(WellfedError):
-    """Raised if a worker process can't start, or has ended."""
+    """Raised if a worker process has ended."""
 
     kind: ErrorKind = "worker"
 
@@ -61,7 +61,7 @@ class ProcessBackend:
 
         Raises:
             LateBatch: a batch did not come within loader.timeout_s.
-            WorkerLost: a worker can't start, or has ended.
+            WorkerLost: a worker has ended.
         """
         self._requests.rest = requests
         try:
@@ -108,27 +108,17 @@ class ProcessBackend:
                 if str(error).startswith("DataLoader timed out"):
                     if time.monotonic() >= until_s:
                         raise LateBatch from None
-                elif isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
-                    raise
+                elif self._has_lost_worker():
+                    raise WorkerLost(f"A loader worker process ended ({first_line(error)}), {KILLED_WORKER}") from None
                 else:
-                    raise self._worker_lost() or error from None
+                    raise
 
-    def _worker_lost(self) -> WorkerLost | None:
-        """Returns the error of a worker that ended; None if all live."""
+    def _has_lost_worker(self) -> bool:
         for process in self.processes:
             process.join(_ENDING_S)
-            if process.exitcode is None:
-                continue
-            is_killed = process.exitcode < 0
-            advice = KILLED_WORKER if is_killed else ENDED_WORKER
-            how = f"process ended by itself with exit code {process.exitcode}"
-            if is_killed:
-                names = {number.value: number.name for number in signal.Signals}
-                how = f"process was killed by {names.get(-process.exitcode, f'signal {-process.exitcode}')}"
-            lost = WorkerLost(f"A loader worker {how}. {advice[0].upper()}{advice[1:]}")
-            lost.kind = "worker" if is_killed else "data"
-            return lost
-        return None
+            if process.exitcode is not None:
+                return True
+        return False
 
     @property
     def processes(self) -> list[Any]:
