@@ -85,6 +85,7 @@ def figures(into: list[Any] | None = None, *, every: int = 1, stops_on_nan: bool
 def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
     """Saves at the end alone, unless told otherwise."""
     options = {"every_steps": 1000, "minutes": None, "keep_last": 2, "best_metric": "loss", "best_mode": "min"}
+    options["trusted"] = False
     more = {name: changes.pop(name) for name in list(changes) if name not in options}
     given = {"on_disk_error": lambda error, step: None, **more}
     return Checkpoints(folder, CheckpointOptions(**{**options, **changes}), **given)  # type: ignore[arg-type]

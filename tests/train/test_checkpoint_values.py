@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kit import loop, tiny
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.checkpoint_values import check, load, readable, save
 
@@ -153,3 +154,36 @@ def test_a_file_of_a_stranger_calls_nothing_else(tmp_path: Path) -> None:
     assert not made.exists()
     load(tmp_path / "0.ckpt", trusted=True)
     assert made.exists()
+
+
+class WithState(tiny.TinyModel):
+    """A plain model with a state of its own."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"own": self.extra}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.extra = state["own"]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_plain_models_own_state_comes_back_or_is_refused_before_the_first_step(tmp_path: Path, trusted: bool) -> None:
+    def fit(extra: Any, steps: int, checkpoint: Path | None = None) -> WithState:
+        model = WithState(extra)
+        keeps = loop.checkpoints(tmp_path, trusted=trusted)
+        loop.fit(loop.model(model=model), checkpoints=keeps, max_steps=steps, checkpoint=checkpoint)
+        return model
+
+    model = WithState(Thing())
+    if not trusted:
+        with pytest.raises(ConfigError, match="_extra_state.own"):
+            loop.fit(loop.model(model=model), checkpoints=loop.checkpoints(tmp_path), max_steps=1)
+        assert model.calls == 0
+    fit([np.arange(3), Thing() if trusted else deque([1])], 2)
+    found = fit(None, 4, tmp_path / "last.ckpt").extra
+    assert found[0].tolist() == [0, 1, 2]
+    assert type(found[1]) is (Thing if trusted else deque)
