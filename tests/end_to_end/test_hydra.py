@@ -33,13 +33,13 @@ def seen():
     }
 
 
-def datasets(note, **by_yaml):
+def datasets(note, num_splits=3, **by_yaml):
     folder = Path(HydraConfig.get().runtime.output_dir)
     found = {"seen": seen(), "note": note, "yaml": by_yaml | {"is_folder": Path(by_yaml.pop("out")) == folder}}
     (folder / "seen.json").write_text(json.dumps(found))
     Path("relative.txt").write_text("x")
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(x, x.sum(1)), TensorDataset(x, x.sum(1)), TensorDataset(x, x.sum(1))
+    return tuple(TensorDataset(x, x.sum(1)) for _ in range(num_splits))
 
 
 class Net(nn.Module):
@@ -142,6 +142,14 @@ def test_each_trial_sees_its_own_folder(project: Path, words: tuple[str, ...]) -
         each["seen"]["overrides"].sort()
         beside["seen"]["overrides"].sort()
         assert each == beside
+
+
+@pytest.mark.slow
+def test_trainings_that_nothing_ranks_are_run_as_hydra_runs_them(project: Path) -> None:
+    words = ("workload.optimizer.lr=0.1,0.2", "+workload.data.num_splits=1", "hydra.sweep.dir=here")
+    done = go(project, "src/train.py", "-m", *QUICK, *words)
+    assert "has no validation split: there is no metric to rank trainings by. They are run without." in done.err
+    assert [found(project / "here" / name)["seen"]["num"] for name in "01"] == [0, 1]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -9,6 +10,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
+
+_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 class WellfedSweeper(Sweeper):
@@ -51,9 +54,25 @@ class WellfedSweeper(Sweeper):
             from wellfed.study.sweep import run_sweep
 
             return run_sweep(multirun, launch)
-        from wellfed.study.search.searching import run_search
+        from wellfed.study.search.searching import NothingToRank, run_search
 
-        return run_search(multirun, launch)
+        try:
+            return run_search(multirun, launch)
+        except NothingToRank as error:
+            if "search" in multirun.choices:
+                raise
+            print(f"{error.faults[0].where}: {error.problem} They are run without.", file=sys.stderr)
+            return self._basic().sweep(arguments)
+
+    def _basic(self) -> Sweeper:
+        """Returns Hydra's own sweeper."""
+        assert self.hydra_context is not None
+        assert self.config is not None
+        with read_write(self.config.hydra), open_dict(self.config.hydra):
+            self.config.hydra.sweeper = {"_target_": _BASIC, "max_batch_size": None, "params": None}
+        return Plugins.instance().instantiate_sweeper(
+            hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
+        )
 
     def _launch(self, folder: str, jobs: list[list[str]]) -> object:
         """Runs each list of overrides by the chosen launcher of Hydra, whose own files go into ``folder``."""

@@ -39,11 +39,17 @@ _PREPARE_S = 3600
 """Seconds that data and model of a whole training may take."""
 
 
+class NothingToRank(ConfigError):
+    """Trainings that have no validation split."""
+
+    problem = "has no validation split: there is no metric to rank trainings by."
+
+
 def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
     """Runs a search; returns 0 if any training ended well. ``launch`` is as `MultirunStudy` has it.
 
     Raises:
-        ConfigError: no search can be made of this; nothing was run.
+        ConfigError: no search can be made of this; nothing was run. A NothingToRank if there is no metric.
     """
     base = multirun.base()
     asked = search_request(multirun, base, launch)
@@ -251,9 +257,8 @@ def _metric_of(here: LocalExecutor, probe: Composed[RunConfig], folder: Path) ->
     if len(answers) != 1:
         raise ConfigError.of("data and model", "could not be looked at.", f"See the files in {folder}.")
     if (metric := answers[0]) is None:
-        problem = "has no validation split: there is no metric to rank trainings by."
         way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
-        raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+        raise NothingToRank.of(f"workload={probe.config.workload.name}", NothingToRank.problem, way_out)
     if not isinstance(metric, TrialMetric):
         raise ConfigError(metric)
     return metric
