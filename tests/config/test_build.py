@@ -133,7 +133,7 @@ def test_what_is_handed_over_arrives_as_it_is() -> None:
     ("given", "where", "problem", "way_out"),
     [
         (node(a="value"), "workload.data", "refuses its arguments: a must not be 'value' (", "Change"),
-        (node(), "workload.data", "missing 1 required positional argument: 'a'", "Change"),
+        (node(), "workload.data", "missing 1 required positional argument: 'a'", "Add +workload.data.a=<value>"),
         (node(a=1, c=2), "workload.data", "unexpected keyword argument 'c'", "Change"),
         (node(a=node(a="value")), "workload.data.a", "must not be 'value'", "Change workload.data.a.*"),
         (node("nope"), f"workload.data._target_={HERE}.nope", "has no nope", "Name a class"),

@@ -75,6 +75,9 @@ def _explained(node: Any, where: str, error: Exception) -> BaseException:
     way_out = f"Change {where}.*"
     if is_about_plain:
         way_out = f"It got a plain dict or list; +{where}._convert_=none hands over DictConfig and ListConfig."
+    elif isinstance(cause, TypeError) and (missing := re.search(r" missing \d+ required .*: (.*)", str(cause))):
+        names = re.findall(r"'(\w+)'", missing[1])
+        way_out = f"Add {' '.join(f'+{where}.{name}=<value>' for name in names)}"
     elif isinstance(cause, (ValueError, TypeError)) and (texts := list(_numbers_as_text(node, where))):
         way_out = " ".join(texts)
     refused = ConfigError.of(where, f"{target} refuses its arguments: {first_line(cause)}{line_of(cause)}", way_out)

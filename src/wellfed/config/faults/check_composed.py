@@ -88,7 +88,9 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         reason = why_unresolved(node, key) if child._is_interpolation() else ""
         if reason:
             text = f"{dotted}={child._value()}"
-            yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", "Name a knob that is set."))
+            is_another_type = "could not be converted" in reason
+            way_out = f"It must be {knob.must_be}." if knob and is_another_type else "Name a knob that is set."
+            yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", way_out))
         elif child._is_missing():
             way_out = f"Set {dotted}=<value>" + (f": {knob.text}" if knob else ".")
             yield _Hole(dotted, Fault(dotted, "has no value (???), and must have one.", way_out))
