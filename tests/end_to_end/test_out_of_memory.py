@@ -38,7 +38,7 @@ class Model(nn.Module):
         super().__init__()
         self.net = nn.Linear(4, 1)
         self.large = nn.Parameter(torch.zeros(weights_mib * MIB))
-        self.stage, self.at, self.calls = stage, at, 0
+        self.stage, self.at, self.calls, self.kept = stage, at, 0, []
         Optimizer.failures = {"state": 1000, "no state": 1000}.get(stage, 0)
         Optimizer.needs_foreach = stage == "state"
         Optimizer.fails_at = at if stage == "optimizer" else 1000
@@ -59,6 +59,7 @@ class Model(nn.Module):
             full(x.device)
         if self.stage == "ceiling" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls > 8:
             raise KeyError("a bug")
+        if self.stage == "keeps" and on_card: self.kept.append(torch.empty(len(x) * 2 * MIB, device=x.device))
         # More in each pass than in the one before: no block of the cache is large enough for it.
         if self.stage == "growing" and on_card: torch.empty(len(x) * (8 * MIB + self.calls * MIB // 8), device=x.device)
         # From a step on that comes after those that are tried before training.
@@ -162,6 +163,16 @@ def test_a_card_without_any_room_ends_a_run_with_its_record(project: Path, fake_
     assert record["status"] == "oom"
     assert record["exit_code"] == 3
     assert record["error"]["kind"] == "device_oom"
+
+
+@pytest.mark.slow
+def test_a_model_that_keeps_tensors_of_past_steps_is_not_given_smaller_steps(
+    project: Path, fake_cuda: FakeCuda
+) -> None:
+    done, record = hungry(project, fake_cuda, "workload.model.stage=keeps", "trainer.max_steps=100")
+    assert done.code == 3, done.text[-3000:]
+    assert record["error"]["message"].startswith("Memory grew with every step, by 32 MiB a step over ")
+    assert {"oom", "step_down"} & {event["kind"] for event in record["events"]} == {"oom"}
 
 
 @pytest.mark.slow
