@@ -262,8 +262,8 @@ class Nothing(Whole):
     ("kind", "told"),
     [
         (Together, r"__getitems__ could not load training batch 0 .*samples 0, 1, 2, 3.*shapes differ.*loads alone"),
-        (Short, r"__getitems__ returned 3 samples for the 4 indices of training batch 0"),
-        (Nothing, r"__getitems__ returned None for the 4 indices"),
+        (Short, r"__getitems__ returned 3 samples for training batch 0 of epoch 0 \(samples 0, 1, 2, 3\)"),
+        (Nothing, "__getitems__ returned None for training batch 0"),
     ],
 )
 def test_what_is_no_list_of_samples_is_told(kind, told):
@@ -379,7 +379,7 @@ class InWorkersAlone(sets.Fetching):
         raise OSError("Can't read data (inflate() failed)")
 
 
-@pytest.mark.parametrize("way", ["fetch", slow("item")])
+@pytest.mark.parametrize("way", ["item", slow("fetch")])
 def test_a_sample_that_fails_in_a_worker_alone_is_not_blamed(way):
     plan = replace(ONE, persistent_workers=False)
     with pytest.raises(DataError) as caught:

@@ -23,22 +23,7 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSa
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import rng_of_batch, seed_from
 
-SampleTime = tuple[float, int]
-"""Milliseconds that a sample took, and its index."""
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def clocks() -> tuple[float, float]:
-    """Returns wall time and CPU time of this thread, in seconds."""
-    return time.perf_counter(), time.thread_time()
-
-
-def build_time(
-    began: tuple[float, float], slowest_ms: float | None = None, slowest_index: int | None = None
-) -> BuildTime:
-    """Returns the time since `clocks` was read."""
-    wall_s, cpu_s = time.perf_counter() - began[0], time.thread_time() - began[1]
-    return BuildTime(1e3 * wall_s, 1e3 * cpu_s, slowest_ms, slowest_index)
 
 
 class BatchBuilder:
@@ -72,6 +57,8 @@ class BatchBuilder:
         """Epoch of the latest batch."""
         self._held: list[Any] = []
         """Generators that dataset and collate function hold."""
+        self._slowest: tuple[float, int] | tuple[None, None] = None, None
+        """Milliseconds and index of the sample of the latest batch that took longest."""
         self._draws = False
         """Whether samples were seen to draw from a generator. Until then generators are not seeded per sample, which
         takes ten times as long as reading a sample from memory."""
@@ -88,15 +75,16 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        began, times = clocks(), list[SampleTime]()
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         is_first = request.epoch != self._epoch
         if is_first:
             self._begin(request.epoch)
-        built = self._built(request, times)
+        self._slowest = None, None
+        built = self._built(request)
         if is_first and self._finds_generators():  # made while the first batch was read
-            times.clear()
-            built = self._built(request, times)
-        built.took = build_time(began, *max(times, default=(None, None)))
+            built = self._built(request)
+        wall_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
+        built.took = BuildTime(1e3 * wall_s, 1e3 * cpu_s, *self._slowest)
         return built
 
     def _begin(self, epoch: int) -> None:
@@ -112,8 +100,8 @@ class BatchBuilder:
         before, self._held = self._held, generators.held_by((self.dataset, self._collate))
         return any(all(each is not known for known in before) for each in self._held)
 
-    def _built(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
-        return self._by_fetch(request) if self.has_fetch else self._by_item(request, times)
+    def _built(self, request: BatchRequest) -> BuiltBatch:
+        return self._by_fetch(request) if self.has_fetch else self._by_item(request)
 
     def state_of_data(self) -> list[Any]:
         """Returns values that differ once a user has changed the dataset or the collate function."""
@@ -154,46 +142,44 @@ class BatchBuilder:
         indices = request.indices
         return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
 
-    def _by_item(self, request: BatchRequest, times: list[SampleTime]) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest) -> BuiltBatch:
         if self._takes_rng and not self._held:
-            samples, lost = self._samples(request, times, seeds=False)
+            samples, lost = self._samples(request, seeds=False)
         else:
             with generators.kept(self._held):  # per batch: takes longer than reading a sample from memory
-                samples, lost = self._samples_alike(request, times)
+                samples, lost = self._samples_alike(request)
         if lost and (not samples or self._are_too_many(lost)):
             return BuiltBatch(None, tuple(lost))
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
-            indices = [index for index in request.indices.tolist() if index not in {one.index for one in lost}]
-            place = f"{self.purpose} batch {request.batch} of epoch {request.epoch}"
-            fault = collate_fault(self.dataset, self._collate, samples, indices, place, error)
+            failed = {one.index for one in lost}
+            indices = [index for index in request.indices.tolist() if index not in failed]
+            fault = self._collate_fault(samples, indices, request, error)
             if fault is None:
                 raise
             raise fault from error
 
-    def _samples_alike(self, request: BatchRequest, times: list[SampleTime]) -> tuple[list[Any], list[LostSample]]:
+    def _samples_alike(self, request: BatchRequest) -> tuple[Any, list[LostSample]]:
         """Reads the samples. Repeats it with seeded generators if they draw from a generator."""
         if not self._draws:
             before = generators.numbers(self._held)
-            found = self._samples(request, times, seeds=False)
+            found = self._samples(request, seeds=False)
             self._draws = generators.numbers(self._held) != before
             if not self._draws:
                 return found
-        return self._samples(request, times, seeds=True)
+        return self._samples(request, seeds=True)
 
-    def _samples(
-        self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
-    ) -> tuple[list[Any], list[LostSample]]:
+    def _samples(self, request: BatchRequest, *, seeds: bool) -> tuple[Any, list[LostSample]]:
         """Reads the samples by ``__getitems__``, or if there is none or it raises, one by one."""
         if not self._has_getitems:
-            return self._one_by_one(request, times, seeds=seeds)
+            return self._one_by_one(request, seeds=seeds)
         try:
             return self._at_once(request, seeds=seeds), []
         except Exception as error:
             if is_of_the_machine(error) or isinstance(error, WellfedError):
                 raise
-            samples, lost = self._one_by_one(request, times, seeds=seeds)
+            samples, lost = self._one_by_one(request, seeds=seeds)
             if not lost:
                 raise unread_batch(self.dataset, "__getitems__", request, self.purpose, error) from error
             return samples, lost
@@ -206,20 +192,18 @@ class BatchBuilder:
         samples = self.dataset.__getitems__(indices)
         is_list = isinstance(samples, list) and self._collate is default_collate
         if samples is None or (is_list and len(samples) != len(indices)):
-            returned = "None" if samples is None else f"{len(samples)} samples"
+            name, returned = type(self.dataset).__name__, "None" if samples is None else f"{len(samples)} samples"
             raise DataError(
-                f"{type(self.dataset).__name__}: __getitems__ returned {returned} for the {len(indices)} indices of "
-                f"{self.purpose} batch {request.batch} of epoch {request.epoch}. It must return a list with a sample "
-                "for each index."
+                f"{name}: __getitems__ returned {returned} for {request.described(self.purpose)}. It must return a "
+                "list with a sample for each index."
             )
         return samples
 
-    def _one_by_one(
-        self, request: BatchRequest, times: list[SampleTime], *, seeds: bool
-    ) -> tuple[list[Any], list[LostSample]]:
+    def _one_by_one(self, request: BatchRequest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
+        times: list[tuple[float, int]] = []
         for index in request.indices.tolist():
             began_s = time.perf_counter()
             try:
@@ -231,6 +215,7 @@ class BatchBuilder:
                 lost.append(LostSample(index, reason_of(error), error))
                 if self._are_too_many(lost):
                     break
+        self._slowest = max(times, default=(None, None))
         return samples, lost
 
     def _are_too_many(self, lost: Sequence[LostSample]) -> bool:
@@ -257,35 +242,26 @@ class BatchBuilder:
     def _seed(self, epoch: int, index: int) -> None:
         generators.seed_for_sample(seed_from(self.seed, epoch, index), self._held)
 
-
-def collate_fault(
-    dataset: Any,
-    collate: Callable[[list[Any]], Batch],
-    samples: list[Any],
-    names: Sequence[Any],
-    place: str,
-    error: Exception,
-) -> DataError | None:
-    """Returns the error of samples of different layouts, which names the one at fault; ``error`` of a user's own
-    collate function gets a note instead, and None is returned.
-
-    Args:
-        names: names of the samples, in their order.
-        place: name of the batch, for the message.
-    """
-    if is_of_the_machine(error) or isinstance(error, WellfedError):
-        return None
-    if default_collate not in (collate, getattr(collate, "collate", None)) or len(samples) != len(names):
-        error.add_note(f"while collating {place}")
-        return None
-    shapes = [shapes_of(sample) for sample in samples]
-    wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
-    reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
-    beside = f"; sample {names[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
-    return DataError(
-        f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
-        f"It is {shapes[wrong]}{beside}. Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
-    )
+    def _collate_fault(
+        self, samples: Any, indices: Sequence[int], request: BatchRequest, error: Exception
+    ) -> DataError | None:
+        """Returns the error of samples of different layouts, which names the one at fault; ``error`` of a user's own
+        collate function gets a note instead, and None is returned."""
+        if is_of_the_machine(error) or isinstance(error, WellfedError):
+            return None
+        place = f"{self.purpose} batch {request.batch} of epoch {request.epoch}"
+        is_own = default_collate not in (self._collate, getattr(self._collate, "collate", None))
+        if is_own or len(samples) != len(indices):
+            error.add_note(f"while collating {place}")
+            return None
+        shapes = [shapes_of(sample) for sample in samples]
+        wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
+        beside = f"; sample {indices[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
+        return DataError(
+            f"{type(self.dataset).__name__}: sample {indices[wrong]} can't be collated into {place}: {reason}. It is "
+            f"{shapes[wrong]}{beside}. Make all samples alike, or give Datasets.collate=<function> that pads or stacks."
+        )
 
 
 def has_getitems(dataset: Any) -> bool:
