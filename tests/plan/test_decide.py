@@ -114,7 +114,7 @@ def options(declared):
     return [each for part in parts for each in options(part)] if parts else [declared]
 
 
-GUEST = replace(MODEL, is_lightning_module=True)
+GUEST = replace(MODEL, is_guest=True, is_lightning_module=True)
 BY_HAND = replace(GUEST, steps_by_hand=True)
 NORM = replace(MODEL, has_batch_norm=True)
 BLOCKS = replace(MODEL, has_blocks=True)
@@ -379,7 +379,7 @@ def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro
 
 
 @pytest.mark.parametrize(
-    "guest", [{}, {"is_lightning_module": True}, {"is_lightning_module": True, "steps_by_hand": True}]
+    "guest", [{}, {"is_guest": True}, {"is_guest": True, "steps_by_hand": True}]
 )
 @pytest.mark.parametrize("has_batch_norm", [False, True])
 @pytest.mark.parametrize("has_blocks", [False, True])

@@ -51,7 +51,7 @@ def register_schemas() -> None:
     """Registers `SCHEMAS` with Hydra. Files and overrides after a schema in a defaults list are typed."""
     for name, (schema_type, base) in SCHEMAS.items():
         schema: DictConfig = OmegaConf.structured(schema_type)
-        for node in OPEN_NODES:
+        for node in (*OPEN_NODES, "trainer.lightning"):
             if (opened := OmegaConf.select(schema, node)) is not None:
                 OmegaConf.set_struct(opened, False)  # `examine` reports unknown keys there
         for entry in () if base is None else fields(base):

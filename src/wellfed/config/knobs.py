@@ -13,7 +13,14 @@ from functools import cache
 from types import NoneType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
+FREE_NODES = (
+    "workload.model",
+    "workload.data",
+    "workload.optimizer",
+    "workload.metrics",
+    "callbacks",
+    "trainer.lightning",
+)
 """Nodes with any arguments; ``faults.target_faults`` checks them against the signature of their `_target_`."""
 OPEN_NODES = ("workload.schedule",)
 """Groups of knobs that may also hold a `_target_` with any arguments."""

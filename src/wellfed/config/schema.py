@@ -21,7 +21,7 @@ from wellfed.config.knobs import Range
 def knob(text: str, default: Any = None, **limits: float) -> Any:
     """Returns a field of a group: its text for users, its default, and the `Range` of its numbers."""
     metadata = {"text": text, "range": Range(**limits) if limits else None}
-    if isinstance(default, list):
+    if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -255,6 +255,11 @@ class TrainerConfig:
     )
     best_metric: Optional[str] = knob("Validation metric that selects the best checkpoint. null = the workload's.")
     best_mode: Optional[BestMode] = knob("max or min. null = the workload's.")
+    lightning: Any = knob(
+        "Other arguments of Lightning's Trainer, for a LightningModule: {inference_mode: false, "
+        "reload_dataloaders_every_n_epochs: 1}.",
+        {},
+    )
 
     @property
     def world_size(self) -> int:

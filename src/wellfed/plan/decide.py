@@ -98,7 +98,7 @@ def plan_run(
     if estimate is not None:
         profile = choices.get("gpu", "auto")
         plan = within_budget(plan, config, profile, data, model, estimate, fits_host=is_within_host)
-    if model.is_lightning_module and plan.memory.accumulate > 1:
+    if model.is_guest and plan.memory.accumulate > 1:
         plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
         if loader.device_prefetch:
             loader = loader.but(device_prefetch=by_rule(0, _SPLIT))
@@ -121,7 +121,7 @@ def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
         return None
     because = "called where Lightning calls them"
     if model.listeners:
-        way = "" if model.is_lightning_module else ", so each step goes Lightning's way"
+        way = "" if model.is_guest else ", so each step goes Lightning's way"
         verb = "listens" if len(model.listeners) == 1 else "listen"
         because += f"; {' and '.join(model.listeners)} {verb} within the step{way}"
     return Decided(", ".join(names), because, "set")
@@ -136,7 +136,9 @@ def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:
 
 def _effective(size: int, data: DataFacts) -> Decided[int]:
     own = None if data.own_loader is None else data.own_loader.batch_size
-    if own is None:
+    if size == 0:
+        because = "unknown before Lightning reads the loaders"
+    elif own is None:
         because = "the workload's; nothing else changes it"
     elif own == size:
         because = "its DataLoader, as it came; nothing else changes it"
@@ -147,7 +149,7 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
     """Returns the knobs that this model or its data refuse or do not use."""
-    is_guest, own = model.is_lightning_module, data.own_loader
+    is_guest, own = model.is_guest, data.own_loader
     refuses = {
         "gpu.compile": is_guest and model.steps_by_hand,
         "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
@@ -159,7 +161,7 @@ def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    if not model.is_lightning_module:
+    if not model.is_guest:
         return
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."

@@ -24,7 +24,8 @@ from wellfed.units import counted, gib, show_bytes
 
 CACHE_SHARE = 0.5
 """Maximum share of the budget, or of free host memory, for a feature table; activations need the rest."""
-_WHOLE = "a LightningModule runs its own step on whole batches"
+_WHOLE = "Lightning's Trainer steps on whole batches"
+_UNKNOWN = "the samples of a batch are unknown before Lightning reads the loaders"
 _NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
 BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
 
@@ -34,7 +35,10 @@ def plan_memory(
 ) -> MemorySection:
     """Returns ``memory.*`` by rules of thumb."""
     asked, per_device = config.memory, _per_device(config)
-    if model.is_lightning_module and asked.micro_batch is None and asked.accumulate is None:
+    if model.is_guest and per_device == 0:
+        micro = by_rule(0, _UNKNOWN)
+        accumulate = unless_set("memory.accumulate", asked.accumulate, 1, _WHOLE)
+    elif model.is_guest and asked.micro_batch is None and asked.accumulate is None:
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
         micro = rule_of_thumb(config, model)
@@ -58,6 +62,9 @@ def memory_faults(
 ) -> Iterator[Fault]:
     """Yields faults of memory settings that are impossible."""
     asked, per_device = config.memory, _per_device(config)
+    if asked.micro_batch is not None and per_device == 0:
+        yield Fault(f"memory.micro_batch={asked.micro_batch}", f"{_UNKNOWN}.", "Set memory.accumulate instead.")
+        return
     whole = _why_whole(config, model)
     if whole:
         for knob, value in (("micro_batch", asked.micro_batch), ("accumulate", asked.accumulate)):
@@ -162,7 +169,7 @@ def _per_device(config: RunConfig) -> int:
 
 def _why_whole(config: RunConfig, model: ModelFacts) -> str:
     """Returns why the samples of a LightningModule's step can't be split; empty if they can."""
-    if not model.is_lightning_module:
+    if not model.is_guest:
         return ""
     if model.steps_by_hand:
         return f"{BY_HAND}, so Lightning can't sum gradients for it"
@@ -181,7 +188,7 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
     asked, why = config.memory.on_oom, None
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
-    elif model.is_lightning_module:
+    elif model.is_guest:
         why = _why_whole(config, model) or None
         if config.trainer.world_size > 1:
             why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"

@@ -316,6 +316,8 @@ class ModelFacts:
     has_batch_norm: bool = False
     has_blocks: bool = False
     """Whether the model has blocks that activation checkpointing can recompute."""
+    is_guest: bool = False
+    """Whether Lightning's own Trainer makes the steps."""
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
@@ -331,7 +333,7 @@ class ModelFacts:
     @property
     def may_split(self) -> bool:
         """Whether its steps may run in micro-batches."""
-        return not (self.has_batch_norm or self.is_lightning_module)
+        return not (self.has_batch_norm or self.is_guest)
 
 
 def as_set(knob: str, value: Any) -> str:

@@ -44,8 +44,8 @@ def fit(composed: Composed[RunConfig], on_probe: Callable[[Probe], None]) -> Fit
     facts = machine(torch_cuda())
     planner = Planner.start(composed, facts)
     config = planner.config
-    if planner.parts.is_lightning_module:
-        problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
+    if planner.parts.guest is not None:
+        problem = f"{planner.parts.why_guest}: Lightning steps on whole batches, and there is no micro-batch to find."
         raise ConfigError.of("workload.model", problem, "Bring a plain nn.Module with loss(batch).")
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)

@@ -29,7 +29,7 @@ from wellfed.plan.micro_batch import because_too, needs_probe, why_untried
 from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.micro_batch.real_steps import beside_steps, measured
-from wellfed.run.objects import assemble, datasets, loaders, models
+from wellfed.run.objects import assemble, datasets, guests, loaders, models
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.units import GIB
 
@@ -72,6 +72,9 @@ class Planner:
     @cached_property
     def data(self) -> DataFacts:
         """Facts about the data that the plan needs."""
+        guest = self.parts.guest
+        if guest is not None and guest.has("train"):
+            return guests.data_facts(self.parts, guest, self.config)
         return datasets.data_facts(self.parts, self.config)
 
     @cached_property
@@ -79,7 +82,7 @@ class Planner:
         """Facts about the model that the plan needs. Raises a ConfigError if its sizes are still unknown."""
         model = self.parts.model
         lazy = [name for name, each in chain(model.named_parameters(), model.named_buffers()) if is_lazy(each)]
-        if lazy:
+        if lazy and self.parts.guest is None:
             problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
             raise ConfigError.of("workload.model", problem, way_out)

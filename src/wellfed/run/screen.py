@@ -139,7 +139,8 @@ def _batch(plan: RunPlan) -> str:
     split = f" on {devices} devices" if devices > 1 else ""
     if memory.accumulate > 1:
         split += f" in micro-batches of {memory.micro_batch:,}"
-    parts = [f"{plan.workload.effective_batch_size:,} samples a step{split}"]
+    samples = plan.workload.effective_batch_size
+    parts = [f"{samples:,} samples a step{split}" if samples else "samples of a step unknown before training"]
     if memory.features is not None:
         parts.append(f"features {memory.features}")
     if plan.predicted_peak_gib is not None:

@@ -96,14 +96,10 @@ class MadeWorkload:
         with plainly(name), generators.kept(), compose(words).without_folder() as composed:
             return cls(name, Planner.start(composed, machine(torch_cuda())))
 
-    def end(self) -> None:
-        """Tears down a LightningDataModule."""
-        self.planner.parts.end()
-
     @property
-    def runs_its_own_step(self) -> bool:
-        """Whether the model is a LightningModule."""
-        return self.planner.parts.is_lightning_module
+    def is_guest(self) -> bool:
+        """Whether Lightning's Trainer makes the steps."""
+        return self.planner.parts.guest is not None
 
     def fail(self, text: str) -> NoReturn:
         """Fails the test; the text begins with the name of the workload."""

@@ -79,8 +79,8 @@ class Footprints:
         return self._batches[features]
 
     def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
-        if self._parts.is_lightning_module:
-            return NoEstimate("a LightningModule runs its own step")
+        if self._parts.guest is not None:
+            return NoEstimate("Lightning's Trainer makes the steps")
         make_batch, train = self.batches(features), self._train(features)
         if isinstance(make_batch, NoEstimate):
             return make_batch

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.run.objects.datasets import (
-    data_of_module,
     is_lightning_module,
     prepared_data,
     read_data,
@@ -19,9 +19,13 @@ from wellfed.run.objects.datasets import (
     with_loader,
 )
 from wellfed.run.objects.evaluation import make_metrics
+from wellfed.run.objects.guests import check_arguments, loaders_of, why_guest, with_step_size, without_loaders
 from wellfed.run.objects.models import check_model, features_of, gives_sparse_gradients, use_own_modes
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import make_callbacks
+
+if TYPE_CHECKING:
+    from wellfed.train.guest.data import GuestLoaders
 
 
 def make_objects(config: RunConfig) -> RunObjects:
@@ -30,32 +34,40 @@ def make_objects(config: RunConfig) -> RunObjects:
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
     """
-    workload, data_module = config.workload, None
-    if workload.data is None:
-        model = build(workload.model, "workload.model")
-        data = data_of_module(model, workload.model.get("_target_"))
-    else:
-        data, data_module = read_data(config)
-        config, data = with_derived(config, data)
-        model = build(config.workload.model, "workload.model", **data.model_args)
-    data = prepared_data(data, model, config.workload.effective_batch_size)
-    if is_lightning_module(model):
-        if data_module is not None:
-            from wellfed.train.lightning.user_module.data_module import use_hooks
-
-            use_hooks(model, data_module)
-        features = None
-    else:
-        _check_plain_model(config, model, data_module)
-        features = features_of(data, model)
-    return RunObjects(
-        data,
+    workload, given, owner = config.workload, None, None
+    if workload.data is not None:
+        given, owner = read_data(config)
+        config, given = with_derived(config, given)
+    model = build(config.workload.model, "workload.model", **({} if given is None else given.model_args))
+    is_module = is_lightning_module(model)
+    if given is None and not is_module:
+        target = workload.model.get("_target_")
+        problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."
+        raise ConfigError.of("workload.data", problem, "Set workload.data._target_=<package>.<module>.<name>.")
+    data_module, owner = owner, model if given is None else owner
+    objects = RunObjects(
+        Datasets(None) if given is None else given,
         model,
-        features,
-        is_lightning_module=is_lightning_module(model),
+        None,
+        is_lightning_module=is_module,
         has_sparse_gradients=gives_sparse_gradients(model),
         data_module=data_module,
+        given=None if owner is not None else given,
     )
+    if not is_module:
+        _check_plain_model(config, model)
+    if owner is not None or is_module:
+        return as_guest(config, objects, loaders_of(config, owner, given))
+    data = prepared_data(objects.data, model, config.workload.effective_batch_size)
+    return replace(objects, data=data, features=features_of(data, model))
+
+
+def as_guest(config: RunConfig, objects: RunObjects, loaders: GuestLoaders) -> RunObjects:
+    """Returns the objects with data for Lightning, whose loaders it reads as they came."""
+    data, model = without_loaders(objects.given, loaders), objects.model
+    data = prepared_data(data, model, config.workload.effective_batch_size)
+    features = None if objects.is_lightning_module else features_of(data, model)
+    return replace(objects, data=data, features=features, guest=loaders)
 
 
 def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, RunObjects]:
@@ -73,6 +85,16 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     config, data = with_derived(config, objects.data)
     check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
+    objects = replace(objects, why_guest=why_guest(objects.model, objects.data_module, objects.callbacks))
+    check_arguments(config, objects)
+    if objects.why_guest and objects.guest is None:  # a callback of Lightning came with a plain model
+        objects = as_guest(config, objects, loaders_of(config, None, objects.given))
+    if objects.why_guest and not objects.is_lightning_module:
+        note = f"{objects.why_guest}, so Lightning's own Trainer trains the model."
+        objects = replace(objects, data=replace(objects.data, notes=(*objects.data.notes, note)))
+    if objects.guest is not None and objects.guest.has("train"):
+        guest = replace(objects.guest, step_samples=config.workload.effective_batch_size)
+        return with_step_size(config, guest), replace(objects, guest=guest)
     return with_loader(config, objects.data), objects
 
 
@@ -86,20 +108,11 @@ def check_around(config: RunConfig, objects: RunObjects) -> None:
         raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
 
 
-def _check_plain_model(config: RunConfig, model: nn.Module, data_module: Any) -> None:
-    """Raises a ConfigError if model and data module don't go together, or nothing trains the model."""
+def _check_plain_model(config: RunConfig, model: nn.Module) -> None:
+    """Raises a ConfigError if nothing trains the model."""
     workload = config.workload
     check_model(model, workload.model.get("_target_"))
     use_own_modes(model)
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
         raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")
-    if data_module is not None:
-        from wellfed.train.lightning.user_module.data_module import transfer_hooks
-
-        if hooks := transfer_hooks(data_module):
-            problem = (
-                f"{type(data_module).__name__}.{hooks[0]} is for a LightningModule, and the model is a plain nn.Module."
-            )
-            way_out = "Do it in the data set's on_device(batch, rng), or in the model's loss."
-            raise ConfigError.of("workload.data", problem, way_out)

@@ -36,7 +36,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def read_data(config: RunConfig) -> tuple[Datasets, Any]:
-    """Returns the data of ``workload.data``, and the LightningDataModule that they come from, if any."""
+    """Returns the data of ``workload.data``, or nothing but the LightningDataModule that has them."""
     target = config.workload.data.get("_target_")
     given = build(config.workload.data, "workload.data")
 
@@ -46,7 +46,7 @@ def read_data(config: RunConfig) -> tuple[Datasets, Any]:
     if isinstance(given, Datasets):
         return given, None
     if _is_of(given, "LightningDataModule"):
-        return _from_lightning(given), given
+        return Datasets(None), given
     if isinstance(given, (Dataset, DataLoader)):
         return Datasets(given), None
     if isinstance(given, Mapping) and "train" in given and set(given) <= set(_SPLITS):
@@ -58,20 +58,6 @@ def read_data(config: RunConfig) -> tuple[Datasets, Any]:
         "LightningDataModule, or torch datasets or DataLoaders for train, val and test."
     )
     raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
-
-
-def data_of_module(model: Any, target: str) -> Datasets:
-    """Returns the data of a LightningModule that has its own loaders."""
-    if not is_lightning_module(model):
-        problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."
-        raise ConfigError.of("workload.data", problem, "Set workload.data._target_=<package>.<module>.<name>.")
-    return _from_lightning(model)
-
-
-def _from_lightning(owner: Any) -> Datasets:
-    from wellfed.train.lightning.user_module.data_module import datasets_of
-
-    return datasets_of(owner)
 
 
 def is_lightning_module(model: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
@@ -70,7 +71,7 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
     model, optimizer = objects.model, config.workload.optimizer
 
     def size(tensors: Iterable[Tensor]) -> int:
-        return sum(map(bytes_of, tensors))
+        return sum(bytes_of(tensor) for tensor in tensors if not is_lazy(tensor))
 
     trainable_bytes = size(weight for weight in model.parameters() if weight.requires_grad)
     return ModelFacts(
@@ -79,6 +80,7 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
         optimizer_state_bytes=0 if optimizer is None else states_per_parameter(optimizer) * trainable_bytes,
         gathered_bytes=gathered_bytes(model),
         has_batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
+        is_guest=objects.guest is not None,
         is_lightning_module=objects.is_lightning_module,
         steps_by_hand=objects.is_lightning_module and not model.automatic_optimization,
         changes_before_copy=objects.is_lightning_module and _changes_before_copy(objects),

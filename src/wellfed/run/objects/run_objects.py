@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
 from wellfed.contract import Datasets, Features
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.plan.predict.peak import KnownFootprints
+
+if TYPE_CHECKING:
+    from wellfed.train.guest.data import GuestLoaders
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class RunObjects:
     features: Features | None
     is_lightning_module: bool = False
     """The model is the user's LightningModule, which runs its own step."""
+    guest: GuestLoaders | None = None
+    """Loaders of a guest, which Lightning reads; None: the run is no guest's."""
+    why_guest: str = ""
+    """Why the run trains under Lightning's own Trainer."""
     has_sparse_gradients: bool = False
     """A weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
     first_batches: FirstBatches | None = None
@@ -30,7 +37,9 @@ class RunObjects:
     footprints: KnownFootprints | None = None
     """Footprints already known for this way of training."""
     data_module: Any = None
-    """The LightningDataModule of the data, set up."""
+    """The LightningDataModule of the data."""
+    given: Datasets | None = None
+    """The data as the user's code returned them; None if a module of Lightning has them."""
 
     def for_features(self, mode: str | None) -> Self:
         """Returns the objects with data whose batches have what that mode of features needs."""
@@ -43,10 +52,3 @@ class RunObjects:
 
         splits = {name: switched(getattr(self.data, name)) for name in ("train", "val", "test")}
         return replace(self, data=replace(self.data, **splits))
-
-    def end(self) -> None:
-        """Tears down a LightningDataModule, when the data are no longer needed."""
-        if self.data_module is not None:
-            from wellfed.train.lightning.user_module.data_module import tear_down
-
-            tear_down(self.data_module)

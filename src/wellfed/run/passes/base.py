@@ -56,13 +56,17 @@ class RunPasses:
         self.ranks = self._rank_figures(others or OtherRanks(rank))
         """Figures of all ranks."""
         prepare_step(config, plan, objects.model)
-        settings = loader_settings(config, plan.loader)
-        self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
-        self.steps_per_epoch = self._loader.steps_per_epoch
-        """Batches of one pass over the training data; None for a stream of unknown length."""
+        self._loader = self._open_loader()
+        self.steps_per_epoch: int | None = getattr(self._loader, "steps_per_epoch", None)
+        """Batches of one pass over the training data; None if they are unknown."""
         self.is_pruned = False
         """A pruner has ended the training early."""
         self.figures = Figures(self._log, every=config.trainer.log_every_steps, stops_on_nan=stops_on_nan)
+
+    def _open_loader(self) -> Any:
+        """Returns the engine's loader of training."""
+        settings, on_event = loader_settings(self._config, self._plan.loader), self._books.journal.event
+        return make_train_loader(self._config, settings, self._objects.data, rank=self._rank, on_event=on_event)
 
     def _make_checkpoints(self, best_metric: str, best_mode: Literal["max", "min"]) -> Checkpoints:
         trainer, books = self._config.trainer, self._books
@@ -126,7 +130,8 @@ class RunPasses:
 
     def close(self) -> None:
         """Stops worker processes and threads that build training batches."""
-        self._loader.close()
+        if self._loader is not None:
+            self._loader.close()
 
     def _clock(self) -> StepClock:
         """Returns the clock of a training, whose rows the journal reads."""

@@ -9,6 +9,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.guest_passes import GuestPasses
 from wellfed.run.passes.passes import Passes
 from wellfed.run.passes.plain_passes import PlainPasses
 from wellfed.train.loop.callbacks import Callback
@@ -16,10 +17,11 @@ from wellfed.train.loop.callbacks import Callback
 
 def make_passes(
     config: RunConfig, objects: RunObjects, plan: RunPlan, books: Bookkeeper, **more: Any
-) -> PlainPasses | Passes:
+) -> GuestPasses | PlainPasses | Passes:
     """Returns the passes of a run; ``more`` as for `PlainPasses`."""
-    is_plain = not objects.is_lightning_module and objects.data_module is None
-    is_plain = is_plain and all(isinstance(one, Callback) for one in objects.callbacks.values())
+    if objects.guest is not None:
+        return GuestPasses(config, objects, plan, books, **more)
+    is_plain = all(isinstance(one, Callback) for one in objects.callbacks.values())
     if is_plain and os.environ.get("WELLFED_LOOP") == "new":
         return PlainPasses(config, objects, plan, books, **more)
     return Passes(config, objects, plan, books, **more)

@@ -1,0 +1,198 @@
+"""Decides whether Lightning's own Trainer trains a run (a guest), and makes the loaders and the module of a guest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets
+from wellfed.data.remade_loader import LOADER_KNOBS, remade
+from wellfed.errors import ConfigError
+from wellfed.plan.run_plan import DataFacts, OwnLoader, RunPlan
+from wellfed.record.entries import OnEvent
+
+if TYPE_CHECKING:
+    from wellfed.run.objects.run_objects import RunObjects
+    from wellfed.train.guest.data import GuestLoaders
+
+SPLITS = ("train", "val", "test")
+
+
+def why_guest(model: Any, data_module: Any, callbacks: Mapping[str, Any]) -> str:
+    """Returns why a run trains under Lightning's own Trainer; empty for a plain model, which the engine's loop trains.
+
+    Does not import Lightning.
+    """
+    if is_of_lightning(model, "LightningModule"):
+        return f"{type(model).__name__} is a LightningModule"
+    if data_module is not None:
+        return f"{type(data_module).__name__} is a LightningDataModule"
+    for name, callback in callbacks.items():
+        if is_of_lightning(callback, "Callback"):
+            return f"callbacks.{name} is a callback of Lightning"
+    return ""
+
+
+def is_of_lightning(value: Any, name: str) -> bool:
+    """Returns whether a value is of that class of Lightning, which is imported already if there is an instance."""
+    lightning = sys.modules.get("lightning.pytorch")
+    return lightning is not None and isinstance(value, getattr(lightning, name))
+
+
+def check_arguments(config: RunConfig, objects: RunObjects) -> None:
+    """Raises a ConfigError if ``trainer.lightning`` has impossible arguments, or there is no Trainer of Lightning."""
+    if not config.trainer.lightning:
+        return
+    if not objects.why_guest:
+        problem = f"is for Lightning's Trainer, and {type(objects.model).__name__} is trained by the engine's own loop."
+        raise ConfigError.of("trainer.lightning", problem, "Leave it out, or bring a LightningModule.")
+    from wellfed.train.guest.arguments import argument_faults
+
+    if faults := list(argument_faults(config)):
+        raise ConfigError(faults)
+
+
+class ReadByLightning:
+    """Placeholder in `Datasets` for a split that Lightning reads from the user's loaders."""
+
+    def __init__(self, loaders: Any) -> None:
+        self.loaders = loaders
+
+    def __len__(self) -> int:
+        dataset = getattr(self.loaders, "dataset", ())
+        return len(dataset) if hasattr(dataset, "__len__") else 0
+
+
+def loaders_of(config: RunConfig, owner: Any, data: Datasets | None) -> GuestLoaders:
+    """Returns the user's loaders: of a LightningDataModule or LightningModule, or those in the data.
+
+    Args:
+        owner: None if the data have all splits.
+    """
+    from wellfed.train.guest.data import GuestLoaders, looked_at
+
+    if owner is not None:
+        return looked_at(owner, config.trainer.devices, config.trainer.num_nodes)
+    given = {split: getattr(data, split) for split in SPLITS}
+    return GuestLoaders(given={split: one for split, one in given.items() if _is_loader(one)})
+
+
+def _is_loader(value: Any) -> bool:
+    """Returns whether a split is read as it is: one loader or several, or another iterable that is no dataset."""
+    if isinstance(value, DataLoader) or is_of_lightning(value, "LightningDataModule"):
+        return True
+    if isinstance(value, (list, tuple, Mapping)):
+        parts = list(value.values() if isinstance(value, Mapping) else value)
+        return bool(parts) and all(map(_is_loader, parts))
+    is_dataset = hasattr(value, "__getitem__") or isinstance(value, IterableDataset)
+    return hasattr(value, "__iter__") and not is_dataset
+
+
+def without_loaders(data: Datasets | None, loaders: GuestLoaders) -> Datasets:
+    """Returns the data with a placeholder for each split that the loaders give."""
+    given = Datasets(None) if data is None else data
+    found: dict[str, Any] = {split: ReadByLightning(loaders.given.get(split)) for split in SPLITS if loaders.has(split)}
+    unknown = [f"The loaders are unknown before training: {loaders.unknown}."] if loaders.unknown else []
+    return replace(given, **found, notes=(*given.notes, *unknown))
+
+
+def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) -> DataFacts:
+    """Returns the facts of the user's loaders that the plan uses.
+
+    Raises:
+        ConfigError: a loader can't be as it is configured.
+    """
+    from wellfed.train.guest.data import with_changes
+
+    changes = loaders.changes(config, "train")
+    for split, given in loaders.given.items():
+        with_changes(given, loaders.changes(config, split), split)
+    one = loaders.first
+    made = one if one is None else remade(one, changes)
+    own = OwnLoader(
+        name=loaders.name,
+        batch_size=loaders.step_size(),
+        values={knob: getattr(made, name, default) for name, (knob, default) in LOADER_KNOBS.items()},
+        typed=frozenset(LOADER_KNOBS[name][0] for name in changes.keys() & LOADER_KNOBS.keys()),
+        has_own_batches=one is not None and one.batch_size is None,
+        has_length=hasattr(one, "__len__"),
+        is_fixed=one is None,
+    )
+    num_train = 0 if loaders.unknown else len(objects.data.train)
+    return DataFacts(num_train=num_train, has_fetch=False, derived=objects.data.derived, own_loader=own)
+
+
+def with_step_size(config: RunConfig, loaders: GuestLoaders) -> RunConfig:
+    """Fills in the samples of a step from the user's loaders: those of all ranks, as under Lightning; 0 = unknown.
+
+    Raises:
+        ConfigError: other samples were typed, and the loaders can't be made again with them.
+    """
+    workload, world = config.workload, config.trainer.world_size
+    asked, own = workload.effective_batch_size, loaders.step_size()
+    if asked is None:
+        return replace(config, workload=replace(workload, effective_batch_size=(own or 0) * world))
+    if loaders.first is None and not loaders.unknown:
+        problem = "can't change loaders that are no single DataLoader."
+        raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, "Set it to null.")
+    if asked % world:
+        problem = f"is no multiple of {config.trainer.ranks}, and each rank's loader has equally many."
+        raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, "Set a multiple, or null.")
+    return config
+
+
+def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: int | None, on_event: OnEvent) -> Any:
+    """Returns the module that Lightning trains: the user's LightningModule, or one around a plain model.
+
+    Args:
+        total_steps: steps of the learning-rate schedule; None = unknown.
+    """
+    if is_of_lightning(objects.model, "LightningModule"):
+        return objects.model
+    from wellfed.run.objects.evaluation import make_metrics
+    from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
+    from wellfed.train.guest.module import PlainModule, Wrapping
+    from wellfed.train.memory.features import FeatureTable
+    from wellfed.train.plain_model.scheduling import Schedule
+    from wellfed.train.plain_model.split_metrics import SplitMetrics
+    from wellfed.train.step.micro_batches import Preparation
+    from wellfed.train.step.train_step import parameter_groups
+
+    data, model, schedule = objects.data, objects.model, config.workload.schedule
+    features = objects.features
+
+    def optimizers() -> dict[str, Any]:
+        groups, sparse = parameter_groups(model), objects.has_sparse_gradients
+        optimizer = make_optimizer(config, plan, groups, sparse=sparse, has_listeners=True)
+        scheduling = make_scheduling(config)
+        if scheduling is not None:
+            return {"optimizer": optimizer, "lr_scheduler": scheduling.of(optimizer)}
+        factor = Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": factor_of(optimizer, factor), "interval": "step"}}
+
+    def dataset_of(split: str) -> Any:
+        found = getattr(data, split)
+        return getattr(found.loaders, "dataset", None) if isinstance(found, ReadByLightning) else found
+
+    mode: Any = plan.memory.features or "dynamic"
+    wrapping = Wrapping(
+        prepare={split: Preparation(dataset_of(split), config.seed, model) for split in SPLITS},
+        metrics=SplitMetrics(model, data.evaluation, make_metrics(config)),
+        optimizers=optimizers,
+        features=None if features is None else FeatureTable(features, mode, may_change=False),
+        on_event=on_event,
+    )
+    return PlainModule(model, wrapping)
+
+
+def factor_of(optimizer: Any, factor: Any) -> Any:
+    """Returns a scheduler that sets the rates by a factor. A lambda is not saved with it: a resumed run with more steps
+    would get the old end of its schedule."""
+    from torch.optim.lr_scheduler import LambdaLR
+
+    return LambdaLR(optimizer, lambda step: factor(step))  # noqa: PLW0108

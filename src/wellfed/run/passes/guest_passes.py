@@ -1,0 +1,431 @@
+"""Runs the passes of a run under Lightning's own Trainer: training, validation, test, ceiling."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.trainer.connectors import checkpoint_connector
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+
+from wellfed.batches import Delivery
+from wellfed.config.schema import OnOom, RunConfig
+from wellfed.errors import (
+    ConfigError,
+    OutOfMemoryExhausted,
+    RestartNeeded,
+    WellfedError,
+    is_the_users,
+    type_and_line,
+)
+from wellfed.observe.loggers.lightning_loggers import for_trainer
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.timing.readiness import StepSummary, summarise
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.wall import VALIDATION
+from wellfed.plan.run_plan import RunPlan
+from wellfed.process import StopRequest
+from wellfed.ranks import largest_share
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.closing import PROFILE
+from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.objects.evaluation import make_eval_loader, named_best
+from wellfed.run.objects.guests import wrapped
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.objects.user_callbacks import check_metrics
+from wellfed.run.passes.base import RunPasses, clock_of
+from wellfed.run.passes.ceiling import Ceiling
+from wellfed.run.passes.live_status import LiveStatus
+from wellfed.run.passes.plain_passes import IsMeasured
+from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.train.guest import ceiling as alone
+from wellfed.train.guest.additions import NonFinite, compile_step
+from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
+from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, with_changes
+from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
+from wellfed.train.guest.marks import Steps, Watch, is_overridden
+from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts
+from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
+from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
+from wellfed.train.loop.bar import Bar
+from wellfed.train.loop.placed_model import misfits
+from wellfed.train.loop.pruning import Pruner, Pruning
+from wellfed.train.loop.sync_search import SyncSearch
+from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.training import Limits
+from wellfed.train.memory import breakdown
+from wellfed.train.memory.oom import MemoryFailure, classify
+from wellfed.train.memory.step_down import MicroBatches
+from wellfed.train.step.loss_faults import add_context_of_module
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.units import counted
+
+_LOG = logging.getLogger(__name__)
+_PRECISE = 0.02
+"""Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
+
+
+class GuestPasses(RunPasses):
+    """The passes of one run of a guest, each with a Trainer of Lightning."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        objects: RunObjects,
+        plan: RunPlan,
+        books: Bookkeeper,
+        *,
+        rank: int,
+        may_adapt: bool = True,
+        others: OtherRanks | None = None,
+    ) -> None:
+        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
+        objects, trainer = objects.for_features(plan.memory.features), config.trainer
+        assert objects.guest is not None
+        self._loaders, self._may_adapt = objects.guest, may_adapt
+        super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=False)
+        if self._loader is None:
+            self.steps_per_epoch = self._length()
+        every = trainer.validate_every_steps
+        self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
+        by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
+        self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
+        self.module: Any = wrapped(config, objects, plan, self._total_steps, books.journal.event)
+        if plan.device.compile != "none":
+            event = books.journal.event
+            compile_step(self.module, plan.device.compile, lambda message: event("compile_failed", message=message))
+        self._parts: Parts | None = None
+        if plan.memory.accumulate > 1:
+            train = getattr(self._loaders.first, "dataset", objects.data.train)
+            self._parts = Parts(plan.memory.accumulate, Preparation(train, config.seed).split)
+        self._logged = LoggedFigures(self.figures)
+        self._read_from: Any = None
+        """Loaders that the training has read; None before one."""
+        glance = alone.Glance(lambda: self._read_from or self._loaders.given.get("train") or [])
+        self.ceiling = Ceiling(config, books, self._loader or glance, self._run_ceiling)
+        own_name, own_mode = getattr(self.module, "best_of_validation", ("loss", "min"))
+        mode: Any = own_mode if trainer.best_mode is None else trainer.best_mode.value
+        self._checkpoints = self._make_checkpoints(named_best(config, objects) or own_name, mode)
+
+    # -- loaders --------------------------------------------------------------------------------------------------
+
+    def _open_loader(self) -> Any:
+        return None if self._loaders.has("train") else super()._open_loader()
+
+    def _length(self) -> int | None:
+        """Returns the batches of an epoch of the user's loader, if they are known before training."""
+        try:
+            length = len(self._loaders.first)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        limit = self._config.trainer.limit_batches
+        return length if limit is None else min(limit, length)
+
+    def evaluates(self, split: str) -> bool:
+        """Returns whether there are batches for that split, and the module has a step for it."""
+        has_data = self._loaders.has(split) or super().evaluates(split)
+        return has_data and is_overridden(self.module, STEPS[split])
+
+    def _split(self, split: str) -> Any:
+        """Returns the loader of a split for Lightning; None if the user's module or data module gives it."""
+        if self._loaders.owner is not None or not self.evaluates(split):
+            return None
+        if self._loaders.has(split):
+            return self._changed(split, self._loaders.given[split])
+        return Bare(make_eval_loader(self._config, self._plan, self._objects.data, split))
+
+    def _changed(self, split: str, loaders: Any) -> Any:
+        """Returns the user's loaders with what was typed."""
+        return with_changes(loaders, self._loaders.changes(self._config, split), split)
+
+    @contextmanager
+    def _reading(self, trainer: pl.Trainer, place: Place | None) -> Iterator[dict[str, Any]]:
+        """Yields the arguments of ``Trainer.fit`` that name the loaders."""
+
+        def change(split: str, given: Any) -> Any:
+            given = self._changed(split, given)
+            return PlacedLoader.of(given, place, self._parts) if split == "train" else given
+
+        with ExitStack() as stack:
+            stack.enter_context(changed(self._loaders, change))
+            stack.enter_context(self._weighing(trainer))
+            train = val = None
+            if self._loader is not None:
+                train = PlacedLoader.of(Fed(self._loader), None, self._parts)
+            elif self._loaders.owner is None:
+                train = change("train", self._loaders.given["train"])
+            if self._loaders.owner is None:
+                val = self._split("val")
+            yield arguments_of(self._loaders, [train, val], ["train_dataloaders", "val_dataloaders"])
+
+    def _weighing(self, trainer: pl.Trainer) -> AbstractContextManager[None]:
+        """Returns a context in which losses of parts count by their samples."""
+        if self._parts is None:
+            return nullcontext()
+        weighing = self._parts.weighing(trainer.strategy.training_step)
+        return alone.replaced(trainer.strategy, {"training_step": weighing})
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        console: Console,
+        stop: StopRequest,
+        checkpoint: Path | None,
+        on_start: Callable[[], None],
+        pruner: Pruner | None = None,
+    ) -> None:
+        """Trains, with the validations in between; resumes from a checkpoint if there is one. ``pruner`` may end the
+        training after any validation.
+
+        Raises:
+            RestartNeeded: memory ran out, and training can go on from the last checkpoint in smaller parts.
+            OutOfMemoryExhausted: no smaller parts are left.
+        """
+        books, asked, users = self._books, self._config.trainer, self._objects.callbacks
+        clock = self._clock()
+        watch = Watch(clock, users, stop if self._num_ranks == 1 else None)
+        saved = None if checkpoint is None else load_checkpoint(checkpoint, ()).get("position")
+        place = Place(saved, lambda: watch.is_waiting)
+        watch.before_reading = place.before_reading
+        validations = 0 if pruner is None else books.journal.validations_written()
+        saves = Saves(
+            self._checkpoints,
+            self.figures.latest,
+            stop,
+            watch,
+            place,
+            by_monitor=asked.best_metric is None,
+            prune=Pruning(pruner, self._latest_best_metric, self._total_steps, validations),
+        )
+        steps = self._steps(clock, watch, on_start, on_save=books.journal.flush)
+        non_finite = NonFinite(asked.on_nan.value, every=asked.log_every_steps, on_event=books.journal.event)
+        with ExitStack() as until_end:
+            watchers = self._watchers(console, clock, until_end)
+            first = [Settled(), place, steps, watchers, self._logged, BeforeUsers(saves), non_finite]
+            trainer = self._trainer(first, [*users.values(), saves], watch, self._limits)
+            self.ranks.begin()
+            try:
+                with books.wall.running(), self._logging_media():
+                    self._fit(trainer, steps, checkpoint, None if saved is None else place)
+                    self.ranks.compare()
+                    books.record.ended_by = saves.pruned or ended_by(self._limits, trainer)
+                    self._validate_last_step(trainer)
+            except BaseException:
+                with suppress(Exception):  # the first error counts
+                    self.ranks.record_latest()  # with those of ranks that have ended
+                raise
+        if saves.pruned is not None:
+            self.is_pruned = True
+            books.journal.event("pruned", message=saves.pruned)
+
+    def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
+        """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
+
+        Args:
+            most_steps: maximum number of steps, without the warm-up.
+        """
+        clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
+        watch = Watch(clock, {}, stop if self._num_ranks == 1 else None)
+        more: dict[str, Any] = {}
+        if self._num_ranks == 1:  # several would have to agree
+            more["is_measured"] = IsMeasured(self._books.journal.summary, _PRECISE)
+        steps = self._steps(clock, watch, on_start, warmup_steps=warmup, **more)
+        trainer = self._trainer(
+            [steps, self._logged], [], watch, Limits(max_steps=warmup + most_steps), validates=False
+        )
+        self.ranks.begin()
+        with alone.steps_alone(self.module, is_set_up=False, moves=True), self._books.wall.running():
+            self._fit(trainer, steps, None, None)
+        self.ranks.compare()
+
+    def _steps(self, clock: StepClock, watch: Watch, on_start: Callable[[], None], **more: Any) -> Steps:
+        books = self._books
+
+        def started() -> None:
+            on_start()
+            self._name_data_parallel()
+
+        return Steps(
+            clock,
+            books.journal.steps,
+            books.progress,
+            watch,
+            on_start=started,
+            on_step=self._stepped,
+            on_first=books.first_batch,
+            on_batch=self.ranks.on_batch,
+            **more,
+        )
+
+    def _watchers(self, console: Console, clock: StepClock, until_end: ExitStack) -> pl.Callback:
+        record, journal, steps = self._books.record, self._books.journal, self._config.trainer.profile_steps
+        live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
+        bar = Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
+        trace = search = None
+        if steps and self._rank == 0:  # other ranks differ only in their data
+            path, profiled = self._books.folder / PROFILE, partial(setattr, record, "profile")
+            trace = ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=clock.interrupt)
+        if self._is_on_gpu:
+            search = SyncSearch(partial(setattr, record, "synchronisations"))
+        for one in (bar, trace, search):
+            if one is not None:
+                until_end.enter_context(closing(one))
+        return Watchers(bar, trace, search, self._check_metrics)
+
+    def _check_metrics(self, trainer: pl.Trainer) -> None:
+        """Warns of metrics that the sanity check has not logged."""
+        found = (name_in_metrics(name, "val") for name in trainer.callback_metrics)
+        names = {name[4:]: 0.0 for name in found if name.startswith("val/")}
+        check_metrics(self._config, self._objects, "val", names)
+
+    def _trainer(
+        self, first: Sequence[pl.Callback], last: Sequence[pl.Callback], watch: Watch, limits: Limits, **more: Any
+    ) -> pl.Trainer:
+        loggers = for_trainer(self._books.loggers, self._logged.logged, self._books.folder)
+        checked = CheckedCallbacks(self._config.trainer.strategy.value)
+        parts = [] if self._parts is None else [SchedulersOfParts()]
+        callbacks = [*first, checked, *parts, *last]
+        return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
+
+    def _make_trainer(self, callbacks: Sequence[pl.Callback], watch: Watch, limits: Limits, **more: Any) -> pl.Trainer:
+        return make_trainer(self._config, self._plan, limits, callbacks, self._books.folder, profiler=watch, **more)
+
+    def _fit(self, trainer: pl.Trainer, steps: Steps, checkpoint: Path | None, place: Place | None) -> None:
+        """Trains. A step that runs out of memory is not repeated: the module's code may have changed its state."""
+        failure: MemoryFailure | None = None
+        try:
+            with self._reading(trainer, place) as arguments, _restored_from(checkpoint):
+                weights_only = None if checkpoint is None else True
+                trainer.fit(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only)
+                self._read_from = trainer.train_dataloader
+            return
+        except MisconfigurationException as error:
+            raise WellfedError(str(error)) from error
+        except Exception as error:
+            failure = classify(error) if steps.is_in_step else None
+            if failure is None or not self._may_restart:
+                add_context_of_module(error, self.module)
+                raise
+        finally:
+            self.close()
+        # Raised outside of the handler: the handled error refers to all tensors of the step.
+        raise self._with_less(failure, steps.samples, trainer)
+
+    @property
+    def _may_restart(self) -> bool:
+        """Whether training may restart. With several ranks the others would wait in the step for the failed one."""
+        return self._may_adapt and self._config.memory.on_oom is OnOom.retry and self._num_ranks == 1
+
+    def _with_less(self, failure: MemoryFailure, samples: int, trainer: pl.Trainer) -> OutOfMemoryExhausted:
+        """Returns the error that ends this training, with changes for a restart that needs less memory."""
+        plan, step = self._plan, trainer.global_step + 1
+        self._books.journal.event("oom", step=step, message=failure.message)
+        samples = max(samples, plan.workload.effective_batch_size)
+        before = largest_share(samples, plan.memory.accumulate)
+        ran_out = f"Out of memory in step {step} with {counted(before, 'sample')} at a time: {failure.message}"
+        smaller = MicroBatches(before).step_down()
+        if plan.memory.on_oom == "retry" and smaller is not None:
+            changes = {"memory.micro_batch": smaller, "memory.accumulate": largest_share(samples, smaller)}
+            return RestartNeeded(ran_out, changes, failure.kind)
+        others = []
+        if smaller is not None:  # the plan does not split steps
+            ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
+            others.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
+        by_part = breakdown.bytes_by_part(self.module, trainer.optimizers)
+        way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=0, others=others)
+        return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
+
+    def _latest_best_metric(self) -> float | None:
+        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def _validate_last_step(self, trainer: pl.Trainer) -> None:
+        """Validates unless the run has ended with a validation."""
+        figures, step = self.figures, trainer.global_step
+        if figures.step == 0:  # nothing was left to train
+            figures.step, figures.epoch = step, trainer.current_epoch
+        if not self.evaluates("val") or figures.validated_step == step:
+            return
+        with self._books.progress.during("validate"), self._books.wall.during(VALIDATION):
+            self._evaluate("val", None)
+        value = self._latest_best_metric()
+        if value is not None and self._rank == 0:
+            last_as_best(self._checkpoints, value, step, self._books.journal.disk_full)
+
+    def _evaluate(self, split: str, checkpoint: Path | None) -> None:
+        """Makes a pass over validation or test, with the weights of a checkpoint or the current ones."""
+        watch = Watch(clock_of(is_on_gpu=self._is_on_gpu, wall=self._books.wall), self._objects.callbacks)
+        trainer = self._trainer([self._logged], list(self._objects.callbacks.values()), watch, self._limits)
+        if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
+            checkpoint = trainer.strategy.broadcast(checkpoint)
+        run = trainer.validate if split == "val" else trainer.test
+        with changed(self._loaders, self._changed), _restored_from(checkpoint):
+            arguments = arguments_of(self._loaders, [self._split(split)], ["dataloaders"])
+            weights_only = None if checkpoint is None else True
+            run(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
+
+    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
+        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
+        if not self.evaluates("test"):
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+        self._evaluate("test", checkpoint)
+        return self._tested()
+
+    def _artifacts(self) -> dict[str, Path]:
+        artifacts = getattr(self.module, "artifacts_of_test", None)
+        return {} if artifacts is None else dict(artifacts(self._books.folder))
+
+    def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Returns the first few weights that don't fit; none for a module that may make layers later."""
+        may_grow = is_overridden(self.module, "setup") or is_overridden(self.module, "configure_model")
+        return [] if may_grow else misfits(self.module, weights)
+
+    # -- the ceiling ----------------------------------------------------------------------------------------------
+
+    def _run_ceiling(self, deliveries: Sequence[Delivery], num_steps: int) -> StepSummary | None:
+        rows: list[StepRow] = []
+        module, owner = self.module, self._loaders.owner
+        data_module = owner if isinstance(owner, pl.LightningDataModule) else None
+        clock, is_set_up = clock_of(is_on_gpu=self._is_on_gpu), module._trainer is not None
+        watch = Watch(clock, {})
+        callbacks = [] if data_module is None else [alone.WithDataModule(data_module)]
+        callbacks.append(Steps(clock, rows.extend, Progress(), watch))
+        trainer = self._make_trainer(callbacks, watch, Limits(max_epochs=1), logger=DummyLogger(), validates=False)
+        num_steps = alone.least_of_ranks(num_steps if deliveries else 0, trainer)
+        if num_steps == 0:
+            return None
+        with alone.put_back(module):
+            module.trainer = trainer
+            given = [delivery.batch for delivery in deliveries]
+            ready = alone.on_device(module, data_module, given, trainer.strategy.root_device)
+            repeated = PlacedLoader.of(alone.Repeated(ready, num_steps + WARMUP_STEPS), None, self._parts)
+            with alone.steps_alone(module, data_module, is_set_up=is_set_up), self._weighing(trainer):
+                trainer.fit(module, repeated)
+        return summarise(rows)
+
+
+@contextmanager
+def _restored_from(checkpoint: Path | None) -> Iterator[None]:
+    """Raises a ConfigError instead of an error of restoring a checkpoint. Errors of the user's code pass."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        called = {
+            (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+        }
+        restores = any(file == checkpoint_connector.__file__ and "restore" in name for file, name in called)
+        if checkpoint is None or not restores or any(is_the_users(file) for file, _ in called):
+            raise
+        problem = f"its state can't be restored ({type_and_line(error)})."
+        way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
+        raise ConfigError.of(str(checkpoint), problem, way_out) from error

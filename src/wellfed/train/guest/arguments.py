@@ -1,0 +1,223 @@
+"""Makes Lightning's Trainer: arguments from the plan, and those that ``trainer.lightning`` hands through."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities import registry
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.strategies import DDPStrategy
+
+from wellfed.config.build import built
+from wellfed.config.faults.explain_refusal import nearest
+from wellfed.config.schema import RunConfig, TrainerConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.plan.run_plan import RunPlan
+from wellfed.ranks import COLLECTIVE_TIMEOUT_S
+from wellfed.train.guest.saves import PlainCheckpointIO
+from wellfed.train.loop.training import Limits
+
+WHERE = "trainer.lightning"
+_KNOBS: Mapping[str, str] = {
+    "accelerator": "trainer.accelerator",
+    "devices": "trainer.devices",
+    "num_nodes": "trainer.num_nodes",
+    "precision": "gpu.precision",
+    "max_epochs": "trainer.max_epochs",
+    "max_steps": "trainer.max_steps",
+    "max_time": "trainer.max_time_s",
+    "fast_dev_run": "trainer.max_steps",
+    "accumulate_grad_batches": "memory.accumulate",
+    "gradient_clip_val": "trainer.gradient_clip",
+    "deterministic": "trainer.deterministic",
+    "benchmark": "gpu.cudnn_benchmark",
+    "log_every_n_steps": "trainer.log_every_steps",
+    "callbacks": "callbacks",
+    "logger": "logger",
+    "profiler": "trainer.profile_steps",
+    "default_root_dir": "paths.log_dir",
+    "enable_progress_bar": "logger",
+    "enable_checkpointing": "trainer.checkpoint_every_steps",
+    "barebones": "telemetry.enabled",
+}
+"""Arguments of the Trainer that a knob sets -> the knob."""
+_EITHER: Mapping[str, str] = {
+    "num_sanity_val_steps": "sanity_batches",
+    "limit_train_batches": "limit_batches",
+    "limit_val_batches": "limit_batches",
+    "limit_test_batches": "limit_batches",
+    "overfit_batches": "overfit_batches",
+    "val_check_interval": "validate_every_steps",
+    "check_val_every_n_epoch": "validate_every_steps",
+}
+"""Arguments that are handed through unless the knob of ``trainer`` with the same purpose is set, too -> the knob."""
+
+
+def argument_faults(config: RunConfig) -> Iterator[Fault]:
+    """Yields faults of ``trainer.lightning``: names that Lightning's Trainer lacks, or that a knob sets."""
+    known = inspect.signature(pl.Trainer).parameters
+    trainer, default = config.trainer, TrainerConfig()
+    for name, value in (trainer.lightning or {}).items():
+        where = f"{WHERE}.{name}"
+        either = _EITHER.get(name, "")
+        if name not in known:
+            near = nearest(name, known)
+            way_out = f"Set {WHERE}.{near}." if near else f"Its arguments: {', '.join(sorted(known))}."
+            yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
+        elif knob := _KNOBS.get(name):
+            yield Fault(where, f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
+        elif name == "strategy" and not _is_kind_of(value, trainer.strategy.value, trainer.world_size):
+            problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
+            yield Fault(where, problem, "Set trainer.strategy, and leave it out; or name a variant of ddp on several.")
+        elif either and getattr(trainer, either) != getattr(default, either):
+            both = f"{where}={value} and trainer.{either}={getattr(trainer, either)}"
+            yield Fault(where, f"{both} set the same.", f"Leave out one of them: trainer.{either}=null.")
+
+
+def _is_kind_of(value: Any, strategy: str, world_size: int) -> bool:
+    """Returns whether a strategy of Lightning's is a variant of DDP, as ``ddp_find_unused_parameters_true``, for ranks
+    that are planned to use DDP."""
+    name = value if isinstance(value, str) else str(value.get("_target_", "")) if isinstance(value, Mapping) else ""
+    return world_size > 1 and strategy != "fsdp" and "ddp" in name.lower()
+
+
+def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
+    """Returns the limit that ended a successful training: a knob with its value, or the name of a callback."""
+    if limits.max_steps is not None and trainer.global_step >= limits.max_steps:
+        return f"trainer.max_steps={limits.max_steps}"
+    if limits.max_epochs is not None and trainer.current_epoch >= limits.max_epochs:
+        return f"trainer.max_epochs={limits.max_epochs}"
+    for one in trainer.callbacks:
+        if isinstance(one, EarlyStopping) and one.stopping_reason_message:
+            reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            return f"{type(one).__name__}: {reason}"
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
+    if limits.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
+        return f"trainer.max_time_s={limits.max_time_s:g}"
+    return "trainer.should_stop" if trainer.should_stop else None
+
+
+def make_trainer(
+    config: RunConfig,
+    plan: RunPlan,
+    limits: Limits,
+    callbacks: Sequence[pl.Callback],
+    folder: Path,
+    *,
+    profiler: Any,
+    validates: bool = True,
+    **more: Any,
+) -> pl.Trainer:
+    """Returns a Trainer that trains and evaluates as planned.
+
+    Args:
+        profiler: `marks.Watch`, which is attached to the Trainer.
+        validates: False: no validation is made, as in a training that is only timed.
+        more: other arguments of the Trainer.
+
+    Raises:
+        ConfigError: an argument of ``trainer.lightning`` can't be built, or Lightning refuses it.
+    """
+    quiet_lightning()
+    asked, parts = config.trainer, plan.memory.accumulate
+    limit = asked.limit_batches
+    named: dict[str, Any] = {
+        "accelerator": plan.trainer.accelerator,
+        "devices": plan.trainer.devices,
+        "num_nodes": plan.trainer.num_nodes,
+        "strategy": _strategy(plan.trainer.strategy, plan.trainer.world_size),
+        "precision": plan.device.precision,
+        "max_epochs": -1 if limits.max_epochs is None else limits.max_epochs,
+        "max_steps": -1 if limits.max_steps is None else limits.max_steps,
+        "max_time": None if limits.max_time_s is None else timedelta(seconds=limits.max_time_s),
+        "gradient_clip_val": asked.gradient_clip,
+        "accumulate_grad_batches": parts,
+        "deterministic": asked.deterministic or None,
+        "log_every_n_steps": asked.log_every_steps,
+        "num_sanity_val_steps": asked.sanity_batches,
+        "limit_train_batches": limit,
+        "limit_val_batches": limit,
+        "limit_test_batches": limit,
+        "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
+        "enable_progress_bar": any(isinstance(one, pl.callbacks.ProgressBar) for one in callbacks),
+        "enable_model_summary": False,
+        "default_root_dir": str(folder),
+        "profiler": profiler,
+        "callbacks": list(callbacks),
+        **more,
+    }
+    if limits.validate_every_steps is not None:
+        named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps * parts, None
+    named |= built(dict(asked.lightning or {}), WHERE)
+    given = named.pop("plugins", None) or []
+    plugins = [PlainCheckpointIO(), *(given if isinstance(given, (list, tuple)) else [given])]
+    if not validates:
+        named |= {"limit_val_batches": 0, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
+        named.pop("val_check_interval", None)
+    try:
+        trainer = pl.Trainer(plugins=plugins, **named)
+    except (TypeError, ValueError) as error:  # Lightning's MisconfigurationException is no ValueError
+        raise ConfigError.of(
+            WHERE, f"Lightning's Trainer refuses its arguments: {error}", f"Change {WHERE}.*"
+        ) from error
+    profiler.attach(trainer)
+    return trainer
+
+
+def _strategy(name: Literal["auto", "ddp", "fsdp"], world_size: int) -> Any:
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    if name == "fsdp":
+        from wellfed.train.lightning.sharding import fsdp_strategy
+
+        return fsdp_strategy(timeout)
+    return DDPStrategy(timeout=timeout) if world_size > 1 else name
+
+
+# Each Trainer looks for packages with callbacks, which reads the metadata of all packages.
+registry.entry_points = cache(registry.entry_points)
+
+
+def before_forks() -> None:
+    """Looks for packages that each Trainer looks for, before processes are forked."""
+    registry.entry_points(group="lightning.pytorch.callbacks_factory")
+
+
+def quiet_lightning() -> None:
+    """Silences Lightning's notes, and warnings that don't apply here."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
+            logger.setLevel(logging.WARNING)
+    for text in (
+        "does not have many workers",  # the report says whether workers are worth it
+        "Checkpoint directory.*exists and is not empty",
+        "lr_scheduler.step\\(\\).*before.*optimizer.step",
+        "is smaller than the logging interval",  # metrics are written at the end of each epoch, even a short one
+        "You defined a `validation_step` but have no",  # the ceiling does not validate
+        "module\\(s\\) in eval mode at the start of training",  # frozen encoders
+        "isinstance\\(treespec, LeafSpec\\)",
+        "WeightAveraging callback, but loading a checkpoint outside",  # such a checkpoint has the averaged weights
+        "your dataloader is not resumable",  # its place is kept, see `reading.Place`
+    ):
+        warnings.filterwarnings("ignore", message=f".*{text}.*")
+
+
+class Settled(pl.Callback):
+    """Wait for the device before training.
+
+    Lightning wraps a model in DDP on a separate stream (`DDPStrategy._setup_model`), where DDP broadcasts the weights
+    of rank 0. Without the wait, the first step could start on another stream before the broadcast ends.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        device = trainer.strategy.root_device
+        if device.type == "cuda" and trainer.world_size > 1:
+            torch.cuda.synchronize(device)

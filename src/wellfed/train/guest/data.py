@@ -1,0 +1,238 @@
+"""Looks at a user's loaders before the plan, and hands them to Lightning as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from wellfed import generators
+from wellfed.config.schema import RunConfig
+from wellfed.data.remade_loader import remade, typed_changes
+from wellfed.errors import ConfigError
+from wellfed.ranks import own_local_rank, own_rank
+from wellfed.train.guest.marks import is_overridden
+
+LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader"}
+STEPS = {"train": "training_step", "val": "validation_step", "test": "test_step"}
+
+
+class NeedsTrainer(AttributeError):
+    """Error for an attribute of the Trainer that is used before there is one."""
+
+
+class NoTrainerYet:
+    """Placeholder for the Trainer while loaders are looked at."""
+
+    global_rank = local_rank = node_rank = current_epoch = global_step = 0
+    is_global_zero = True
+    training = validating = testing = sanity_checking = predicting = False
+
+    def __init__(self, num_devices: int, num_nodes: int) -> None:
+        self.num_devices, self.num_nodes, self.world_size = num_devices, num_nodes, num_devices * num_nodes
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsTrainer(f"self.trainer.{name}")
+
+
+@dataclass(frozen=True)
+class GuestLoaders:
+    """Loaders of the user, from a LightningDataModule, from the LightningModule itself, or from ``workload.data``."""
+
+    owner: Any = None
+    """The LightningDataModule or LightningModule that gives them; None = they were handed over."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Split -> a loader, several, or anything that Lightning reads. Of an owner: those of the first look, if any."""
+    step_samples: int | None = None
+    """Samples of a step of all ranks that were typed; None = as the loaders have it."""
+    unknown: str = ""
+    """Why the loaders of the owner are unknown before training; empty if they are known."""
+
+    @property
+    def first(self) -> DataLoader[Any] | None:
+        """The DataLoader of training; None if there are several, or another iterable."""
+        found = _flat(self.given.get("train"))
+        return found[0] if len(found) == 1 and isinstance(found[0], DataLoader) else None
+
+    def has(self, split: str) -> bool:
+        """Returns whether there is a loader for a split."""
+        return split in self.given or (self.owner is not None and is_overridden(self.owner, LOADERS[split]))
+
+    def step_size(self) -> int | None:
+        """Returns the samples of a batch of training; None = unknown before it is read."""
+        loader = self.first
+        size = None if loader is None else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
+    def name(self) -> str:
+        """Classes of the loaders of training, and of what gives them."""
+        kinds = " and ".join(sorted({type(one).__name__ for one in _flat(self.given.get("train"))}))
+        return " of ".join(filter(None, [kinds, "" if self.owner is None else type(self.owner).__name__]))
+
+    def changes(self, config: RunConfig, split: str) -> dict[str, Any]:
+        """Returns the arguments of a split's DataLoaders that were typed, for one rank."""
+        found = typed_changes(config, split)
+        if split == "train":
+            found.pop("batch_size", None)  # the configuration has that of the first look by now
+            if self.step_samples is not None:
+                found["batch_size"] = self.step_samples // config.trainer.world_size
+        return found
+
+
+def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
+    """Returns the loaders of a LightningDataModule or LightningModule, looked at once before the plan.
+
+    ``prepare_data`` and ``setup("fit")`` are called for it, and not again by Lightning. If they need the Trainer, all
+    is left to Lightning.
+
+    Raises:
+        ConfigError: there is no loader for training.
+    """
+    name = type(owner).__name__
+    if not is_overridden(owner, LOADERS["train"]):
+        problem = f"{name} has no train_dataloader."
+        raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
+    attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
+    vars(owner)[attribute] = NoTrainerYet(num_devices, num_nodes)
+    given = {}
+    try:
+        own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
+        if own == 0:  # other ranks follow this one
+            owner.prepare_data()
+        owner.setup("fit")
+        with generators.kept():  # Lightning calls them again
+            for split in ("train", "val"):
+                if is_overridden(owner, LOADERS[split]):
+                    given[split] = getattr(owner, LOADERS[split])()
+    except NeedsTrainer as error:
+        return GuestLoaders(owner, unknown=f"{name} needs {error} to make them")
+    except AttributeError as error:
+        if is_overridden(owner, "setup"):
+            raise
+        problem = f"{name}'s loaders can't be made ({error}), and it has no setup(stage)."
+        way_out = "Make the data sets in setup(self, stage), or in __init__."
+        raise ConfigError.of("workload.data", problem, way_out) from error
+    finally:
+        vars(owner)[attribute] = None
+    _skip_once(owner)
+    return GuestLoaders(owner, given)
+
+
+def _skip_once(owner: Any) -> None:
+    """Lets Lightning's first calls of ``prepare_data`` and of ``setup("fit")`` do nothing, since they are made."""
+
+    def skipping(hook: str) -> Callable[..., None]:
+        own = getattr(owner, hook)
+
+        @wraps(own)
+        def skipped(*arguments: Any, **named: Any) -> None:
+            if hook == "prepare_data" or "fit" in (*arguments, *named.values()):
+                vars(owner).pop(hook, None)
+            else:
+                own(*arguments, **named)
+
+        return skipped
+
+    for hook in ("prepare_data", "setup"):
+        if is_overridden(owner, hook):
+            vars(owner)[hook] = skipping(hook)
+
+
+def arguments_of(loaders: GuestLoaders, given: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the arguments of ``Trainer.fit``, ``validate`` or ``test`` that name the loaders.
+
+    Args:
+        given: loaders that an owner does not give.
+        names: names of their arguments.
+    """
+    if isinstance(loaders.owner, pl.LightningDataModule):
+        return {"datamodule": loaders.owner}
+    return {} if loaders.owner is not None else dict(zip(names, given, strict=True))
+
+
+@contextmanager
+def changed(loaders: GuestLoaders, change: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Lets a function change what the owner's hooks return, by split, within the block."""
+    owner = loaders.owner
+    if owner is None:
+        yield
+        return
+
+    def changing(split: str) -> Callable[[], Any]:
+        own = getattr(owner, LOADERS[split])
+
+        @wraps(own)
+        def loader() -> Any:
+            return change(split, own())
+
+        return loader
+
+    instead = {LOADERS[split]: changing(split) for split in LOADERS if is_overridden(owner, LOADERS[split])}
+    before = {name: vars(owner)[name] for name in instead if name in vars(owner)}
+    vars(owner).update(instead)
+    try:
+        yield
+    finally:
+        for name in instead:
+            vars(owner).pop(name, None)
+        vars(owner).update(before)
+
+
+def with_changes(loaders: Any, changes: Mapping[str, Any], split: str) -> Any:
+    """Returns loaders with typed arguments changed in each DataLoader; ``loaders`` itself without any."""
+    if not changes or loaders is None:
+        return loaders
+    if isinstance(loaders, CombinedLoader):
+        loaders.flattened = [remade(one, changes, split) for one in loaders.flattened]
+        return loaders
+    if isinstance(loaders, Mapping):
+        return type(loaders)({key: with_changes(one, changes, split) for key, one in loaders.items()})  # type: ignore[call-arg]
+    if isinstance(loaders, (list, tuple)):
+        return type(loaders)(with_changes(one, changes, split) for one in loaders)
+    return remade(loaders, changes, split)
+
+
+def _flat(loaders: Any) -> list[Any]:
+    if loaders is None:
+        return []
+    return CombinedLoader(loaders).flattened if not isinstance(loaders, CombinedLoader) else loaders.flattened
+
+
+class Bare:
+    """The engine's loader for Lightning: batches without their positions. It goes on where its position is."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.latest: Any = None
+        """Latest delivery without its batch."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for delivery in self._loader:
+            handed = [delivery.batch]
+            num_samples = delivery.size
+            delivery.batch, delivery.num_samples = None, num_samples
+            self.latest = delivery
+            del delivery  # a reference here would keep it on the device
+            yield handed.pop()
+
+
+class Fed(Bare):
+    """The engine's loader of training, with its place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the loader's position."""
+        return self._loader.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at a position."""
+        self._loader.load_state_dict(state)

@@ -1,0 +1,310 @@
+"""Marks the events of each step on the step clock, through the two places where Lightning lets others look: its
+`Profiler`, which it calls around each of its actions, and its callbacks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.contract import Batch
+from wellfed.errors import WellfedError, type_and_line
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.series import Phase
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
+from wellfed.process import StopRequest
+from wellfed.train.loop.schedule import nobody_logs
+
+_LOG = logging.getLogger(__name__)
+_FETCH, _EPOCH = "train_dataloader_next", "run_training_epoch"
+"""Names of Lightning's actions: the next batch is taken from the loaders; a training epoch runs."""
+_HOOKS = ("on_", "setup", "teardown")
+_OURS = "wellfed."
+
+
+class Watch(PassThroughProfiler):
+    """Marks of the clock around each fetch, times of the user's hooks, and names of callbacks in their errors."""
+
+    def __init__(self, clock: StepClock, callbacks: Mapping[str, pl.Callback], stop: StopRequest | None = None) -> None:
+        """
+        Args:
+            callbacks: the user's callbacks by the name that their errors get.
+            stop: request whose signals end a wait for a batch at once; None = a signal waits for the step.
+        """
+        super().__init__()
+        self._clock, self._names, self._stop = clock, callbacks, stop
+        self._trainer: pl.Trainer | None = None
+        self._known: dict[str, AbstractContextManager[Any]] = {}
+        self.is_waiting = False
+        """A batch was asked for, and its step has not begun."""
+        self.before_fetch: Callable[[pl.Trainer], None] = lambda trainer: None
+        """Called between two steps of an epoch, after the validation and the schedulers of the first."""
+        self.before_reading: Callable[[pl.Trainer], None] = lambda trainer: None
+        """Called before Lightning begins to read the loaders: after each hook that comes before it."""
+
+    def attach(self, trainer: pl.Trainer) -> None:
+        """Connects the profiler with its Trainer."""
+        self._trainer = trainer
+
+    def start(self, action_name: str) -> None:
+        if self._trainer is not None and action_name.endswith(_FETCH):
+            self.before_fetch(self._trainer)
+            self.is_waiting = True
+            self._clock.ask()
+            if self._stop is not None:
+                self._stop.begin_wait()
+
+    def stop(self, action_name: str) -> None:
+        if self._trainer is not None and action_name.endswith(_FETCH):
+            if self._stop is not None:
+                self._stop.is_stepping = True
+            self._clock.got()
+            latest = latest_of(self._trainer)
+            epoch = self._trainer.current_epoch
+            self._clock.copy_begins(epoch, *(() if latest is None else (latest.took, latest.copy_ahead_ms)))
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        found = self._known.get(action_name)
+        if found is None:
+            found = self._known[action_name] = self._around(action_name)
+        return found
+
+    def _around(self, action: str) -> AbstractContextManager[Any]:
+        trainer = self._trainer
+        if trainer is None:
+            return nullcontext()
+        if action == _EPOCH:
+            return _Around(begin=lambda: self.before_reading(trainer) if trainer.current_epoch else None)
+
+        def before_first() -> None:
+            if trainer.train_dataloader is None:
+                self.before_reading(trainer)
+
+        kind, _, name = action.partition("]")
+        owner, _, hook = name.rpartition(".")
+        if kind == "[Callback":
+            found = [one for one in trainer.callbacks if one.state_key == owner and is_overridden(one, hook)]
+            if found and not type(found[0]).__module__.startswith(_OURS):
+                return _UsersHook(self._clock.wall, hook, found[0], trainer, self._name_of(found[0]))
+            return nullcontext()
+        users: Any = trainer.datamodule if kind == "[LightningDataModule" else trainer.lightning_module
+        if hook == "train_dataloader":
+            return _Around(end=lambda: self.before_reading(trainer))
+        if kind == "[LightningModule" and hook in ("configure_optimizers", "on_fit_start"):
+            return _Around(begin=before_first, end=before_first)  # the former may ask for the number of batches
+        is_timed = kind in ("[LightningModule", "[LightningDataModule") and hook.startswith(_HOOKS)
+        if is_timed and not hook.endswith("_batch_transfer") and is_overridden(users, hook):
+            return _UsersHook(self._clock.wall, hook, users, trainer)
+        return nullcontext()
+
+    def _name_of(self, callback: pl.Callback) -> str:
+        return next((name for name, one in self._names.items() if one is callback), type(callback).__name__)
+
+
+class _Around(AbstractContextManager[None]):
+    """Calls a function before or after an action."""
+
+    def __init__(self, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> None:
+        if error is None:
+            self._end()
+
+
+class _UsersHook(AbstractContextManager[None]):
+    """Accounts the time of a hook as ``ClassName.hook``, and names a callback in its error."""
+
+    def __init__(self, wall: Wall, hook: str, owner: Any, trainer: pl.Trainer, callback: str = "") -> None:
+        """``callback``: name of a callback in its errors; empty for a hook of a module."""
+        self._wall, self._hook, self._owner, self._trainer, self._callback = wall, hook, owner, trainer, callback
+        self._account = f"{type(owner).__name__}.{hook}"
+        self._settles = not is_within_steps(self._account)
+        self._before: list[str | None] = []
+
+    def __enter__(self) -> None:
+        if self._settles:
+            self._wall.settle()
+        self._before.append(self._wall.switch(self._account))
+
+    def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> bool:
+        self._wall.back(self._before.pop())
+        if not self._callback or not isinstance(error, Exception) or isinstance(error, WellfedError):
+            return False
+        if self._hook == "on_exception":  # the first error is the one to report, and the state is saved after this
+            _LOG.warning("%s of the callback %s raised %s.", self._hook, self._callback, type_and_line(error))
+            return True
+        monitor, logged = getattr(self._owner, "monitor", None), self._trainer.callback_metrics
+        if isinstance(error, (RuntimeError, MisconfigurationException)) and monitor and monitor not in logged:
+            raise nobody_logs(f"{self._callback}.monitor", monitor, logged) from error
+        error.add_note(f"In {self._hook} of the callback {self._callback} ({type(self._owner).__name__}).")
+        return False
+
+
+def is_overridden(owner: Any, method: str) -> bool:
+    """Returns whether an object of Lightning overrides a method of its base class, in its class or as an attribute."""
+    if method in vars(owner):
+        return True
+    bases = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
+    base = next((one for one in bases if isinstance(owner, one)), None)
+    own = getattr(type(owner), method, None)
+    return base is not None and own is not None and own is not getattr(base, method, None)
+
+
+def latest_of(trainer: pl.Trainer) -> Delivery | None:
+    """Returns the engine's latest delivery, without its batch; None where the user's loaders are read."""
+    return getattr(trainer.train_dataloader, "latest", None)
+
+
+def is_within_step(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Returns whether more parts of the step follow."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches != 0
+
+
+def samples_of(batch: Batch) -> int:
+    """Returns the samples of a batch: its first dimension, or that of its first tensor; 1 without any."""
+    try:
+        return batches.batch_size(batch)
+    except TypeError:
+        sizes = [len(tensor) for tensor in batches.tensors(batch) if tensor.ndim]
+        return sizes[0] if sizes else 1
+
+
+class Steps(pl.Callback):
+    """Counts and times the steps of a training. It must be the first callback: the others' time is host time."""
+
+    def __init__(
+        self,
+        clock: StepClock,
+        take: Callable[[Iterable[StepRow]], None],
+        progress: Progress,
+        watch: Watch,
+        *,
+        on_start: Callable[[], None] = lambda: None,
+        on_step: Callable[[int, float, int], None] = lambda steps, epochs, samples: None,
+        on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
+        on_batch: Callable[[Delivery], None] | None = None,
+        on_save: Callable[[], object] = lambda: None,
+        is_measured: Callable[[int], bool] = lambda step: False,
+        warmup_steps: int = WARMUP_STEPS,
+    ) -> None:
+        """
+        Args:
+            take: called with finished rows.
+            on_step: called with steps done, epochs done (a fraction), samples of this step over all ranks.
+            on_first: called with the bytes of the first batch by dtype.
+            on_batch: called with each batch, as a delivery.
+            on_save: called on each rank before a checkpoint is written.
+            is_measured: returns whether a training that is only timed has enough steps.
+        """
+        self._clock, self._take, self._progress, self._watch = clock, take, progress, watch
+        self._on_start, self._on_step, self._on_save = on_start, on_step, on_save
+        self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
+        self._on_batch, self._is_measured, self._warmup_left = on_batch, is_measured, warmup_steps
+        self._own = self._largest = self._parts = 0
+        """Of the step so far: samples of this rank, samples of its largest part, parts."""
+        self._has_stepped = False
+        """An optimizer's step was seen. Without one, its time would count as that of another phase."""
+        self._before: tuple[Phase, str | None] = "train", None
+        """Phase and account before a validation."""
+        self.samples = 0
+        """Samples of the latest step on this rank."""
+        self.is_in_step = False
+        """A batch has reached the device, and its step is not done."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._progress.step = trainer.global_step
+        self._progress.enter("train")
+        self._on_start()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._clock.interrupt()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        size = samples_of(batch)
+        if not self._parts:
+            self._clock.copied()
+        self.is_in_step = True
+        self._watch.is_waiting = False
+        self._own, self._largest, self._parts = self._own + size, max(self._largest, size), self._parts + 1
+        self.samples = self._own
+        if self._on_first is not None:
+            self._on_first(batches.bytes_by_dtype(batch))
+            self._on_first = None
+        if self._on_batch is not None:
+            self._on_batch(Delivery(batch, trainer.current_epoch, batch_idx, size, num_samples=size))
+        self._begin(FORWARD)
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
+        self._begin(BACKWARD)
+
+    def on_after_backward(self, trainer: pl.Trainer, module: Any) -> None:
+        self._begin(OTHER)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._has_stepped = module.automatic_optimization  # by hand, phases are unknown
+        self._begin(OPTIMIZER)
+
+    def _begin(self, phase: int) -> None:
+        if self._has_stepped:
+            self._clock.mark((phase, self._clock.now_s()))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._watch.is_waiting = False
+        if is_within_step(trainer, batch_idx) or not self._parts:  # a batch that is None has no step
+            return
+        latest = latest_of(trainer)
+        total = latest.total if latest is not None else self._own * trainer.world_size
+        if disturbed := getattr(module, "was_disturbed", False):
+            module.was_disturbed = False
+        is_due = self._clock.end(
+            step=trainer.global_step,
+            samples=total,
+            micro_batch=self._largest,
+            num_micro=self._parts,
+            warmup=disturbed or self._warmup_left > 0,
+        )
+        self._warmup_left = max(0, self._warmup_left - 1)
+        if is_due:
+            self._take(self._clock.rows())
+        if trainer.is_last_batch:
+            self._clock.wall.switch(EPOCH_END)
+        of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)
+        self._on_step(trainer.global_step, trainer.current_epoch + of_epoch, total)
+        self._own = self._largest = self._parts = 0
+        self.is_in_step = False
+        trainer.should_stop |= self._is_measured(trainer.global_step)
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._clock.wall.settle()
+        self._before = self._progress.phase, self._clock.wall.switch(VALIDATION)
+        self._progress.enter("validate")
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        phase, account = self._before
+        self._clock.wall.back(account)
+        self._progress.enter(phase)
+        self._clock.interrupt()
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self._clock.interrupt()
+        self._on_save()
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if module.device.type == "cuda":
+            torch.cuda.synchronize(module.device)
+        self._clock.wall.switch(END)
+        self._take(self._clock.rows(wait=True))

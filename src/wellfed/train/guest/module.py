@@ -1,0 +1,101 @@
+"""Wraps a plain model in a LightningModule, where a LightningDataModule or a callback of Lightning comes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from wellfed.batches import Delivery
+from wellfed.contract import Batch
+from wellfed.train.guest.marks import latest_of, samples_of
+from wellfed.train.memory.features import FeatureTable
+from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """What a plain model is trained and evaluated with."""
+
+    prepare: Mapping[str, Preparation]
+    """By split."""
+    metrics: SplitMetrics
+    optimizers: Callable[[], dict[str, Any]]
+    """Returns what ``configure_optimizers`` returns."""
+    features: FeatureTable | None = None
+    on_event: Callable[..., None] = field(default=lambda kind, **facts: None)
+
+
+class PlainModule(pl.LightningModule):
+    """A model with ``loss(batch)`` (see `wellfed.contract`). It logs its loss and metrics as ``train/``, ``val/``..."""
+
+    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+        super().__init__()
+        self.model, self._wrapping = model, wrapping
+        self._loss = Loss(model, "none", lambda message: None)
+
+    @property
+    def best_of_validation(self) -> tuple[str, str]:
+        """Name and direction of the metric that picks the best checkpoint."""
+        return self._wrapping.metrics.best_metric, self._wrapping.metrics.best_mode
+
+    def artifacts_of_test(self, folder: Path) -> dict[str, Path]:
+        """Returns the files that the workload's evaluation writes."""
+        return self._wrapping.metrics.artifacts(folder)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        return self._wrapping.optimizers()
+
+    def on_fit_start(self) -> None:
+        self._hold()
+
+    on_validation_start = on_test_start = on_fit_start
+
+    def _hold(self) -> None:
+        if self._wrapping.features is not None:
+            self._wrapping.features.hold(self.model, self.device, self._wrapping.on_event)
+
+    def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
+        features, position = self._wrapping.features, Delivery(batch, self.current_epoch, number, 0)
+        if split == "train" and (latest := latest_of(self.trainer)) is not None:
+            position.epoch, position.index = latest.epoch, latest.index
+        part = number % self.trainer.accumulate_grad_batches if split == "train" else 0
+        return self._wrapping.prepare[split](batch, position, part, features and features.source)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        output = self._loss(self._prepared("train", batch, batch_idx))
+        for name, value in {**output.metrics, "loss": output.loss}.items():
+            self.log(f"train/{name}", value.detach(), batch_size=samples_of(batch))
+        return output.loss
+
+    def on_validation_epoch_start(self) -> None:
+        self._wrapping.metrics.reset()
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("val", batch, batch_idx)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("test", batch, batch_idx)
+
+    def _evaluate(self, split: str, batch: Batch, number: int) -> None:
+        prepare, features = self._wrapping.prepare[split], self._wrapping.features
+        weight = prepare.weight(batch, samples_of(batch)) if self._wrapping.metrics.takes_loss else 0
+        batch = self._prepared(split, batch, number)
+        self._wrapping.metrics.update(batch, weight, features and features.source)
+
+    def on_validation_epoch_end(self) -> None:
+        found = self._wrapping.metrics.compute()
+        self.log_dict({f"val/{name}": torch.tensor(value) for name, value in found.items()})
+
+    def on_test_epoch_end(self) -> None:
+        found = self._wrapping.metrics.compute()
+        self.log_dict({f"test/{name}": torch.tensor(value) for name, value in found.items()})

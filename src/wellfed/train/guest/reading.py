@@ -1,0 +1,296 @@
+"""Reads the user's loaders from a place within an epoch, or in parts of each batch. Keeps that place in checkpoints.
+
+Nothing here takes part in an ordinary run but the counting of batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+
+from wellfed import generators
+from wellfed.contract import Batch
+from wellfed.ranks import share_of
+from wellfed.train.guest.marks import is_within_step, samples_of
+
+_LOG = logging.getLogger(__name__)
+Split = Callable[[Batch, list[int]], list[Batch]]
+
+
+@dataclass
+class Parts:
+    """Parts of each batch, whose summed gradients equal that of the whole batch."""
+
+    number: int
+    split: Split
+    """Returns successive parts of a batch by their sizes, which may be 0."""
+    weights: deque[float] = field(default_factory=deque)
+    """Factors on the losses of the parts that are handed out and not yet computed. Lightning divides each loss by the
+    number of parts, so the samples of a smaller part would count too much."""
+
+    def of(self, batch: Batch) -> list[Batch]:
+        """Returns the parts of a batch, the largest first, so that memory runs out at once."""
+        if batch is None:  # has no step
+            return [None] * self.number
+        total = samples_of(batch)
+        shares = (share_of(total, part, self.number) for part in range(self.number))
+        sizes = sorted(map(len, shares), reverse=True)
+        self.weights.extend(size * self.number / total for size in sizes)
+        return self.split(batch, sizes)
+
+    def weighing(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the strategy's ``training_step`` with its loss weighed by the part; logged values are unchanged.
+
+        The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own
+        step.
+        """
+
+        def training_step(*arguments: Any, **named: Any) -> Any:
+            output, weight = step(*arguments, **named), self.weights.popleft()
+            if output is None or weight == 1:
+                return output
+            return {**output, "loss": output["loss"] * weight} if isinstance(output, Mapping) else output * weight
+
+        return training_step
+
+
+class SchedulersOfParts(pl.Callback):
+    """Scaling of the frequency of schedulers that count batches, since Lightning counts parts."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step":
+                config.frequency *= trainer.accumulate_grad_batches
+
+
+class PlacedLoader(CombinedLoader):
+    """The user's loaders as Lightning combines them, from a place on or in parts. ``iterables`` are their own."""
+
+    _place: Place | None
+    """Place to begin at, once."""
+    _parts: Parts | None
+    _waiting: deque[Any]
+
+    @classmethod
+    def of(cls, loaders: Any, place: Place | None, parts: Parts | None) -> Any:
+        """Returns the loaders unchanged where they are read from the begin of an epoch, in whole batches.
+
+        Loaders with ``load_state_dict`` are placed by Lightning.
+        """
+        combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
+        if any(hasattr(one, "load_state_dict") for one in combined.flattened):
+            place = None
+        if place is None and parts is None:
+            return loaders
+        placed = copy.copy(combined)
+        placed.__class__ = cls
+        assert isinstance(placed, cls)
+        placed._place, placed._parts, placed._waiting = place, parts, deque()
+        return placed
+
+    def __len__(self) -> int:
+        return super().__len__() * (1 if self._parts is None else self._parts.number)
+
+    def __iter__(self) -> Self:
+        self._waiting.clear()
+        if self._parts is not None:
+            self._parts.weights.clear()
+        if self._place is None:
+            return super().__iter__()
+        with generators.kept(self.iterables):  # for the length; the reading begins with the first batch
+            return super().__iter__()
+
+    def __next__(self) -> Any:
+        if self._place is not None:
+            place, self._place = self._place, None
+            place.begin(self.iterables, super().__iter__, super().__next__)
+        if self._parts is None:
+            return super().__next__()
+        if not self._waiting:
+            batch, *about = super().__next__()
+            self._waiting.extend((part, *about) for part in self._parts.of(batch))
+        return self._waiting.popleft()
+
+
+class Place(pl.Callback):
+    """Place in the training data, in checkpoints: finished epochs, batches of the next, and its generators' states.
+
+    Generators are restored before the next step. Loaders have drawn their seeds by then. Must come before the user's
+    callbacks, which may draw.
+    """
+
+    def __init__(self, saved: Mapping[str, Any] | None, is_waiting: Callable[[], bool]) -> None:
+        """
+        Args:
+            saved: the entry ``position`` of the checkpoint to go on from; None = the training is new.
+            is_waiting: returns whether a batch was asked for and has not come.
+        """
+        self.epoch = self.batch = self.batches = 0
+        """Finished epochs, batches of the next one, and batches in all."""
+        self._saved, self._is_waiting = saved, is_waiting
+        if saved is not None:
+            self.epoch, self.batch, self.batches = (int(saved[name]) for name in ("epoch", "batch", "batches"))
+        self._began, self._first = (None, None) if saved is None else (saved.get("began"), saved.get("first"))
+        """States of the generators before the loaders of the present epoch were opened, and before its first batch."""
+        self._rng: dict[str, Any] | None = None
+
+    # -- counting -------------------------------------------------------------------------------------------------
+
+    def before_reading(self, trainer: pl.Trainer) -> None:
+        """Notes the states of all generators before the loaders are opened: order and draws follow from them."""
+        if self.batch == 0:
+            self._began = self._states(trainer)
+
+    def before_fetch(self, trainer: pl.Trainer) -> None:
+        """Notes them before the first batch: a sampler may draw only then."""
+        if self.batch == 0:
+            self._first = self._states(trainer)
+
+    def _states(self, trainer: pl.Trainer) -> dict[str, Any]:
+        found: dict[str, Any] = {"rng": generators.state(trainer.strategy.root_device)}
+        if trainer.train_dataloader is not None:
+            found["held"] = states_of(trainer.train_dataloader)
+        return found
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._restore(trainer)  # before draws at the start of an epoch
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if self._rng is not None:  # for a resume within an epoch
+            self._restore(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not is_within_step(trainer, batch_idx):
+            self.batch, self.batches = self.batch + 1, self.batches + 1
+            if trainer.is_last_batch:
+                self._end_epoch()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self._is_waiting():  # there was no further batch, and no length that showed it before
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        if self.batch:
+            self.epoch, self.batch = self.epoch + 1, 0
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = own = generators.state(trainer.strategy.root_device)
+        if trainer.world_size > 1:  # all ranks save, and one writes
+            of_ranks: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(of_ranks, own)
+            checkpoint["rng_of_ranks"] = of_ranks
+        position: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "batches": self.batches}
+        if self.batch:
+            position |= {"began": self._began, "first": self._first}
+        elif trainer.train_dataloader is not None:
+            position["held"] = states_of(trainer.train_dataloader)
+        checkpoint["position"] = position
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit" or self._saved is None:
+            return
+        of_ranks = checkpoint.get("rng_of_ranks", ())
+        self._rng = of_ranks[trainer.global_rank] if len(of_ranks) == trainer.world_size else checkpoint.get("rng")
+        if self._rng is not None:
+            with generators.kept():  # a damaged state ends the run here, before training
+                generators.restore(self._rng, torch.device("cpu"))
+        counters = checkpoint["loops"]["fit_loop"]
+        counters.update(self.counters(counters, int(trainer.accumulate_grad_batches)))
+
+    def counters(self, before: Mapping[str, Any], parts: int) -> dict[str, Any]:
+        """Returns Lightning's counters at this place.
+
+        Those of the checkpoint depend on the hook in which it was written, and on the limits of its run.
+
+        Args:
+            before: the counters of the checkpoint.
+            parts: parts of each batch from now on.
+        """
+        begun = self.epoch + (self.batch > 0)
+        epoch = {"ready": begun, "started": begun, "processed": self.epoch, "completed": self.epoch}
+        total, current = dict.fromkeys(epoch, self.batches * parts), dict.fromkeys(epoch, self.batch * parts)
+        none = dict.fromkeys(epoch, 0)
+        return {
+            "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
+            "epoch_loop.state_dict": {**before["epoch_loop.state_dict"], "_batches_that_stepped": self.batches},
+            "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": False},
+            "epoch_loop.val_loop.batch_progress": {"total": none, "current": dict(none), "is_last_batch": False},
+        }
+
+    def _restore(self, trainer: pl.Trainer) -> None:
+        if self._rng is not None:
+            generators.restore(self._rng, trainer.strategy.root_device)
+            self._rng = None
+
+    def begin(self, loaders: Any, begin: Callable[[], Any], read: Callable[[], Any]) -> None:
+        """Opens the loaders as the run did that wrote the checkpoint, and reads up to the place."""
+        assert self._saved is not None
+        if self.batch == 0:
+            _restore(loaders, {"held": self._saved.get("held")})
+            begin()
+            return
+        now = generators.state()
+        _restore(loaders, self._began or {})
+        begin()
+        _restore(loaders, self._first or {})
+        for _ in range(self.batch):
+            read()
+        generators.restore(now)
+        _LOG.info("%d batches of epoch %d were read again, up to the place of the checkpoint.", self.batch, self.epoch)
+
+
+def _restore(loaders: Any, states: Mapping[str, Any]) -> None:
+    """Restores the generators that loaders hold, then those of the process."""
+    if (held := states.get("held")) is not None:
+        restore_held(loaders, held)
+    if "rng" in states:
+        generators.restore(states["rng"])
+
+
+def states_of(loaders: Any) -> list[Any]:
+    """Returns the states of the generators that loaders hold: in samplers, data sets and attributes of these."""
+    return [_state(one) for one in generators.held_by(loaders)]
+
+
+def restore_held(loaders: Any, states: list[Any]) -> None:
+    """Restores the result of `states_of`, unless the loaders hold others now."""
+    held = generators.held_by(loaders)
+    if len(held) != len(states):
+        _LOG.warning("The loaders hold %d generators, and %d as the checkpoint was written.", len(held), len(states))
+        return
+    for generator, state in zip(held, states, strict=True):
+        if isinstance(generator, random.Random):
+            version, numbers, gauss = state
+            generator.setstate((version, tuple(numbers), gauss))
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = state
+        elif isinstance(generator, torch.Generator):
+            generator.set_state(state)
+        else:
+            name, keys, *rest = state
+            generator.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+def _state(generator: Any) -> Any:
+    """Returns the state of a generator, as values that a weights-only load accepts."""
+    if isinstance(generator, random.Random):
+        version, numbers, gauss = generator.getstate()
+        return [version, list(numbers), gauss]
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state)
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    name, keys, *rest = generator.get_state(legacy=True)
+    return [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest]

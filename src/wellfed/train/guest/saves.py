@@ -1,0 +1,280 @@
+"""Saves checkpoints and ends a training between two steps: at signals, by a pruner, or when its state is not finite."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from wellfed.process import Stopped, StopRequest
+from wellfed.train.guest.figures import monitored
+from wellfed.train.guest.marks import Watch, is_within_step
+from wellfed.train.guest.reading import Place
+from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
+from wellfed.train.loop.checkpoints import BEST_VALUES, Checkpoints, is_disk_error, is_finite, non_finite
+from wellfed.train.loop.plain_values import plain, save_flushed
+from wellfed.train.loop.training import AGREE_EVERY_STEPS
+from wellfed.train.step.non_finite import NonFiniteLoss
+
+_LOG = logging.getLogger(__name__)
+
+
+class PlainCheckpointIO(TorchCheckpointIO):
+    """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
+
+    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only.
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        left_out: list[str] = []
+        content = plain(checkpoint, left_out)
+        name = Path(path).name
+        if name.startswith(".") and name.endswith(".tmp"):  # of `Checkpoints`, which renames it
+            save_flushed(content, Path(path))
+        else:
+            super().save_checkpoint(content, path, storage_options)
+        if new := [each for each in left_out if each not in self._warned]:
+            self._warned.update(new)
+            _LOG.warning("Checkpoints hold plain values and tensors alone. Left out: %s.", ", ".join(new))
+
+
+class Saves(Checkpoint):
+    """Saves every n steps and every n minutes, and after each epoch if no step count is given.
+
+    A step is saved after its validation, and an epoch's last step after the epoch. By then, callbacks and schedulers
+    that monitor a validation have changed their state. Lightning calls a `Checkpoint` after all other callbacks.
+    """
+
+    monitor = None
+
+    def __init__(
+        self,
+        files: Checkpoints,
+        metrics: Mapping[str, float],
+        stop: StopRequest,
+        watch: Watch,
+        place: Place,
+        *,
+        by_monitor: bool,
+        prune: Callable[[int], str | None] = lambda step: None,
+    ) -> None:
+        """
+        Args:
+            metrics: the latest metrics by name, such as ``val/loss``.
+            by_monitor: the first validation metric that callbacks or schedulers monitor picks ``best.ckpt``.
+            prune: called after each validation on rank 0; returns why training ends, or None.
+        """
+        self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
+        self._by_monitor, self._prune = by_monitor, prune
+        self.pruned: str | None = None
+        """Reason of an end by the pruner."""
+        self._trainer: pl.Trainer | None = None
+        self._saved_at_s = time.monotonic()
+        self._step = self._checked_step = 0
+        self._is_due = self._is_stopping = False
+        self._more: Mapping[str, Any] = {}
+        watch.before_fetch = self.between_steps
+
+    @property
+    def best_model_path(self) -> str:
+        """Path of ``best.ckpt``, as of Lightning's ModelCheckpoint; empty without one."""
+        best = self.files.folder / BEST
+        return str(best) if best.exists() else ""
+
+    # -- when to save ---------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
+        self._trainer, self.files.saving = trainer, self
+        self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
+        self._saved_at_s = time.monotonic()
+        if trainer.ckpt_path is not None:
+            self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._stop.is_stepping = True
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._stop.is_stepping = trainer.state.fn == "fit"
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        every = self.files.options.every_steps
+        if every is not None:
+            before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
+            self._is_due |= self._step // every > before // every
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._is_due |= self.files.options.every_steps is None
+
+    def between_steps(self, trainer: pl.Trainer) -> None:
+        """Saves and stops if due, after a step and its validation."""
+        if is_within_step(trainer, trainer.fit_loop.batch_idx):
+            return
+        self._place.before_fetch(trainer)
+        is_alone, minutes = trainer.world_size == 1, self.files.options.minutes
+        is_asked = self._stop.signum is not None
+        is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
+        if not is_alone:
+            if self._place.batches % AGREE_EVERY_STEPS:
+                is_asked = is_time = False
+            else:  # saving is a collective
+                is_asked, is_time = (
+                    trainer.strategy.reduce_boolean_decision(each, all=False) for each in (is_asked, is_time)
+                )
+        if is_asked:
+            self._end(trainer)
+        if self._is_due or is_time:
+            self._save_last(trainer)
+
+    def between_epochs(self, trainer: pl.Trainer) -> None:
+        """Saves if due, before the user's callbacks begin an epoch."""
+        if trainer.world_size > 1:
+            self._stop.is_stepping = True
+        elif self._stop.signum is not None:
+            self._end(trainer)
+        if self._is_due:
+            self._save_last(trainer)
+
+    def _end(self, trainer: pl.Trainer) -> NoReturn:
+        self._is_stopping = True
+        self._save_before_end(trainer)
+        raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+
+    def before_train_end(self, trainer: pl.Trainer) -> None:
+        """Saves before the user's callbacks end the training, since they may replace weights by their average. A
+        resumed training must not start from it."""
+        self._save_last(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if not averages_weights(trainer):
+            self._save_last(trainer)
+        self.files.warn_without_best(self._metrics)
+        self._stop.is_stepping = False
+        if self._stop.signum is not None and trainer.world_size == 1:
+            self._is_stopping = True
+            raise Stopped(self._stop.signum, is_of_all=True)
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        self._stop.is_stepping = False
+        if isinstance(exception, NonFiniteLoss):
+            exception.add_note(self.files.way_back())
+        if isinstance(exception, Stopped) and self._watch.is_waiting and not self._is_stopping:
+            self._save_before_end(trainer)  # a signal has ended the wait for a batch
+
+    # -- the best checkpoint --------------------------------------------------------------------------------------
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        files = self.files
+        for metric, mode in monitored(trainer) if self._by_monitor else ():
+            if f"val/{metric}" in self._metrics:
+                if (metric, mode) != (files.best_metric, files.best_mode):
+                    files.compare_by(metric, mode)
+                self._by_monitor = False  # found; stays the same from now on
+                break
+        value = self._metrics.get(f"val/{files.best_metric}")
+        if trainer.strategy.broadcast(files.is_best(value)):  # saving is a collective, and rank 0 has the best value
+            self._check_finite(trainer)
+            files.save_best(0.0 if value is None else value, trainer.global_step)
+        self.pruned = trainer.strategy.broadcast(self._prune(trainer.global_step))
+        trainer.should_stop |= self.pruned is not None
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def _save_before_end(self, trainer: pl.Trainer) -> None:
+        """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
+        try:
+            self._save_last(trainer)
+        except NonFiniteLoss as error:
+            _LOG.warning("%s %s", error, self.files.way_back())
+
+    def _save_last(self, trainer: pl.Trainer) -> None:
+        self._is_due = False
+        if self.files.last_step == trainer.global_step:
+            return
+        self._saved_at_s = time.monotonic()
+        self._check_finite(trainer)
+        self.files.save_last(trainer.global_step)
+
+    def _check_finite(self, trainer: pl.Trainer) -> None:
+        """Raises NonFiniteLoss on all ranks if weights of one are not finite. Waits for the device."""
+        module: Any = trainer.lightning_module
+        is_good = is_finite(module, module.device)
+        if not trainer.strategy.reduce_boolean_decision(is_good, all=True):
+            raise non_finite(self._checked_step + 1, trainer.global_step)
+        self._checked_step = trainer.global_step
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return 0 if self._trainer is None else self._trainer.global_rank
+
+    def broadcast(self, own: bool) -> bool:
+        """Returns the value of rank 0."""
+        assert self._trainer is not None
+        return bool(self._trainer.strategy.broadcast(own))
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        assert self._trainer is not None
+        self._trainer.strategy.barrier("Trainer.save_checkpoint")
+
+    def write(self, path: Path, more: Mapping[str, Any]) -> None:
+        """Writes the state with more entries."""
+        assert self._trainer is not None
+        self._more = more
+        try:
+            self._trainer.save_checkpoint(path)
+        finally:
+            self._more = {}
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update(self._more)
+
+
+class BeforeUsers(pl.Callback):
+    """Due checkpoints of `Saves`, written before the user's callbacks begin an epoch or end the training."""
+
+    def __init__(self, saves: Saves) -> None:
+        self._saves = saves
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._saves.between_epochs(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._saves.before_train_end(trainer)
+
+
+def averages_weights(trainer: pl.Trainer) -> bool:
+    """Returns whether a callback averages the weights, which may stand in their place in validations and at the end."""
+    return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+
+
+def last_as_best(
+    files: Checkpoints, value: float, step: int, on_disk_error: Callable[[BaseException, int], None]
+) -> None:
+    """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
+    if files.last_step != step or not files.is_best(value):
+        return
+    try:
+        state = torch.load(files.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+        with replacing(files.folder / BEST) as temporary:
+            save_flushed({**state, BEST_VALUES: {files.best_metric: value}}, temporary)
+    except (OSError, RuntimeError) as error:
+        if not is_disk_error(error):
+            raise
+        on_disk_error(error, step)
+    else:
+        files.best_value = value
