@@ -43,6 +43,8 @@ class LoggedFigures(pl.Callback):
         figures.step, figures.epoch = trainer.global_step, trainer.current_epoch
         if figures.step // figures.every > figures.handed_over_step // figures.every:  # a batch may take several steps
             self._write_training(trainer)
+        elif trainer.is_last_batch:
+            _ = trainer.callback_metrics  # keeps what was logged in this step for the end of the epoch
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._is_in_epoch = False
@@ -93,7 +95,8 @@ class LoggedFigures(pl.Callback):
         for split, named in found.items():
             self._write(split, named, trainer)
         if not self._is_in_epoch:
-            self._written.update(trainer.callback_metrics)
+            known = trainer.callback_metrics
+            self._written.update({name: known[name] for name in values if name in known})
 
     def _write(self, split: str, values: Mapping[str, float], trainer: pl.Trainer) -> None:
         self._figures.write(split, values)
