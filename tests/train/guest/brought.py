@@ -11,6 +11,8 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, random_split
 
+from wellfed.contract import Datasets
+
 WIDTH = 3
 
 
@@ -124,6 +126,17 @@ class Numbers(IterableDataset[Any]):
 class Stream(Data):
     def train_dataloader(self) -> Any:
         return DataLoader(Numbers(), 4)
+
+
+class Fixed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(10):
+            yield torch.tensor(index), torch.full((WIDTH,), float(index))
+
+
+class StreamOfFixed(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Fixed(), 4)
 
 
 class Growing:
@@ -260,3 +273,8 @@ def none_for_some(samples: list[Any]) -> Any:
     if any(int(sample[0]) == 7 for sample in samples):
         return None
     return torch.utils.data.default_collate(samples)
+
+
+def datasets() -> Datasets:
+    """Plain data sets, which the engine feeds."""
+    return Datasets(Rows(draws=True), Rows(6), Rows(7))

@@ -150,9 +150,13 @@ class GuestPasses(RunPasses):
     def _reading(self, trainer: pl.Trainer, place: Place | None) -> Iterator[dict[str, Any]]:
         """Yields the arguments of ``Trainer.fit`` that name the loaders."""
 
+        places = [place]  # for the loaders of the first epoch
+
         def change(split: str, given: Any) -> Any:
             given = self._changed(split, given)
-            return PlacedLoader.of(given, place, self._parts) if split == "train" else given
+            if split != "train":
+                return given
+            return PlacedLoader.of(given, places.pop() if places else None, self._parts)
 
         with ExitStack() as stack:
             stack.enter_context(changed(self._loaders, change))
@@ -194,7 +198,9 @@ class GuestPasses(RunPasses):
         clock = self._clock()
         watch = Watch(clock, users, stop if self._num_ranks == 1 else None)
         saved = None if checkpoint is None else load_checkpoint(checkpoint, ()).get("position")
-        place = Place(saved, lambda: watch.is_waiting)
+        if saved is not None and not {"epoch", "batch", "batches"} <= saved.keys():
+            saved = None  # Lightning's own counters go on
+        place = Place(saved, lambda: watch.is_waiting, self._loader)
         watch.before_reading = place.before_reading
         validations = 0 if pruner is None else books.journal.validations_written()
         saves = Saves(

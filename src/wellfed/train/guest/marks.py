@@ -232,6 +232,8 @@ class Steps(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.interrupt()
+        self._own = self._largest = self._parts = 0  # a hook may have ended the epoch within a step
+        self.is_in_step = False
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         size = samples_of(batch)

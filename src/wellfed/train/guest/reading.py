@@ -101,6 +101,13 @@ class PlacedLoader(CombinedLoader):
     def __len__(self) -> int:
         return super().__len__() * (1 if self._parts is None else self._parts.number)
 
+    def _has_length(self) -> bool:
+        """Returns whether the epoch has a length. Without one Lightning reads a batch ahead."""
+        try:
+            return len(self) >= 0
+        except (TypeError, OverflowError):
+            return False
+
     def __iter__(self) -> Self:
         self._waiting.clear()
         if self._parts is not None:
@@ -113,7 +120,7 @@ class PlacedLoader(CombinedLoader):
     def __next__(self) -> Any:
         if self._place is not None:
             place, self._place = self._place, None
-            place.begin(self.iterables, super().__iter__, super().__next__)
+            place.begin(self.iterables, super().__iter__, super().__next__, is_ahead=not self._has_length())
         if self._parts is None:
             return super().__next__()
         if not self._waiting:
@@ -129,20 +136,22 @@ class Place(pl.Callback):
     callbacks, which may draw.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None, is_waiting: Callable[[], bool]) -> None:
+    def __init__(self, saved: Mapping[str, Any] | None, is_waiting: Callable[[], bool], loader: Any = None) -> None:
         """
         Args:
             saved: the entry ``position`` of the checkpoint to go on from; None = the training is new.
             is_waiting: returns whether a batch was asked for and has not come.
+            loader: the engine's loader, which has its own position; None = the user's loaders are read.
         """
         self.epoch = self.batch = self.batches = 0
         """Finished epochs, batches of the next one, and batches in all."""
-        self._saved, self._is_waiting = saved, is_waiting
+        self._saved, self._is_waiting, self._loader = saved, is_waiting, loader
         if saved is not None:
             self.epoch, self.batch, self.batches = (int(saved[name]) for name in ("epoch", "batch", "batches"))
         self._began, self._first = (None, None) if saved is None else (saved.get("began"), saved.get("first"))
         """States of the generators before the loaders of the present epoch were opened, and before its first batch."""
         self._rng: dict[str, Any] | None = None
+        self._device = torch.device("cpu")
 
     # -- counting -------------------------------------------------------------------------------------------------
 
@@ -163,11 +172,10 @@ class Place(pl.Callback):
         return found
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._restore(trainer)  # before draws at the start of an epoch
+        self._restore_rng()  # before draws at the start of an epoch
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if self._rng is not None:  # for a resume within an epoch
-            self._restore(trainer)
+        self._restore_rng()  # for a resume within an epoch
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not is_within_step(trainer, batch_idx):
@@ -176,7 +184,8 @@ class Place(pl.Callback):
                 self._end_epoch()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        if self._is_waiting():  # there was no further batch, and no length that showed it before
+        # There was no further batch, and no length that showed it before; or a hook has ended the epoch.
+        if self._is_waiting() or trainer.is_last_batch:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -192,7 +201,9 @@ class Place(pl.Callback):
             torch.distributed.all_gather_object(of_ranks, own)
             checkpoint["rng_of_ranks"] = of_ranks
         position: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "batches": self.batches}
-        if self.batch:
+        if self._loader is not None:
+            position["loader"] = self._loader.state_dict()
+        elif self.batch:
             position |= {"began": self._began, "first": self._first}
         elif trainer.train_dataloader is not None:
             position["held"] = states_of(trainer.train_dataloader)
@@ -201,11 +212,15 @@ class Place(pl.Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or self._saved is None:
             return
-        of_ranks = checkpoint.get("rng_of_ranks", ())
+        of_ranks, self._device = checkpoint.get("rng_of_ranks", ()), trainer.strategy.root_device
         self._rng = of_ranks[trainer.global_rank] if len(of_ranks) == trainer.world_size else checkpoint.get("rng")
         if self._rng is not None:
             with generators.kept():  # a damaged state ends the run here, before training
                 generators.restore(self._rng, torch.device("cpu"))
+        if self._loader is not None and "loader" in self._saved:
+            self._loader.load_state_dict(self._saved["loader"])
+            if self.batch and self._loader.state_dict()["batch"] == 0:  # it begins the epoch anew
+                self.batch = 0
         counters = checkpoint["loops"]["fit_loop"]
         counters.update(self.counters(counters, int(trainer.accumulate_grad_batches)))
 
@@ -229,25 +244,31 @@ class Place(pl.Callback):
             "epoch_loop.val_loop.batch_progress": {"total": none, "current": dict(none), "is_last_batch": False},
         }
 
-    def _restore(self, trainer: pl.Trainer) -> None:
+    def _restore_rng(self) -> None:
         if self._rng is not None:
-            generators.restore(self._rng, trainer.strategy.root_device)
+            generators.restore(self._rng, self._device)
             self._rng = None
 
-    def begin(self, loaders: Any, begin: Callable[[], Any], read: Callable[[], Any]) -> None:
-        """Opens the loaders as the run did that wrote the checkpoint, and reads up to the place."""
+    def begin(self, loaders: Any, begin: Callable[[], Any], read: Callable[[], Any], *, is_ahead: bool) -> None:
+        """Opens the loaders as the run did that wrote the checkpoint, and reads up to the place.
+
+        Args:
+            is_ahead: batches are read a step ahead, so the next one was read before the checkpoint was written.
+        """
         assert self._saved is not None
         if self.batch == 0:
             _restore(loaders, {"held": self._saved.get("held")})
+            if is_ahead:
+                self._restore_rng()
             begin()
             return
-        now = generators.state()
         _restore(loaders, self._began or {})
         begin()
         _restore(loaders, self._first or {})
         for _ in range(self.batch):
             read()
-        generators.restore(now)
+        if not is_ahead:
+            self._restore_rng()
         _LOG.info("%d batches of epoch %d were read again, up to the place of the checkpoint.", self.batch, self.epoch)
 
 
