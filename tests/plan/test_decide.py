@@ -378,9 +378,7 @@ def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro
         assert number <= accumulate
 
 
-@pytest.mark.parametrize(
-    "guest", [{}, {"is_guest": True}, {"is_guest": True, "steps_by_hand": True}]
-)
+@pytest.mark.parametrize("guest", [{}, {"is_guest": True}, {"is_guest": True, "steps_by_hand": True}])
 @pytest.mark.parametrize("has_batch_norm", [False, True])
 @pytest.mark.parametrize("has_blocks", [False, True])
 def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_blocks):

@@ -120,7 +120,7 @@ def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) ->
         values={knob: getattr(made, name, default) for name, (knob, default) in LOADER_KNOBS.items()},
         typed=frozenset(LOADER_KNOBS[name][0] for name in changes.keys() & LOADER_KNOBS.keys()),
         has_own_batches=one is not None and one.batch_size is None,
-        has_length=hasattr(one, "__len__"),
+        has_length=objects.is_lightning_module or hasattr(one, "__len__"),
         is_fixed=one is None,
     )
     num_train = 0 if loaders.unknown else len(objects.data.train)

@@ -197,9 +197,7 @@ class GuestPasses(RunPasses):
         books, asked, users = self._books, self._config.trainer, self._objects.callbacks
         clock = self._clock()
         watch = Watch(clock, users, stop if self._num_ranks == 1 else None)
-        saved = None if checkpoint is None else load_checkpoint(checkpoint, ()).get("position")
-        if saved is not None and not {"epoch", "batch", "batches"} <= saved.keys():
-            saved = None  # Lightning's own counters go on
+        saved = self._place_of(checkpoint)
         place = Place(saved, lambda: watch.is_waiting, self._loader)
         watch.before_reading = place.before_reading
         validations = 0 if pruner is None else books.journal.validations_written()
@@ -232,6 +230,14 @@ class GuestPasses(RunPasses):
         if saves.pruned is not None:
             self.is_pruned = True
             books.journal.event("pruned", message=saves.pruned)
+
+    def _place_of(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
+        """Returns the place of a checkpoint in the training data; None for a file of Lightning's own."""
+        if checkpoint is None:
+            return None
+        content = load_checkpoint(checkpoint, (), trusted=self._config.trainer.trusted_checkpoints)
+        found: Mapping[str, Any] = content.get("position", {})
+        return found if {"epoch", "batch", "batches"} <= found.keys() else None
 
     def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints.

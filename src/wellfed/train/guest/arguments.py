@@ -17,13 +17,13 @@ from lightning.fabric.utilities import registry
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.strategies import DDPStrategy
 
-from wellfed.config.build import built
+from wellfed.config.build import build
 from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.schema import RunConfig, TrainerConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
-from wellfed.train.guest.saves import PlainCheckpointIO
+from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
 from wellfed.train.loop.training import Limits
 
 WHERE = "trainer.lightning"
@@ -157,9 +157,10 @@ def make_trainer(
     }
     if limits.validate_every_steps is not None:
         named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps * parts, None
-    named |= built(dict(asked.lightning or {}), WHERE)
+    named |= build(dict(asked.lightning or {}), WHERE)
     given = named.pop("plugins", None) or []
-    plugins = [PlainCheckpointIO(), *(given if isinstance(given, (list, tuple)) else [given])]
+    plugins = [PlainCheckpointIO(trusted=asked.trusted_checkpoints)]
+    plugins += given if isinstance(given, (list, tuple)) else [given]
     if not validates:
         named |= {"limit_val_batches": 0, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
         named.pop("val_check_interval", None)

@@ -171,10 +171,10 @@ class WithDataModule(pl.Callback):
         self._before = data_module.trainer
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        trainer.datamodule, self._data_module.trainer = self._data_module, trainer  # type: ignore[attr-defined]
+        trainer.datamodule, self._data_module.trainer = self._data_module, trainer
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        trainer.datamodule, self._data_module.trainer = None, self._before  # type: ignore[attr-defined]
+        trainer.datamodule, self._data_module.trainer = None, self._before
 
 
 @contextmanager

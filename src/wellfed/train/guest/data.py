@@ -202,7 +202,8 @@ def with_changes(loaders: Any, changes: Mapping[str, Any], split: str) -> Any:
 def _flat(loaders: Any) -> list[Any]:
     if loaders is None:
         return []
-    return CombinedLoader(loaders).flattened if not isinstance(loaders, CombinedLoader) else loaders.flattened
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+    return list(combined.flattened)
 
 
 class Bare:

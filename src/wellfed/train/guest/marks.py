@@ -73,7 +73,7 @@ class Watch(PassThroughProfiler):
             epoch = self._trainer.current_epoch
             self._clock.copy_begins(epoch, *(() if latest is None else (latest.took, latest.copy_ahead_ms)))
 
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:
         found = self._known.get(action_name)
         if found is None:
             found = self._known[action_name] = self._around(action_name)
@@ -171,7 +171,7 @@ def latest_of(trainer: pl.Trainer) -> Delivery | None:
 
 def is_within_step(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Returns whether more parts of the step follow."""
-    return (batch_idx + 1) % trainer.accumulate_grad_batches != 0
+    return bool((batch_idx + 1) % trainer.accumulate_grad_batches)
 
 
 def samples_of(batch: Batch) -> int:

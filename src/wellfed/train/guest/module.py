@@ -67,7 +67,7 @@ class PlainModule(pl.LightningModule):
         if split == "train" and (latest := latest_of(self.trainer)) is not None:
             position.epoch, position.index = latest.epoch, latest.index
         part = number % self.trainer.accumulate_grad_batches if split == "train" else 0
-        return self._wrapping.prepare[split](batch, position, part, features and features.source)
+        return self._wrapping.prepare[split](batch, position, part, features.source if features else None)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         output = self._loss(self._prepared("train", batch, batch_idx))
@@ -90,7 +90,7 @@ class PlainModule(pl.LightningModule):
         prepare, features = self._wrapping.prepare[split], self._wrapping.features
         weight = prepare.weight(batch, samples_of(batch)) if self._wrapping.metrics.takes_loss else 0
         batch = self._prepared(split, batch, number)
-        self._wrapping.metrics.update(batch, weight, features and features.source)
+        self._wrapping.metrics.update(batch, weight, features.source if features else None)
 
     def on_validation_epoch_end(self) -> None:
         found = self._wrapping.metrics.compute()

@@ -99,7 +99,7 @@ class PlacedLoader(CombinedLoader):
         return placed
 
     def __len__(self) -> int:
-        return super().__len__() * (1 if self._parts is None else self._parts.number)
+        return int(super().__len__()) * (1 if self._parts is None else self._parts.number)
 
     def _has_length(self) -> bool:
         """Returns whether the epoch has a length. Without one Lightning reads a batch ahead."""
@@ -113,9 +113,11 @@ class PlacedLoader(CombinedLoader):
         if self._parts is not None:
             self._parts.weights.clear()
         if self._place is None:
-            return super().__iter__()
-        with generators.kept(self.iterables):  # for the length; the reading begins with the first batch
-            return super().__iter__()
+            super().__iter__()
+        else:
+            with generators.kept(self.iterables):  # for the length; the reading begins with the first batch
+                super().__iter__()
+        return self
 
     def __next__(self) -> Any:
         if self._place is not None:

@@ -10,43 +10,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from wellfed.process import Stopped, StopRequest
+from wellfed.train.checkpoint_values import load, readable, save
+from wellfed.train.guest.checkpoint_io import check_hooks
 from wellfed.train.guest.figures import monitored
 from wellfed.train.guest.marks import Watch, is_within_step
 from wellfed.train.guest.reading import Place
 from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
 from wellfed.train.loop.checkpoints import BEST_VALUES, Checkpoints, is_disk_error, is_finite, non_finite
-from wellfed.train.loop.plain_values import plain, save_flushed
 from wellfed.train.loop.training import AGREE_EVERY_STEPS
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
-
-
-class PlainCheckpointIO(TorchCheckpointIO):
-    """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
-
-    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only.
-    """
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        left_out: list[str] = []
-        content = plain(checkpoint, left_out)
-        name = Path(path).name
-        if name.startswith(".") and name.endswith(".tmp"):  # of `Checkpoints`, which renames it
-            save_flushed(content, Path(path))
-        else:
-            super().save_checkpoint(content, path, storage_options)
-        if new := [each for each in left_out if each not in self._warned]:
-            self._warned.update(new)
-            _LOG.warning("Checkpoints hold plain values and tensors alone. Left out: %s.", ", ".join(new))
 
 
 class Saves(Checkpoint):
@@ -95,6 +72,8 @@ class Saves(Checkpoint):
     # -- when to save ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if not self.files.options.trusted:
+            check_hooks(trainer)
         self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
         self._trainer, self.files.saving = trainer, self
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
@@ -269,9 +248,10 @@ def last_as_best(
     if files.last_step != step or not files.is_best(value):
         return
     try:
-        state = torch.load(files.folder / LAST, map_location="cpu", mmap=True, weights_only=True)
+        trusted = files.options.trusted
+        state = {**load(files.folder / LAST, trusted=trusted), BEST_VALUES: {files.best_metric: value}}
         with replacing(files.folder / BEST) as temporary:
-            save_flushed({**state, BEST_VALUES: {files.best_metric: value}}, temporary)
+            save(state if trusted else readable(state)[0], temporary)
     except (OSError, RuntimeError) as error:
         if not is_disk_error(error):
             raise

@@ -26,7 +26,7 @@ from wellfed.errors import ConfigError, is_the_users, type_and_line
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.checkpoint_values import load
-from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
+from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together, overrides
 from wellfed.train.lightning.loop import StepLoop

@@ -19,11 +19,11 @@ from torch.nn.utils import get_total_norm
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.checkpoint_values import load, readable, save
+from wellfed.train.guest.checkpoint_io import check_hooks
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.callbacks.users import averages_weights, monitored
 from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST, replacing
-from wellfed.train.lightning.checkpoints.plain_checkpoint import check_hooks
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 

@@ -13,7 +13,7 @@ import torch
 from tests.kit import tiny
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.checkpoint_values import load
-from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
+from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
