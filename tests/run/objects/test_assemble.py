@@ -255,10 +255,10 @@ def test_another_method_that_torchs_subset_hides_is_told(kind, hidden):
 
 def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
-    assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
-    assert (len(parts.data.train), parts.data.val, len(parts.data.test)) == (12, None, 12)
-    parts.end()
-    assert parts.data_module.torn_down == ("fit", "test")
+    assert given.workload.effective_batch_size == 4
+    assert (len(parts.data.train), parts.data.val) == (12, None)
+    assert parts.why_guest == "Sets is a LightningDataModule"
+    assert [parts.guest.has(split) for split in ("train", "val", "test")] == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["number", "tensors", "odd"])

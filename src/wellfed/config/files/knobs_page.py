@@ -62,6 +62,8 @@ def _table(knobs: Iterable[Knob]) -> str:
     lines = ["| knob | takes | default | meaning |", "|---|---|---|---|"]
     for knob in knobs:
         takes = "`_target_` and its arguments" if knob.name in FREE_NODES else _prose(knob.must_be)
+        if knob.name == "trainer.lightning":
+            takes = "arguments by name"
         default = "none: must be set" if knob.default == MISSING else f"`{_show(knob.default)}`"
         lines.append(_row(f"`{knob.name}`", takes, default, _prose(knob.text)))
     return "\n".join(lines)
