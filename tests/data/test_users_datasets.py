@@ -393,3 +393,28 @@ def test_a_sample_that_fails_in_a_worker_alone_is_not_blamed(way):
     if way == "item":
         with pytest.raises(DataError, match="evaluation sample 0 could not be loaded by a worker .*share something"):
             list(EvalLoader(InWorkersAlone(way), 4, seed=1, settings=plan))
+
+
+class Reading(Dataset):
+    """Reads a file that it opened in the training process."""
+
+    def __init__(self, path):
+        path.write_bytes(bytes(range(sets.SIZE)))
+        self.file = path.open("rb")
+
+    def __len__(self):
+        return sets.SIZE
+
+    def __getitem__(self, index):
+        self.file.seek(index)
+        return torch.tensor(self.file.read(1)[0])
+
+
+def test_a_file_that_workers_share_is_warned_of(tmp_path, caplog):
+    dataset = Reading(tmp_path / "rows")
+    assert torch.equal(torch.cat(read(dataset, num_epochs=1, shuffle=False)), torch.arange(sets.SIZE))
+    assert caplog.text == ""
+    read(dataset, ONE)
+    assert caplog.text.count("Reading holds the open file") == 1
+    assert "rows, which worker processes share" in caplog.text
+    dataset.file.close()

@@ -27,7 +27,7 @@ import torch
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
-from wellfed.data.backends import bad_samples
+from wellfed.data.backends import bad_samples, process_backend
 from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
@@ -219,10 +219,13 @@ def without_side_effects(data: Any = None) -> Iterator[None]:
 
     Training raises the same warnings later, once.
     """
-    logger = logging.getLogger(bad_samples.__name__)
-    before, logger.disabled = logger.disabled, True
+    loggers = [logging.getLogger(module.__name__) for module in (bad_samples, process_backend)]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         with generators.kept(data), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logger.disabled = before
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import math
 import multiprocessing.queues
@@ -24,6 +25,7 @@ from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from wellfed import generators
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
@@ -52,6 +54,7 @@ class ProcessBackend:
         self._builder, self._settings = builder, settings
         self._requests, self._inbox = _Requests(), Inbox()
         self._iterator: Any = None
+        self._has_started = False
         self._state_of_data: list[Any] = []
         """State of the dataset that the persistent workers have a copy of."""
         self._loader = self._make_loader()
@@ -80,6 +83,9 @@ class ProcessBackend:
 
     def _start(self) -> Any:
         if self._settings.num_workers:
+            if not self._has_started:
+                self._has_started = True
+                self._warn_of_files()
             self._renew_workers()
         with _undisturbed():
             try:
@@ -89,6 +95,18 @@ class ProcessBackend:
                 iterator = iter(self._loader)
         self._iterator = iterator
         return iterator
+
+    def _warn_of_files(self) -> None:
+        """Warns of open files that forked workers share with each other: a read moves the position of all."""
+        dataset = self._builder.dataset
+        for each in generators.reached_from(dataset):
+            if isinstance(each, (io.BufferedReader, io.TextIOWrapper)) and not each.closed and each.readable():
+                name = type(dataset).__name__
+                _LOG.warning(
+                    "%s holds the open file %s, which worker processes share: a read of one moves the position of all. "
+                    "Open it where it is first used, in each process.", name, each.name,
+                )  # fmt: skip
+                return
 
     def _renew_workers(self) -> None:
         """Ends workers that have a copy of the dataset from before it was changed, as by a hook between epochs."""
