@@ -104,7 +104,7 @@ def tars() -> Datasets:
 def places() -> Datasets:
     """With a length and states."""
     paths = written()
-    return Datasets(Places(paths), val=Places(paths[:1]))
+    return Datasets(Places(paths), val=Tars(paths[:1]))
 
 
 def loader() -> DataLoader[Any]:

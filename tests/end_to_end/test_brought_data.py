@@ -124,7 +124,7 @@ def test_a_module_with_loaders_of_its_own(user: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shuffled", "own", "weighted", "batches"])
+@pytest.mark.parametrize("kind", ["shuffled", "own", "batches"])
 def test_two_ranks_see_together_what_one_sees(user: Path, kind: str) -> None:
     seen = []
     for devices in (1, 2):

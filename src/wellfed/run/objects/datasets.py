@@ -243,9 +243,10 @@ def _facts_of(loader: Any, config: RunConfig) -> OwnLoader:
     world_size = config.trainer.world_size
     shared_out(made, 0, world_size)  # raises what can't be shared
     is_torchs, is_read_in_order = isinstance(loader, DataLoader), is_read_by_each(loader)
+    kind = "DataLoader" if isinstance(loader, BareStream) else type(loader).__name__
     held = generators.held_by([dataset, getattr(loader, "collate_fn", None)])
     return OwnLoader(
-        name=f"{type(loader).__name__} over {type(dataset).__name__}" if is_torchs else type(loader).__name__,
+        name=f"{kind} over {type(dataset).__name__}" if is_torchs else kind,
         batch_size=step_size(loader),
         num_samples=_num_drawn(loader),
         has_own_batches=has_own_batches(loader),
