@@ -91,11 +91,13 @@ class LoaderConfig:
 
     backend: Backend = knob(
         "auto, torch (DataLoader over `__getitem__` with default collate), inline (in the training process), threads, "
-        "processes, or own (the DataLoader that workload.data returns, unchanged).",
+        "processes, or own (a DataLoader that workload.data returns, as it came: auto takes it, too).",
         Backend.auto,
     )
     num_workers: Optional[int] = knob(
-        "Workers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
+        "Workers (threads or processes). null = from the CPU quota, or a DataLoader's own. 0 belongs to inline and "
+        "torch.",
+        at_least=0,
     )
     prefetch_factor: Optional[int] = knob(
         "Batches each worker keeps ready; costs host memory. Needs num_workers >= 1.", at_least=1
