@@ -10,12 +10,13 @@ import pytest
 import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import MixedPrecision
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import tiny
 from tests.kit.few import few
 from tests.train.lightning.test_module import SometimesNan, oom_above
 from wellfed.batches import Delivery
+from wellfed.data.own_loader import OwnLoader
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import TimedLoader
@@ -258,13 +259,13 @@ def over_stream(folder: Path, batches: Any, *, epochs: int, checkpoint: Path | N
 
 def test_epochs_of_a_stream_end_as_those_of_known_length_and_are_gone_on_with(tmp_path: Path) -> None:
     """Validations come at the ends of epochs; a checkpoint of any step resumes with the next."""
-    known = tiny.loader(data=OneByOne(), shuffle=False)
+    known = OwnLoader(DataLoader(OneByOne(), 32))
     expected = over_stream(tmp_path / "known", known, epochs=2)
-    found = over_stream(tmp_path / "stream", tiny.loader(data=InOrder()), epochs=2)
+    found = over_stream(tmp_path / "stream", OwnLoader(DataLoader(InOrder(), 32)), epochs=2)
     assert found[0].equal(expected[0])
     assert found[1] == expected[1]
     assert {told[0] for told in found[1]} >= {"on_validation_end", "on_train_epoch_end"}
     for step in range(1, 7):
-        made = tiny.loader(data=InOrder())
+        made = OwnLoader(DataLoader(InOrder(), 32))
         again = over_stream(tmp_path / f"{step}", made, epochs=2, checkpoint=tmp_path / "stream" / f"{step}.ckpt")
         assert again[0].equal(expected[0]), step

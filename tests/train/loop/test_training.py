@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import loop, tiny
 from tests.kit.few import slow
 from wellfed import generators
 from wellfed.contract import LossOutput
+from wellfed.data.own_loader import OwnLoader
 from wellfed.errors import ConfigError, OutOfMemoryExhausted
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.loop.training import Watchers
@@ -288,13 +289,13 @@ def test_epochs_of_a_stream_end_as_those_of_known_length_and_are_gone_on_with(tm
         trained = loop.fit(placed, batches, checkpoint=checkpoint, checkpoints=kept, figures=figures, **more)
         return loop.weights(placed), told, trained.number
 
-    expected = fit("known", tiny.loader(data=OneByOne(), shuffle=False))
-    found = fit("stream", tiny.loader(data=InOrder()))
+    expected = fit("known", OwnLoader(DataLoader(OneByOne(), 32)))
+    found = fit("stream", OwnLoader(DataLoader(InOrder(), 32)))
     assert found[0].equal(expected[0])
     assert found[1:] == expected[1:]
     for age in range(6):
         checkpoint = tmp_path / "stream" / ("last.ckpt" if age == 0 else f"last-{age}.ckpt")
-        again = fit(str(age), tiny.loader(data=InOrder()), checkpoint)
+        again = fit(str(age), OwnLoader(DataLoader(InOrder(), 32)), checkpoint)
         assert again[0].equal(expected[0]), age
         assert again[2] == expected[2]
 
