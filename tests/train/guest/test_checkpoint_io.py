@@ -9,11 +9,13 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from tests.kit import tiny
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.checkpoint_values import load
-from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
+from wellfed.train.guest.checkpoint_io import CheckedHooks, PlainCheckpointIO
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -61,9 +63,37 @@ class Keeps(pl.Callback):
         self.found = checkpoint.get("own", self.found)
 
 
-def fit(folder: Path, callback: Keeps, *, trusted: bool = False, **options: Any) -> None:
-    checkpoints = tiny.checkpoints(folder, every_steps=2, trusted=trusted)
-    tiny.fit(tiny.module(), folder, [checkpoints], users=[callback], trusted_checkpoints=trusted, **options)
+class Module(pl.LightningModule):
+    """A linear model of 16 samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.ones(16, 2), batch_size=1)
+
+
+def fit(folder: Path, callback: Keeps, steps: int, *, trusted: bool = False, checkpoint: Path | None = None) -> None:
+    """Trains under Lightning's Trainer, which writes ``last.ckpt`` after every second step."""
+    saves = ModelCheckpoint(folder, "last", every_n_train_steps=2, enable_version_counter=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=[*([] if trusted else [CheckedHooks()]), callback, saves],
+        plugins=[PlainCheckpointIO(trusted=trusted)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(Module(), ckpt_path=checkpoint)
 
 
 @pytest.mark.parametrize("by_state", [False, True])
@@ -72,9 +102,9 @@ def test_a_hook_gets_back_what_it_wrote(tmp_path: Path, by_state: bool, trusted:
     def make(step: int) -> Any:
         return [np.arange(step), {"words": Thing()}] if trusted else [np.arange(step), {"words": {"a": 0}}]
 
-    fit(tmp_path, Keeps(make, by_state=by_state), trusted=trusted, max_steps=4)
+    fit(tmp_path, Keeps(make, by_state=by_state), 4, trusted=trusted)
     resumed = Keeps(make, by_state=by_state)
-    fit(tmp_path, resumed, trusted=trusted, max_steps=6, checkpoint=tmp_path / "last.ckpt")
+    fit(tmp_path, resumed, 6, trusted=trusted, checkpoint=tmp_path / "last.ckpt")
     assert resumed.found is not None
     assert resumed.found[0].tolist() == [0, 1, 2, 3]
     assert type(resumed.found[1]["words"]) is (Thing if trusted else dict)
@@ -85,7 +115,7 @@ def test_an_object_of_a_hook_ends_the_run_before_the_first_step(tmp_path: Path, 
     callback = Keeps(lambda step: [Thing()], by_state=by_state)
     before = np.random.get_state()[1].tolist()
     with pytest.raises(ConfigError, match=rf"own\]: is of {__name__}.Thing"):
-        fit(tmp_path, callback, max_steps=4)
+        fit(tmp_path, callback, 4)
     assert callback.step == 0
     assert np.random.get_state()[1].tolist() == before
 
@@ -99,6 +129,6 @@ def test_an_object_that_comes_later_ends_the_run_at_its_checkpoint(tmp_path: Pat
 
     callback = Keeps(make, by_state=False)
     with pytest.raises(WellfedError, match="can't be written"):
-        fit(tmp_path, callback, max_steps=8)
+        fit(tmp_path, callback, 8)
     assert callback.step == 4
     assert load(tmp_path / "last.ckpt")["own"] == 2

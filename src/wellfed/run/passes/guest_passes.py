@@ -49,6 +49,7 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
 from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
+from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import Steps, Watch, is_overridden
@@ -214,7 +215,8 @@ class GuestPasses(RunPasses):
         non_finite = NonFinite(asked.on_nan.value, every=asked.log_every_steps, on_event=books.journal.event)
         with ExitStack() as until_end:
             watchers = self._watchers(console, clock, until_end)
-            first = [Settled(), place, steps, watchers, self._logged, BeforeUsers(saves), non_finite]
+            checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
+            first = [Settled(), *checked, place, steps, watchers, self._logged, BeforeUsers(saves), non_finite]
             trainer = self._trainer(first, [*users.values(), saves], watch, self._limits)
             self.ranks.begin()
             try:

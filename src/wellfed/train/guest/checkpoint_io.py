@@ -44,14 +44,18 @@ class PlainCheckpointIO(TorchCheckpointIO):
         return content
 
 
-def check_hooks(trainer: pl.Trainer) -> None:
-    """Calls what writes the user's part of a checkpoint, without writing one. Generators stay as they are.
+class CheckedHooks(pl.Callback):
+    """Call of what writes the user's part of a checkpoint, before training and without a file.
 
-    A hook that raises is left to the first checkpoint: it may need what the training makes.
-
-    Raises:
-        ConfigError: a value is an object, which a checkpoint can't hold.
+    Raises a ConfigError if a value is an object. A hook that raises is left to the first checkpoint: it may need what
+    the training makes. Generators stay as they are. Must come before callbacks that report the start of the training.
     """
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        _check_hooks(trainer)
+
+
+def _check_hooks(trainer: pl.Trainer) -> None:
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     users = [one for one in trainer.callbacks if not type(one).__module__.startswith(("wellfed.", "lightning."))]
     # Under FSDP, all ranks would gather the weights.

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.checkpoint_values import load, readable, save
-from wellfed.train.guest.checkpoint_io import check_hooks
 from wellfed.train.guest.figures import monitored
 from wellfed.train.guest.marks import Watch, is_within_step
 from wellfed.train.guest.reading import Place
@@ -72,8 +71,6 @@ class Saves(Checkpoint):
     # -- when to save ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        if not self.files.options.trusted:
-            check_hooks(trainer)
         self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
         self._trainer, self.files.saving = trainer, self
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.checkpoint_values import load, readable, save
-from wellfed.train.guest.checkpoint_io import check_hooks
+from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.stop import ranks_agree_now
 from wellfed.train.lightning.callbacks.users import averages_weights, monitored
@@ -106,7 +106,7 @@ class Checkpoints(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         if not self._options.trusted:
-            check_hooks(trainer)
+            CheckedHooks().on_train_start(trainer, module)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._is_alone = trainer.world_size == 1
         trainer.fit_loop.epoch_loop.when_over = None
