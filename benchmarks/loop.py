@@ -52,7 +52,7 @@ from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
 from wellfed.run.train import train  # noqa: E402
-from wellfed.train.lightning.callbacks import progress  # noqa: E402
+from wellfed.train.loop import bar  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50
@@ -367,7 +367,7 @@ def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -
 def calls_a_step(names: list[str], model: str = "mlp") -> dict[str, dict[str, float]]:
     """Returns the calls of Python functions a step of each loop, by function."""
     num_steps = WARMUP + COUNTED * NUM_WINDOWS + 5
-    by_time = patch.object(progress, "REDRAW_S", math.inf), patch.object(step_clock, "WINDOW_S", math.inf)
+    by_time = patch.object(bar, "REDRAW_S", math.inf), patch.object(step_clock, "WINDOW_S", math.inf)
     with prepared() as scratch, by_time[0], by_time[1]:
         return {name: watched(name, num_steps, scratch, model, counts_calls=True).calls() for name in names}
 

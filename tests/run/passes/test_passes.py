@@ -22,6 +22,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import StopRequest
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.passes.choice import make_passes
 from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
@@ -90,7 +91,7 @@ def passes_of(
     planner = Planner.start(replace(made, config=config), machine())
     parts, plan = planner.parts, planner.rough()
     books = Bookkeeper(RunRecord.start("w"), tmp_path, config)
-    return Passes(config, parts, plan, books, rank=0), books.journal, parts.model
+    return make_passes(config, parts, plan, books, rank=0), books.journal, parts.model
 
 
 def fit(passes: Passes) -> None:
@@ -231,7 +232,7 @@ class Slow(Line):
 def test_the_ceiling_takes_its_time_and_no_more(
     tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
 ) -> None:
-    monkeypatch.setattr("wellfed.run.passes.ceiling_pass._CEILING_S", most_s)
+    monkeypatch.setattr("wellfed.run.passes.ceiling._CEILING_S", most_s)
     model = {"_target_": f"{__name__}.Slow"}
     passes, _, model = passes_of(tmp_path, "trainer.max_epochs=1", "telemetry.ceiling_steps=1000", model=model)
     fit(passes)

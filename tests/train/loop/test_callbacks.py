@@ -66,7 +66,7 @@ def test_a_resumed_run_goes_on_with_weights_and_average(tmp_path: Path) -> None:
 
 
 def test_validations_are_of_the_average_and_training_is_not(tmp_path: Path) -> None:
-    placed, without = loop.model(dropout=0.2), loop.model(dropout=0.2)
+    placed, without = loop.model(), loop.model()
     figures, alone = loop.figures(), loop.figures()
     more = {"validation": tiny.eval_loader(), "max_steps": 6}
     loop.fit(without, figures=alone, **more)

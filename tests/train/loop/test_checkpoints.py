@@ -303,9 +303,9 @@ def test_so_is_a_loss_since_the_last_row(value: float) -> None:
 def test_a_card_is_waited_for_once() -> None:
     import fake_cuda
 
-    module = tiny.TinyModel().cuda()
+    module, loss = tiny.TinyModel().cuda(), torch.tensor(0.5, device="cuda")
     before = fake_cuda.driver.counts()
-    assert is_finite(module, torch.device("cuda", 0), [torch.tensor(0.5)])
+    assert is_finite(module, torch.device("cuda", 0), [loss])
     after = fake_cuda.driver.counts()
     assert after["synchronisations"] - before["synchronisations"] == 1
 

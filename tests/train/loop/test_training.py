@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import loop, tiny
 from tests.kit.few import slow
-from wellfed import generators
 from wellfed.contract import LossOutput
 from wellfed.data.own_loader import OwnLoader
 from wellfed.errors import ConfigError, OutOfMemoryExhausted
@@ -328,12 +327,11 @@ def test_an_evaluation_at_the_end_leaves_generators_as_they_are(tmp_path: Path) 
 
     placed, more = {}, {"validation": tiny.eval_loader(8), "validate_every_steps": 9}
     for name, steps in (("whole", 11), ("part", 5), ("rest", 11)):
+        torch.manual_seed(3)
         placed[name], kept = loop.model(model=Draws(0.2)), loop.checkpoints(tmp_path / name)
         checkpoint = tmp_path / "part" / "last.ckpt" if name == "rest" else None
         loop.fit(placed[name], checkpoints=kept, checkpoint=checkpoint, max_steps=steps, **more)
-    states = [generators.numbers()]
     assert torch.equal(loop.weights(placed["whole"]), loop.weights(placed["rest"]))
-    assert states
 
 
 @pytest.mark.parametrize("asked", [1, 3, 4])

@@ -44,7 +44,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
         return {}
     own = (
         None
-        if os.environ.get("WELLFED_LOOP") != "new" or objects.is_lightning_module or objects.data_module is not None
+        if os.environ.get("WELLFED_LOOP") == "old" or objects.is_lightning_module or objects.data_module is not None
         else own_nodes(named)
     )
     named = own or named

@@ -46,6 +46,7 @@ class PlacedModel:
         """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)
         self._wrapper: nn.Module | None = None
+        self._is_on_cpu = False
         self._precision: Precision
         self._converts = False
         """Batches are converted to another type."""
@@ -54,6 +55,7 @@ class PlacedModel:
         """Meets the other ranks and brings the model to its device; once."""
         if self._wrapper is None:
             self.place.begin()
+            self._is_on_cpu = self.device.type == "cpu"
             self._precision = Precision(self.place.options.precision, self.device.type)
             self._precision.convert(self.whole)
             self._converts = self._precision.dtype is not None
@@ -116,9 +118,9 @@ class PlacedModel:
         micro-batches."""
         if self._converts:
             self._convert(delivery)
-        step.passes.weigh(delivery)
-        if delivery.is_on_device or self.device.type == "cpu":
+        if self._is_on_cpu or delivery.is_on_device:
             return
+        step.passes.weigh(delivery)  # on the host, where that waits for nothing
         try:
             delivery.batch = batches.to_device(delivery.batch, self.device)
         except Exception as error:
