@@ -293,9 +293,11 @@ class PlainPasses(RunPasses):
         if not self.evaluates("test"):
             raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._model.begin()
+        # Rank 0 alone has the folder of the run.
+        checkpoint = self._model.place.broadcast(checkpoint and checkpoint.resolve())
         if checkpoint is not None:
             trusted = self._config.trainer.trusted_checkpoints
-            self._model.load(load_checkpoint(checkpoint, trusted=trusted)["state_dict"])
+            self._model.load_of_rank_0(lambda: load_checkpoint(checkpoint, trusted=trusted)["state_dict"])
         self._model.hold_features(self.figures.step)
         with self._open_split("test") as deliveries:
             self.figures.write("test", self._model.evaluate("test", deliveries, self.figures.step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -130,14 +130,13 @@ class Place:
         dist.all_gather_object(given, own)
         return given
 
-    def send_buffers(self, module: nn.Module) -> None:
-        """Gives all ranks the buffers of rank 0, as DDP does before each forward pass."""
-        if self.is_replicated:
-            for buffer in module.buffers():
-                sent = buffer.contiguous()
-                dist.broadcast(sent, 0)
-                if sent is not buffer:
-                    buffer.copy_(sent)
+    def send(self, tensors: Iterable[Tensor]) -> None:
+        """Gives all ranks the tensors of rank 0, in place."""
+        for tensor in tensors if self.size > 1 else ():
+            sent = tensor.detach().contiguous()
+            dist.broadcast(sent, 0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.data.copy_(sent)
 
 
 def quiet_fabric() -> None:

@@ -156,7 +156,8 @@ class PlacedModel:
         take: Callable[..., Any] = evaluating.take
         if self.place.is_sharded:
             take = partial(self.wrapper, evaluating.take)
-        self.place.send_buffers(self.model)
+        if self.place.is_replicated:  # as DDP does before each forward pass
+            self.place.send(self.model.buffers())
         modes = [(part, part.training) for part in self.model.modules()]
         self.whole.eval()
         evaluating.begin()
@@ -191,6 +192,13 @@ class PlacedModel:
         from wellfed.train.loop.sharding import load_whole_weights
 
         load_whole_weights(self.wrapper, weights)
+
+    def load_of_rank_0(self, read: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Loads weights that rank 0 reads; ranks of a sharded model all read them."""
+        if self.place.is_sharded or self.place.rank == 0:
+            self.load(read())
+        if self.place.is_replicated:
+            self.place.send(chain(self.model.parameters(), self.model.buffers()))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Returns the state of an optimizer of this model; on rank 0 alone if the model is sharded."""
