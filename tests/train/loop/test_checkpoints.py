@@ -224,7 +224,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
         on_disk_error=lambda error, step: told.append(step),
         on_saved=lambda step, name: saved.append(step),
     )
-    owner, name = (loops, "save_flushed") if fails == "write" else (Checkpoints, "_rotate")
+    owner, name = (loops, "save") if fails == "write" else (Checkpoints, "_rotate")
     works, calls = getattr(owner, name), [0]
 
     def full_at_the_second(*given: Any, **named: Any) -> None:

@@ -57,6 +57,8 @@ def test_out_of_memory_on_one_rank_ends_the_step_on_all(
     tmp_path: Path, fake_cuda: FakeCuda, place: str, device: str, precision: str
 ) -> None:
     lack, where, changes = PLACES[place]
+    if precision == "16-mixed":
+        where = where.replace("step 3", "step 4")  # the scaler leaves out the optimizer's first steps
     settings: dict[str, Any] = {"max_steps": 8, "precision": precision, "gradient_clip": 0.5}
     cards: dict[str, str] = {}
     if device == "simulated":
