@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,12 +41,8 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
     if not named:
         return {}
-    own = (
-        None
-        if os.environ.get("WELLFED_LOOP") == "old" or objects.is_lightning_module or objects.data_module is not None
-        else own_nodes(named)
-    )
-    named = own or named
+    if objects.guest is None and not objects.is_lightning_module:
+        named = own_nodes(named) or named
     made = {}
     for name, node in named.items():
         where = f"callbacks.{name}"
